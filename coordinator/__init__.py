@@ -1,0 +1,1 @@
+"""Optional control plane. A swarm runs without it."""

@@ -1,0 +1,46 @@
+"""What a rollout engine is: prompts in, sampled completions with their log-probs out.
+
+`scripted` serves tests and simulations, `torch` samples inside the trainer process, `vllm` talks
+to a vLLM server of its own. A contract suite holds them to one behaviour.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from swarm.rollouts import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Generation stops at EOS, which is kept in the record, or at the limit."""
+
+    temperature: float = 1.0  # > 0
+    top_p: float = 1.0  # 0 < top_p <= 1
+    max_new_tokens: int = 64
+
+
+class RolloutEngine(Protocol):
+    """Generates with one policy version at a time."""
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """`completions_each` completions for each prompt, in the order of the prompts.
+
+        The same policy version, arguments and seed give the same completions.
+
+        Raises:
+            ChildFailed: the engine died or answered with an error; it may be retried.
+            ConfigError: a prompt does not fit the context.
+        """
+        ...
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """Replace the policy by the Hugging Face model directory `weights`.
+
+        Raises:
+            ChildFailed: the load failed; the old version serves on.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Environments: where prompts, answers and rewards come from."""

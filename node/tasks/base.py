@@ -1,0 +1,47 @@
+"""What an environment is, and which task a producer has at an index.
+
+An environment turns a `Task` into a `Problem` (prompt and whatever its verifier needs) and scores
+a completion's text. It must be a pure function of the task: two nodes with the same environment
+version regenerate the same problem. Other people's environments plug in through the entry-point
+group `swarm_node.environments`: each entry point loads to a callable that returns an `Environment`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from swarm.rollouts import Task
+
+ENTRY_POINT_GROUP = "swarm_node.environments"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A task, unfolded."""
+
+    task: Task
+    prompt: str
+    answer: str  # one correct answer; others may score as well
+    entry: Mapping[str, Any]  # what the environment's own verifier needs; never leaves the node
+
+
+class Environment(Protocol):
+    """One named source of problems."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    def problem(self, task: Task) -> Problem:
+        """The problem of a task.
+
+        Raises:
+            ConfigError: this environment cannot make such a task (unknown parameters).
+        """
+        ...
+
+    def score(self, problem: Problem, text: str) -> float:
+        """The reward of a completion's text, in [0, 1]. Any text gets a number, never an error."""
+        ...

@@ -1,0 +1,78 @@
+"""What the round needs from a trainer. `trainer_process` is the real one, in a process of its own;
+`scripted` stands in where a simulation needs none of the learning."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from swarm.rollouts import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """One group as the trainer takes it. `advantages` has one entry for each completion.
+
+    With `own_tokens` the completions' token ids are this trainer's own and are used as they are;
+    otherwise they are ignored and the text is encoded again with the trainer's tokenizer, with
+    EOS added where the completion finished by itself.
+    """
+
+    prompt: str
+    completions: tuple[Completion, ...]
+    advantages: tuple[float, ...]
+    own_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What one update did. Means are over trained tokens."""
+
+    policy_version: int  # after the update
+    loss: float
+    grad_norm: float  # before clipping
+    trained_tokens: int
+    clip_fraction: float  # 0.0 at one update per batch: clipping is then inactive
+    own_logprob: float  # mean log-prob per own token under the policy before the update
+    foreign_logprob: float  # the same for foreign tokens; nan without any
+    skipped_completions: int  # too long for the context after re-encoding
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """What is loaded."""
+
+    name: str
+    parameters: int
+    tokenizer: str  # fingerprint
+    policy_version: int
+    context_tokens: int
+    clipping_active: bool
+
+
+class Trainer(Protocol):
+    """Owns the policy and its optimizer."""
+
+    async def info(self) -> PolicyInfo: ...
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """One batch. The result does not depend on the order of groups or on micro-batching, but
+        for floating-point rounding.
+
+        Raises:
+            ChildFailed: out of memory or a crash; the policy is as before or the process is gone.
+        """
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Write model, optimizer and RNG into an existing empty directory."""
+        ...
+
+    async def export(self, directory: Path) -> None:
+        """Write the policy alone as a Hugging Face model directory, for an engine to load."""
+        ...
+
+    async def memory_bytes(self) -> int:
+        """Resident memory of the trainer."""
+        ...

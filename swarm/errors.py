@@ -1,0 +1,79 @@
+"""The error tree. Who is to blame decides what happens next.
+
+    SwarmError
+    ├── RemoteProtocolError    a peer broke the rules: count it under its reason, go on
+    ├── TransportError         the environment failed: retry with a budget
+    │   ├── PeerUnreachable    no connection could be made, or it was lost
+    │   ├── RequestTimeout     the answer did not come in time
+    │   └── RequestRefused     the peer is at its limit, or does not speak the protocol
+    ├── LocalProtocolError     we broke the rules: propagates and ends the node
+    ├── IdentityInUse          another live node runs under our key: the newcomer stops
+    ├── ChildFailed            a child process of ours failed: restarted with back-off
+    └── ConfigError            bad input at start: one line, exit status 2
+
+`AssertionError` is always a bug of ours; it is never raised by a peer's bytes and never caught.
+"""
+
+from enum import StrEnum
+
+
+class Reject(StrEnum):
+    """Why something that a peer sent was not accepted. Counted by these names in `status`."""
+
+    MALFORMED = "malformed"  # not MessagePack, wrong schema, trailing or missing bytes
+    OVERSIZE = "oversize"  # over a limit of `swarm.messages`
+    BAD_SIGNATURE = "bad_signature"  # the signature does not fit the bytes and the signer
+    WRONG_PRODUCER = "wrong_producer"  # the signer is not the producer that the record names
+    WRONG_RUN = "wrong_run"  # a record of another run
+    EXPIRED = "expired"  # past its expiry, or with a life longer than the run allows
+    FUTURE = "future"  # created later than our clock plus the allowed skew
+    UNASSIGNED_TASK = "unassigned_task"  # not the task that this producer has at this index
+    DUPLICATE_TASK = "duplicate_task"  # a second group for a task that its producer already did
+    NOT_REQUESTED = "not_requested"  # an answer holds a record that was not asked for
+    UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it
+    QUOTA = "quota"  # over the producer's share of the pool or of the advert table
+
+
+class SwarmError(Exception):
+    """Root of all errors that this project raises on purpose."""
+
+
+class RemoteProtocolError(SwarmError):
+    """A peer broke the rules. `reason` is what it is counted under."""
+
+    def __init__(self, reason: Reject, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class TransportError(SwarmError):
+    """The network between us and a peer failed; the peer may be innocent."""
+
+
+class PeerUnreachable(TransportError):
+    """No connection to the peer could be made, or the one we had was lost."""
+
+
+class RequestTimeout(TransportError):
+    """The peer did not answer within the time that the request allowed."""
+
+
+class RequestRefused(TransportError):
+    """The peer answered that it will not serve this request now."""
+
+
+class LocalProtocolError(SwarmError):
+    """This node broke a rule of its own; going on would be wrong."""
+
+
+class IdentityInUse(SwarmError):
+    """Another live node runs under this node's key."""
+
+
+class ChildFailed(SwarmError):
+    """A child process (trainer, engine, verifier) ended or answered with an error."""
+
+
+class ConfigError(SwarmError):
+    """Bad input at start. The message is one line: field, value, and what to do."""

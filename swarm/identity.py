@@ -1,0 +1,139 @@
+"""Who a node is: an Ed25519 key, the libp2p peer id that follows from it, and signatures.
+
+A peer id of an Ed25519 key holds the public key itself (libp2p peer-ids specification: the
+identity multihash of the protobuf-encoded key, in base58btc), so a signature can be checked from
+the peer id alone. Every signature covers a domain tag, so that bytes signed for one purpose are
+worthless for another.
+"""
+
+import os
+from pathlib import Path
+from typing import NewType
+
+import base58
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from swarm.errors import ConfigError, RemoteProtocolError, Reject
+
+PeerId = NewType("PeerId", str)
+
+SIGNATURE_BYTES = 64
+# multihash "identity", 36 bytes; protobuf: field 1 (type) = 1 (Ed25519), field 2 (data), 32 bytes
+_PEER_ID_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
+_PEER_ID_TEXT_MAX = 64
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    """The peer id of a raw 32-byte Ed25519 public key."""
+    return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
+
+
+def public_key_of(peer_id: str) -> bytes:
+    """The raw public key inside an Ed25519 peer id.
+
+    Raises:
+        RemoteProtocolError: the text is no Ed25519 peer id.
+    """
+    if len(peer_id) > _PEER_ID_TEXT_MAX:
+        raise RemoteProtocolError(Reject.MALFORMED, "peer id too long")
+    try:
+        raw = base58.b58decode(peer_id)
+    except ValueError:
+        raise RemoteProtocolError(Reject.MALFORMED, "peer id is not base58") from None
+    if len(raw) != len(_PEER_ID_PREFIX) + 32 or not raw.startswith(_PEER_ID_PREFIX):
+        raise RemoteProtocolError(Reject.MALFORMED, "not an Ed25519 peer id")
+    return raw[len(_PEER_ID_PREFIX) :]
+
+
+def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
+    """Check that the holder of `peer_id`'s key signed exactly `data` under `domain`.
+
+    Raises:
+        RemoteProtocolError: it did not.
+    """
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, domain + data)
+    except (InvalidSignature, ValueError):
+        raise RemoteProtocolError(Reject.BAD_SIGNATURE, f"not signed by {peer_id}") from None
+
+
+class Identity:
+    """A node's private key. `peer_id` is public, `seed` is the 32-byte secret."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self.seed = seed
+        self.peer_id = peer_id_of(
+            self._key.public_key().public_bytes(
+                serialization.Encoding.Raw, serialization.PublicFormat.Raw
+            )
+        )
+
+    def __repr__(self) -> str:
+        return f"Identity({self.peer_id})"  # never the secret
+
+    def sign(self, domain: bytes, data: bytes) -> bytes:
+        """The 64-byte signature over `domain + data`."""
+        return self._key.sign(domain + data)
+
+    @classmethod
+    def generate(cls) -> "Identity":
+        """A new key from the operating system's randomness."""
+        return cls(os.urandom(32))
+
+    def save(self, path: Path, passphrase: str | None = None) -> None:
+        """Write the key as PKCS #8 PEM, readable by its owner alone (0600).
+
+        Raises:
+            ConfigError: the file exists already; a key is never overwritten.
+        """
+        encryption: serialization.KeySerializationEncryption = (
+            serialization.BestAvailableEncryption(passphrase.encode())
+            if passphrase
+            else serialization.NoEncryption()
+        )
+        pem = self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            raise ConfigError(f"key file {path} exists already: name another or use it") from None
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @classmethod
+    def load(cls, path: Path, passphrase: str | None = None) -> "Identity":
+        """Read a key file.
+
+        Raises:
+            ConfigError: missing, readable by others, no Ed25519 key, or a wrong passphrase.
+        """
+        try:
+            if path.stat().st_mode & 0o077:
+                raise ConfigError(f"key file {path} can be read by others: run chmod 600 {path}")
+            pem = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"key file {path}: {error.strerror}") from None
+        try:
+            key = serialization.load_pem_private_key(
+                pem, passphrase.encode() if passphrase else None
+            )
+        except (ValueError, TypeError) as error:
+            encrypted = b"ENCRYPTED" in pem
+            hint = "wrong or missing passphrase" if encrypted else f"no private key ({error})"
+            raise ConfigError(f"key file {path}: {hint}") from None
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ConfigError(f"key file {path}: not an Ed25519 key; make one with keygen")
+        return cls(
+            key.private_bytes(
+                serialization.Encoding.Raw,
+                serialization.PrivateFormat.Raw,
+                serialization.NoEncryption(),
+            )
+        )

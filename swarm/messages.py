@@ -1,0 +1,203 @@
+"""Every wire message, its protocol ID and its limits. `PROTOCOL.md` says who sends what when.
+
+Append-only: a field's meaning never changes under one protocol ID. The models are closed (unknown
+fields are refused), strict (no coercion) and frozen. Token ids and log-probs travel as
+little-endian byte columns, so that their number is known before anything is allocated.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+HELLO_PROTOCOL = "/swarm/hello/1.0.0"
+ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
+ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
+
+
+def adverts_topic(run_id: str) -> str:
+    """The gossip topic on which a run's adverts travel."""
+    return f"/swarm/adverts/1.0.0/{run_id}"
+
+
+GROUP_DOMAIN = b"swarm/rollout-group/1\x00"
+ADVERT_DOMAIN = b"swarm/advert/1\x00"
+
+RUN_ID_CHARS_MAX = 80
+PEER_ID_CHARS_MAX = 64
+ADDRESS_CHARS_MAX = 256
+ADDRESSES_MAX = 8
+NAME_CHARS_MAX = 64
+PARAMETERS_CHARS_MAX = 4096
+COMPLETIONS_MAX = 64
+TEXT_CHARS_MAX = 65_536
+TOKENS_MAX = 16_384
+GROUP_BYTES_MAX = 1_048_576
+ADVERT_GROUPS_MAX = 64
+ADVERT_BYTES_MAX = 16_384
+ADVERTS_PER_REPLY_MAX = 64
+WANT_GROUPS_MAX = 16
+KNOWN_PEERS_MAX = 32
+HELLO_BYTES_MAX = 65_536
+WANT_BYTES_MAX = 4_096
+ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
+GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
+NESTING_MAX = 8
+
+SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
+UnixSeconds = Annotated[int, Field(ge=0, lt=2**40)]
+RunId = Annotated[str, Field(min_length=1, max_length=RUN_ID_CHARS_MAX)]
+PeerIdText = Annotated[str, Field(min_length=1, max_length=PEER_ID_CHARS_MAX)]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
+GroupIdBytes = Annotated[bytes, Field(min_length=32, max_length=32)]
+AddressText = Annotated[str, Field(min_length=1, max_length=ADDRESS_CHARS_MAX)]
+Addresses = Annotated[tuple[AddressText, ...], Field(max_length=ADDRESSES_MAX)]
+
+
+class WireModel(BaseModel):
+    """Base of everything that crosses the network."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Signed(WireModel):
+    """The envelope: `signature` is by `signer` over domain tag + `payload`, as received."""
+
+    payload: Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)]
+    signer: PeerIdText
+    signature: Annotated[bytes, Field(min_length=64, max_length=64)]
+
+
+class TaskBody(WireModel):
+    """`swarm.rollouts.Task` on the wire."""
+
+    environment: Name
+    version: Name
+    parameters: Annotated[str, Field(max_length=PARAMETERS_CHARS_MAX)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    index: SeqNo
+
+
+class CompletionBody(WireModel):
+    """`swarm.rollouts.Completion` on the wire."""
+
+    text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
+    token_ids: Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]  # u32 little-endian
+    logprobs: Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]  # f32 little-endian
+    finish_reason: Literal["stop", "length", "abort"]
+    policy_version: SeqNo
+
+
+class GroupBody(WireModel):
+    """The signed payload of one shared group. Produced by `exchange.share`."""
+
+    type: Literal["group"]
+    run_id: RunId
+    producer: PeerIdText
+    round: SeqNo
+    task: TaskBody
+    completions: Annotated[
+        tuple[CompletionBody, ...], Field(min_length=1, max_length=COMPLETIONS_MAX)
+    ]
+    tokenizer: Name
+    temperature: Annotated[float, Field(gt=0.0, le=10.0)]
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+    created_at_s: UnixSeconds
+    expires_at_s: UnixSeconds
+
+
+class AdvertEntry(WireModel):
+    """One group on offer."""
+
+    group_id: GroupIdBytes
+    size_bytes: Annotated[int, Field(gt=0, le=GROUP_BYTES_MAX)]  # of the signed record
+
+
+class AdvertBody(WireModel):
+    """The signed payload that a producer gossips once a round: what it has, and where it is."""
+
+    type: Literal["advert"]
+    run_id: RunId
+    producer: PeerIdText
+    round: SeqNo
+    addresses: Addresses
+    groups: Annotated[tuple[AdvertEntry, ...], Field(min_length=1, max_length=ADVERT_GROUPS_MAX)]
+    created_at_s: UnixSeconds
+    expires_at_s: UnixSeconds
+
+
+class KnownPeer(WireModel):
+    """A peer that the sender is or was connected to: a hint to dial, nothing more."""
+
+    peer_id: PeerIdText
+    addresses: Addresses
+
+
+class OtherInstance(WireModel):
+    """Another process that the responder heard under the requester's own peer id."""
+
+    instance: Annotated[bytes, Field(min_length=16, max_length=16)]
+    started_at_s: UnixSeconds
+    heard_ago_s: Annotated[float, Field(ge=0.0, le=1e9)]
+
+
+class Hello(WireModel):
+    """Sent to each peer on connecting and then as a heartbeat."""
+
+    type: Literal["hello"]
+    run_id: RunId
+    instance: Annotated[bytes, Field(min_length=16, max_length=16)]  # random at each start
+    started_at_s: UnixSeconds
+    agent: Name
+    addresses: Addresses
+
+
+class HelloReply(WireModel):
+    """The answer to `Hello`. `run_id` differs where the responder takes part in another run."""
+
+    type: Literal["hello_reply"]
+    run_id: RunId
+    agent: Name
+    addresses: Addresses
+    known_peers: Annotated[tuple[KnownPeer, ...], Field(max_length=KNOWN_PEERS_MAX)]
+    other_instance: OtherInstance | None
+
+
+class RecentAdverts(WireModel):
+    """Asks for adverts still alive at the responder: how a late joiner catches up."""
+
+    type: Literal["recent_adverts"]
+    run_id: RunId
+
+
+class AdvertsReply(WireModel):
+    """Signed adverts, newest first."""
+
+    type: Literal["adverts"]
+    records: Annotated[
+        tuple[Annotated[bytes, Field(max_length=ADVERT_BYTES_MAX)], ...],
+        Field(max_length=ADVERTS_PER_REPLY_MAX),
+    ]
+
+
+class Want(WireModel):
+    """Asks for groups by id."""
+
+    type: Literal["want"]
+    run_id: RunId
+    group_ids: Annotated[tuple[GroupIdBytes, ...], Field(min_length=1, max_length=WANT_GROUPS_MAX)]
+
+
+class GroupsReply(WireModel):
+    """Signed groups, as many of those wanted as the responder holds and the reply can carry."""
+
+    type: Literal["groups"]
+    records: Annotated[
+        tuple[Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)], ...],
+        Field(max_length=WANT_GROUPS_MAX),
+    ]
+
+
+Message = Annotated[
+    GroupBody | AdvertBody | Hello | HelloReply | RecentAdverts | AdvertsReply | Want | GroupsReply,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,141 @@
+"""What the network above needs from a transport, and nothing more.
+
+Two implementations pass one contract suite (`tests/contract`): `libp2p_host` is real, `memory`
+simulates links under trio's virtual clock. Everything above this file runs unchanged on both.
+
+A transport is opened as an async context manager and owns its tasks. Requests are one stream each:
+request bytes, end, response bytes, end. Gossip delivers each published payload at most once to
+each subscriber, its own publishes excluded.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from swarm.identity import PeerId
+
+Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
+"""Serves one request: (who asks, request bytes) -> response bytes.
+
+Raising `RemoteProtocolError` or `RequestRefused` refuses the request: the requester gets
+`RequestRefused`. Any other exception is a bug of ours and propagates.
+"""
+
+Validator = Callable[[PeerId, bytes], bool]
+"""Judges one gossip payload: (who forwarded it, payload) -> whether to deliver and forward it.
+
+Called on the event loop for every payload, so it must be quick; it must not raise.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeLimits:
+    """Bounds on one served protocol. A request over `concurrent_max` is refused, not queued."""
+
+    request_bytes_max: int
+    response_bytes_max: int
+    concurrent_max: int = 32
+    concurrent_per_peer_max: int = 4
+    timeout_s: float = 20.0  # from the stream's opening to the last response byte
+
+
+@dataclass(frozen=True, slots=True)
+class GossipMessage:
+    """One delivered gossip payload. `received_from` forwarded it; who made it, the payload says."""
+
+    received_from: PeerId
+    payload: bytes
+
+
+@dataclass(slots=True)
+class TransportCounters:
+    """Payload bytes and events since the start; keys are protocol IDs and topics."""
+
+    bytes_in: Counter[str] = field(default_factory=Counter)
+    bytes_out: Counter[str] = field(default_factory=Counter)
+    messages_in: Counter[str] = field(default_factory=Counter)
+    messages_out: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # requests over a limit of ours
+    dropped: Counter[str] = field(default_factory=Counter)  # gossip lost to a full queue of ours
+
+
+class Transport(Protocol):
+    """One node's end of the network."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This node's own id."""
+        ...
+
+    @property
+    def counters(self) -> TransportCounters:
+        """Live counters; read, never written, by others."""
+        ...
+
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs under which others may dial this node, each ending in `/p2p/<peer id>`."""
+        ...
+
+    def peers(self) -> tuple[PeerId, ...]:
+        """Peers with a live connection, in order of their ids."""
+        ...
+
+    async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
+        """Dial a multiaddr that ends in `/p2p/<peer id>`; returns at once if connected already.
+
+        Raises:
+            PeerUnreachable: nobody answered there, or somebody else did.
+            ConfigError: the text is no such multiaddr.
+        """
+        ...
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to a peer. Does nothing if there are none."""
+        ...
+
+    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+        """Answer requests of a protocol. At most once for each protocol."""
+        ...
+
+    async def request(
+        self,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        response_bytes_max: int,
+    ) -> bytes:
+        """Send one request to a connected peer and wait for the answer.
+
+        May be cancelled at any point without harm to the connection.
+
+        Raises:
+            PeerUnreachable: not connected, or the connection was lost.
+            RequestTimeout: no full answer within `timeout_s`.
+            RequestRefused: the peer is at its limit or does not serve the protocol.
+            RemoteProtocolError: the answer is larger than `response_bytes_max`.
+        """
+        ...
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Gossip a payload to the subscribers of a topic. Delivery is best effort.
+
+        Raises:
+            LocalProtocolError: the payload is over `GOSSIP_BYTES_MAX`.
+        """
+        ...
+
+    async def subscribe(
+        self, topic: str, validate: Validator
+    ) -> trio.MemoryReceiveChannel[GossipMessage]:
+        """Start to receive a topic. The channel is bounded: when full, new messages are dropped
+        and counted. At most once for each topic."""
+        ...
+
+
+GOSSIP_BYTES_MAX = 65_536
+GOSSIP_QUEUE_MAX = 1024
