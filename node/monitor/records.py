@@ -1,0 +1,125 @@
+"""What a node says about itself: the event log's lines and the answer to `swarm-node status`.
+
+The event log is `events.jsonl` in the data directory: one JSON object a line, each with `event`
+(the name below), `time_s` (unix time) and the fields of its record. Reports are made from it alone.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Event `started`: once for each start of the process."""
+
+    peer_id: str
+    run_id: str
+    agent: str
+    model: str
+    parameters: int
+    tokenizer: str
+    engine: str
+    round: int  # resumed from
+    seed: int
+    local_groups: int  # I
+    external_groups: int  # J
+    group_size: int  # G
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """Event `round`: after each update. Totals count from the node's first start."""
+
+    round: int
+    policy_version: int
+    own_reward: float  # mean over own completions of this round; foreign ones never enter
+    local_groups: int  # own groups trained on (effective I)
+    external_groups: int  # foreign groups trained on (effective J)
+    informative_groups: int  # of both, those with a non-zero advantage
+    foreign_by_producer: dict[str, int]  # groups trained on in this round
+    groups_shared: int
+    generated_tokens: int
+    generated_tokens_total: int
+    trained_tokens_total: int
+    generate_s: float
+    score_s: float
+    train_s: float
+    loss: float
+    grad_norm: float
+    own_logprob: float
+    foreign_logprob: float | None
+    clip_fraction: float
+    peers: int
+    pool_groups: int
+    pool_bytes: int
+    accepted_total: int
+    rejected_total: dict[str, int]  # by reason
+    bytes_in_total: int
+    bytes_out_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Event `held_out`: an evaluation on the run's fixed held-out tasks."""
+
+    round: int
+    generated_tokens_total: int
+    passed: float  # mean reward over tasks, in [0, 1]
+    passed_by_environment: dict[str, float]
+    tasks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Event `trouble`: something a person may want to know; `what` says it in one sentence."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """One connected peer."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    agent: str
+    groups_accepted: int
+    groups_trained: int
+    rejected: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """The answer to `swarm-node status`: the node at one moment."""
+
+    peer_id: str
+    run_id: str
+    agent: str
+    model: str
+    parameters: int
+    engine: str
+    uptime_s: float
+    phase: str  # starting, generating, scoring, training, evaluating, saving, leaving
+    round: int
+    policy_version: int
+    local_groups: int
+    external_groups: int  # of the last round
+    external_groups_wanted: int
+    own_reward: float | None
+    held_out_passed: float | None
+    held_out_first: float | None
+    tokens_per_s: float
+    pool_groups: int
+    pool_foreign: int  # groups of others that may still be drawn
+    pool_bytes: int
+    accepted: int
+    rejected: dict[str, int]
+    bytes_in: int
+    bytes_out: int
+    bytes_by_protocol: dict[str, tuple[int, int]]
+    memory_bytes: int
+    trainer_memory_bytes: int
+    addresses: tuple[str, ...]
+    peers: tuple[PeerStatus, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())  # alarms and hints, most urgent first
