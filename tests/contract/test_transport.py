@@ -1,0 +1,596 @@
+"""What every transport must do, run over each maker in `transport_makers`."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import trio
+
+from swarm.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    RequestTimeout,
+)
+from swarm.identity import Identity, PeerId
+from swarm.transport.base import (
+    GOSSIP_BYTES_MAX,
+    GOSSIP_QUEUE_MAX,
+    GossipMessage,
+    ServeLimits,
+    Transport,
+)
+from tests.contract.transport_makers import MAKERS, TransportMaker
+from tests.support import run
+
+PROTOCOL = "/test/echo/1.0.0"
+TOPIC = "/test/topic/1.0.0"
+MIB = 1_048_576
+LIMITS = ServeLimits(request_bytes_max=2 * MIB, response_bytes_max=2 * MIB)
+
+Body = Callable[[Sequence[Transport]], Awaitable[None]]
+
+
+@pytest.fixture(params=MAKERS, ids=lambda maker: maker.name)
+def maker(request: pytest.FixtureRequest) -> TransportMaker:
+    made: TransportMaker = request.param
+    return made
+
+
+def identities(count: int) -> list[Identity]:
+    return [Identity(bytes([i + 1]) * 32) for i in range(count)]
+
+
+def check(maker: TransportMaker, count: int, body: Body) -> None:
+    """Run `body` over `count` transports that are not connected."""
+
+    async def main() -> None:
+        async with maker.open(identities(count)) as transports:
+            await body(transports)
+
+    run(main, virtual=maker.virtual)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    with trio.fail_after(timeout_s):
+        while not condition():
+            await trio.sleep(0.01)
+
+
+async def link(a: Transport, b: Transport) -> None:
+    """Connect `a` to `b` and wait until both know."""
+    await a.connect(b.addresses()[0])
+    await until(lambda: a.peer_id in b.peers() and b.peer_id in a.peers())
+
+
+async def echo(peer: PeerId, payload: bytes) -> bytes:
+    return payload
+
+
+async def ask(
+    a: Transport, b: Transport, payload: bytes = b"x", *, timeout_s: float = 10.0
+) -> bytes:
+    return await a.request(
+        b.peer_id, PROTOCOL, payload, timeout_s=timeout_s, response_bytes_max=2 * MIB
+    )
+
+
+def accept(peer: PeerId, payload: bytes) -> bool:
+    return True
+
+
+# --- connections ---------------------------------------------------------------------------
+
+
+def test_connection_is_seen_by_both_sides(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        assert a.peers() == () and b.peers() == ()
+        assert await a.connect(b.addresses()[0]) == b.peer_id
+        assert a.peers() == (b.peer_id,)
+        await until(lambda: b.peers() == (a.peer_id,))
+        assert await a.connect(b.addresses()[0]) == b.peer_id  # again: nothing happens
+        assert a.peers() == (b.peer_id,)
+
+    check(maker, 2, body)
+
+
+def test_peers_are_in_order_of_their_ids(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        hub, *others = nodes
+        for other in others:
+            await link(other, hub)
+        assert hub.peers() == tuple(sorted(other.peer_id for other in others))
+
+    check(maker, 4, body)
+
+
+def test_addresses_end_in_the_peer_id(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        for node in nodes:
+            assert node.addresses()
+            assert all(text.endswith(f"/p2p/{node.peer_id}") for text in node.addresses())
+            assert len(set(node.addresses())) == len(node.addresses())
+        assert [node.peer_id for node in nodes] == [i.peer_id for i in identities(2)]
+
+    check(maker, 2, body)
+
+
+def test_another_peer_at_the_address_is_unreachable(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        stranger = Identity(b"s" * 32).peer_id
+        where, _, _ = b.addresses()[0].rpartition("/p2p/")
+        with pytest.raises(PeerUnreachable):
+            await a.connect(f"{where}/p2p/{stranger}")
+        await until(lambda: a.peers() == () and b.peers() == ())
+        await link(a, b)
+
+    check(maker, 2, body)
+
+
+def test_own_address_is_unreachable(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        (a,) = nodes
+        with pytest.raises(PeerUnreachable, match="own"):
+            await a.connect(a.addresses()[0])
+
+    check(maker, 1, body)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "/ip4/127.0.0.1/tcp/4001", "/ip4/127.0.0.1/tcp/4001/p2p/nonsense"]
+)
+def test_bad_address_text_is_a_config_error(maker: TransportMaker, text: str) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        with pytest.raises(ConfigError):
+            await nodes[0].connect(text)
+
+    check(maker, 1, body)
+
+
+def test_disconnect_is_seen_by_both_sides(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        b.serve(PROTOCOL, echo, LIMITS)
+        await link(a, b)
+        await a.disconnect(b.peer_id)
+        await until(lambda: a.peers() == () and b.peers() == ())
+        await a.disconnect(b.peer_id)  # again: nothing happens
+        with pytest.raises(PeerUnreachable):
+            await ask(a, b)
+        await link(a, b)
+        assert await ask(a, b, b"back") == b"back"
+
+    check(maker, 2, body)
+
+
+# --- requests ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, MIB])
+def test_request_and_response(maker: TransportMaker, size: int) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        asked_by = []
+
+        async def reverse(peer: PeerId, payload: bytes) -> bytes:
+            asked_by.append(peer)
+            return payload[::-1]
+
+        b.serve(PROTOCOL, reverse, LIMITS)
+        await link(a, b)
+        payload = (bytes(range(256)) * (size // 256 + 1))[:size]
+        assert await ask(a, b, payload) == payload[::-1]
+        assert asked_by == [a.peer_id]
+
+    check(maker, 2, body)
+
+
+def test_both_sides_of_a_connection_may_ask(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        a.serve(PROTOCOL, echo, LIMITS)
+        b.serve(PROTOCOL, echo, LIMITS)
+        await link(a, b)
+        assert await ask(b, a, b"from b") == b"from b"
+        assert await ask(a, b, b"from a") == b"from a"
+
+    check(maker, 2, body)
+
+
+def test_request_to_a_peer_that_is_not_connected(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        with pytest.raises(PeerUnreachable):
+            await ask(nodes[0], nodes[1])
+
+    check(maker, 2, body)
+
+
+def test_request_over_the_limit_is_refused(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        b.serve(PROTOCOL, echo, ServeLimits(request_bytes_max=100, response_bytes_max=100))
+        await link(a, b)
+        for size in (101, 4 * MIB):
+            with pytest.raises(RequestRefused):
+                await ask(a, b, bytes(size))
+        assert b.counters.refused[PROTOCOL] == 2
+        assert await ask(a, b, bytes(100)) == bytes(100)
+
+    check(maker, 2, body)
+
+
+def test_response_over_the_limit_is_the_peers_fault(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        b.serve(PROTOCOL, echo, LIMITS)
+        await link(a, b)
+        for size in (101, MIB):
+            with pytest.raises(RemoteProtocolError) as info:
+                await a.request(
+                    b.peer_id, PROTOCOL, bytes(size), timeout_s=10.0, response_bytes_max=100
+                )
+            assert info.value.reason is Reject.OVERSIZE
+        assert await ask(a, b, b"next") == b"next"
+
+    check(maker, 2, body)
+
+
+def test_unknown_protocol_is_refused(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        await link(a, b)
+        with pytest.raises(RequestRefused):
+            await ask(a, b)
+        b.serve(PROTOCOL, echo, LIMITS)
+        assert await ask(a, b, b"now") == b"now"
+
+    check(maker, 2, body)
+
+
+@pytest.mark.parametrize(
+    "error", [RequestRefused("not now"), RemoteProtocolError(Reject.MALFORMED, "no message")]
+)
+def test_a_handler_may_refuse(maker: TransportMaker, error: Exception) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+
+        async def refuse(peer: PeerId, payload: bytes) -> bytes:
+            raise error
+
+        b.serve(PROTOCOL, refuse, LIMITS)
+        await link(a, b)
+        for _ in range(LIMITS.concurrent_per_peer_max + 1):  # a refusal gives its place back
+            with pytest.raises(RequestRefused):
+                await ask(a, b)
+        assert a.peers() == (b.peer_id,)
+
+    check(maker, 2, body)
+
+
+class HandlerBug(Exception):
+    pass
+
+
+def test_a_bug_in_a_handler_ends_the_transport(maker: TransportMaker) -> None:
+    async def main() -> None:
+        async with maker.open(identities(2)) as (a, b):
+
+            async def broken(peer: PeerId, payload: bytes) -> bytes:
+                raise HandlerBug
+
+            b.serve(PROTOCOL, broken, LIMITS)
+            await link(a, b)
+            with pytest.raises((RequestRefused, RequestTimeout, PeerUnreachable)):
+                await ask(a, b)
+            await trio.sleep(5.0)
+
+    with pytest.raises(BaseExceptionGroup) as info:
+        run(main, virtual=maker.virtual)
+    assert info.group_contains(HandlerBug)
+
+
+def test_timeout_and_the_next_request_works(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        ended = trio.Event()
+
+        async def slow_once(peer: PeerId, payload: bytes) -> bytes:
+            if payload == b"slow":
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    ended.set()
+            return payload
+
+        b.serve(PROTOCOL, slow_once, ServeLimits(100, 100, timeout_s=1.0))
+        await link(a, b)
+        started_s = trio.current_time()
+        with pytest.raises(RequestTimeout):
+            await ask(a, b, b"slow", timeout_s=0.2)
+        assert 0.2 <= trio.current_time() - started_s < 0.8
+        assert await ask(a, b, b"next") == b"next"
+        with trio.fail_after(2.0):
+            await ended.wait()  # the server gives up on its own limit
+
+    check(maker, 2, body)
+
+
+def test_a_handler_over_its_time_is_refused(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+
+        async def stuck(peer: PeerId, payload: bytes) -> bytes:
+            await trio.sleep_forever()
+            raise AssertionError
+
+        b.serve(PROTOCOL, stuck, ServeLimits(100, 100, timeout_s=0.2))
+        await link(a, b)
+        with pytest.raises(RequestRefused):
+            await ask(a, b)
+        assert b.counters.refused[PROTOCOL] == 1
+
+    check(maker, 2, body)
+
+
+@pytest.mark.parametrize("size", [10, MIB])
+def test_cancel_mid_request_and_the_next_works(maker: TransportMaker, size: int) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+
+        async def wait_if_asked(peer: PeerId, payload: bytes) -> bytes:
+            if payload != b"next":
+                await trio.sleep(0.02)
+            return payload
+
+        b.serve(PROTOCOL, wait_if_asked, ServeLimits(MIB, MIB, concurrent_per_peer_max=32))
+        await link(a, b)
+        for step in range(10):
+            with trio.move_on_after(0.002 * step):
+                await ask(a, b, bytes(size))
+        await trio.sleep(0.2)
+        assert await ask(a, b, b"next") == b"next"
+        assert a.peers() == (b.peer_id,)
+
+    check(maker, 2, body)
+
+
+def test_requests_over_the_limit_per_peer_are_refused(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        await check_concurrency(a, [b, b, b], concurrent_max=32, concurrent_per_peer_max=2)
+        await check_free_again(a, [b, b])
+        await check_free_again(a, [c])
+
+    check(maker, 3, body)
+
+
+def test_requests_over_the_limit_of_all_are_refused(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        await check_concurrency(a, [b, c, b], concurrent_max=2, concurrent_per_peer_max=2)
+        await check_free_again(a, [b, c])
+
+    check(maker, 3, body)
+
+
+async def check_concurrency(
+    server: Transport, askers: list[Transport], concurrent_max: int, concurrent_per_peer_max: int
+) -> None:
+    """All askers but the last one are served at a time; the last one is refused at once."""
+    release = trio.Event()
+    running = 0
+
+    async def hold(peer: PeerId, payload: bytes) -> bytes:
+        nonlocal running
+        running += 1
+        await release.wait()
+        return payload
+
+    server.serve(PROTOCOL, hold, ServeLimits(100, 100, concurrent_max, concurrent_per_peer_max))
+    for asker in set(askers):
+        await link(asker, server)
+    answers = []
+
+    async def one(asker: Transport) -> None:
+        answers.append(await ask(asker, server, b"held"))
+
+    async with trio.open_nursery() as nursery:
+        for asker in askers[:-1]:
+            nursery.start_soon(one, asker)
+        await until(lambda: running == len(askers) - 1)
+        with pytest.raises(RequestRefused):
+            await ask(askers[-1], server, timeout_s=1.0)
+        assert server.counters.refused[PROTOCOL] == 1
+        release.set()
+    assert answers == [b"held"] * (len(askers) - 1)
+
+
+async def check_free_again(server: Transport, askers: list[Transport]) -> None:
+    for asker in askers:
+        if server.peer_id not in asker.peers():
+            await link(asker, server)
+        assert await ask(asker, server, b"free") == b"free"
+
+
+# --- gossip --------------------------------------------------------------------------------
+
+
+async def warm_up(
+    publisher: Transport, channels: Sequence[trio.MemoryReceiveChannel[GossipMessage]]
+) -> None:
+    """Publish until a payload has reached every channel, then empty the channels."""
+    waiting = list(channels)
+    with trio.fail_after(20.0):
+        for i in range(1000):
+            await publisher.publish(TOPIC, b"warm %d" % i)
+            await trio.sleep(0.1)
+            waiting = [c for c in waiting if c.statistics().current_buffer_used == 0]
+            if not waiting:
+                break
+    await trio.sleep(0.5)
+    for channel in channels:
+        drain(channel)
+
+
+def drain(channel: trio.MemoryReceiveChannel[GossipMessage]) -> list[GossipMessage]:
+    messages = []
+    try:
+        while True:
+            messages.append(channel.receive_nowait())
+    except trio.WouldBlock:
+        return messages
+
+
+def test_gossip_reaches_a_line_of_five_once_each(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        for left, right in pairwise(nodes):
+            await link(left, right)
+        channels = [await node.subscribe(TOPIC, accept) for node in nodes]
+        await warm_up(nodes[0], channels[1:])
+        drain(channels[0])
+        payloads = [b"one", b"two", b"", bytes(GOSSIP_BYTES_MAX)]
+        for payload in payloads:
+            await nodes[0].publish(TOPIC, payload)
+        await nodes[2].publish(TOPIC, b"middle")
+        await until(
+            lambda: (
+                all(c.statistics().current_buffer_used >= 4 for c in channels[1:])
+                and channels[0].statistics().current_buffer_used >= 1
+            )
+        )
+        await trio.sleep(0.5)  # time for duplicates to show
+        got = [drain(channel) for channel in channels]
+        assert [m.payload for m in got[0]] == [b"middle"]
+        assert sorted(m.payload for m in got[2]) == sorted(payloads)
+        for i in (1, 3, 4):
+            assert sorted(m.payload for m in got[i]) == sorted([*payloads, b"middle"])
+        assert {m.received_from for m in got[4]} == {nodes[3].peer_id}  # who forwarded it
+
+    check(maker, 5, body)
+
+
+def test_equal_payloads_are_delivered_each_time(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        await link(a, b)
+        await a.subscribe(TOPIC, accept)
+        channel = await b.subscribe(TOPIC, accept)
+        await warm_up(a, [channel])
+        for _ in range(3):
+            await a.publish(TOPIC, b"same")
+        await until(lambda: channel.statistics().current_buffer_used >= 3)
+        await trio.sleep(0.2)
+        assert [m.payload for m in drain(channel)] == [b"same"] * 3
+
+    check(maker, 2, body)
+
+
+def test_a_false_validator_stops_forwarding(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        await link(a, b)
+        await link(b, c)
+        judged = []
+
+        def judge(peer: PeerId, payload: bytes) -> bool:
+            judged.append((peer, payload))
+            return not payload.startswith(b"bad")
+
+        await a.subscribe(TOPIC, accept)
+        middle = await b.subscribe(TOPIC, judge)
+        end = await c.subscribe(TOPIC, accept)
+        await warm_up(a, [middle, end])
+        for payload in (b"bad 1", b"good", b"bad 2"):
+            await a.publish(TOPIC, payload)
+        await until(lambda: end.statistics().current_buffer_used >= 1)
+        await until(lambda: (a.peer_id, b"bad 2") in judged)
+        await trio.sleep(1.5)  # past a heartbeat, so that lazy gossip has its chance
+        assert [m.payload for m in drain(middle)] == [b"good"]
+        assert [m.payload for m in drain(end)] == [b"good"]
+
+    check(maker, 3, body)
+
+
+def test_full_subscription_queue_drops_and_counts(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        await link(a, b)
+        await a.subscribe(TOPIC, accept)
+        channel = await b.subscribe(TOPIC, accept)
+        await warm_up(a, [channel])
+        before = b.counters.messages_in[TOPIC]
+        extra = 20
+        for i in range(GOSSIP_QUEUE_MAX + extra):
+            await a.publish(TOPIC, b"%d" % i)
+            if i % 128 == 127:  # no more in flight than any link's own queue holds
+                await until(lambda i=i: b.counters.messages_in[TOPIC] == before + i + 1)
+        await until(lambda: b.counters.messages_in[TOPIC] == before + GOSSIP_QUEUE_MAX + extra)
+        assert b.counters.dropped[TOPIC] == extra
+        assert len(drain(channel)) == GOSSIP_QUEUE_MAX
+
+    check(maker, 2, body)
+
+
+def test_oversize_publish_is_our_fault(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        (a,) = nodes
+        await a.subscribe(TOPIC, accept)
+        with pytest.raises(LocalProtocolError):
+            await a.publish(TOPIC, bytes(GOSSIP_BYTES_MAX + 1))
+
+    check(maker, 1, body)
+
+
+# --- counters ------------------------------------------------------------------------------
+
+
+def test_counters_of_requests_add_up(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+
+        async def double(peer: PeerId, payload: bytes) -> bytes:
+            return payload * 2
+
+        b.serve(PROTOCOL, double, LIMITS)
+        await link(a, b)
+        for size in (10, 20):
+            await ask(a, b, bytes(size))
+        assert (a.counters.bytes_out[PROTOCOL], a.counters.bytes_in[PROTOCOL]) == (30, 60)
+        assert (b.counters.bytes_in[PROTOCOL], b.counters.bytes_out[PROTOCOL]) == (30, 60)
+        for node in nodes:
+            assert node.counters.messages_in[PROTOCOL] == 2
+            assert node.counters.messages_out[PROTOCOL] == 2
+            assert not node.counters.refused
+
+    check(maker, 2, body)
+
+
+def test_counters_of_gossip_add_up(maker: TransportMaker) -> None:
+    """A publish counts once at its publisher, whatever the number of its links; each payload
+    counts once at a receiver, when it comes to the validator."""
+
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        await link(a, b)
+        await link(a, c)
+        channels = [await node.subscribe(TOPIC, accept) for node in nodes]
+        await warm_up(a, channels[1:])
+        before = [(n.counters.bytes_in[TOPIC], n.counters.messages_in[TOPIC]) for n in nodes]
+        out = a.counters.bytes_out[TOPIC], a.counters.messages_out[TOPIC]
+        for size in (10, 20):
+            await a.publish(TOPIC, bytes(size))
+        await until(lambda: all(c.statistics().current_buffer_used == 2 for c in channels[1:]))
+        after = [(n.counters.bytes_in[TOPIC], n.counters.messages_in[TOPIC]) for n in nodes]
+        assert after == [
+            (had[0] + got[0], had[1] + got[1])
+            for had, got in zip(before, [(0, 0), (30, 2), (30, 2)], strict=True)
+        ]
+        now = a.counters.bytes_out[TOPIC], a.counters.messages_out[TOPIC]
+        assert now == (out[0] + 30, out[1] + 2)
+
+    check(maker, 3, body)
