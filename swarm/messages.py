@@ -21,6 +21,7 @@ def adverts_topic(run_id: str) -> str:
 
 GROUP_DOMAIN = b"swarm/rollout-group/1\x00"
 ADVERT_DOMAIN = b"swarm/advert/1\x00"
+HELLO_DOMAIN = b"swarm/hello/1\x00"
 
 RUN_ID_CHARS_MAX = 80
 PEER_ID_CHARS_MAX = 64
@@ -37,7 +38,8 @@ ADVERT_BYTES_MAX = 16_384
 ADVERTS_PER_REPLY_MAX = 64
 WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
-HELLO_BYTES_MAX = 65_536
+HELLO_BYTES_MAX = 8_192
+HELLO_REPLY_BYTES_MAX = 131_072
 WANT_BYTES_MAX = 4_096
 ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
@@ -132,21 +134,18 @@ class KnownPeer(WireModel):
     addresses: Addresses
 
 
-class OtherInstance(WireModel):
-    """Another process that the responder heard under the requester's own peer id."""
-
-    instance: Annotated[bytes, Field(min_length=16, max_length=16)]
-    started_at_s: UnixSeconds
-    heard_ago_s: Annotated[float, Field(ge=0.0, le=1e9)]
-
-
 class Hello(WireModel):
-    """Sent to each peer on connecting and then as a heartbeat."""
+    """Sent to each peer on connecting and then as a heartbeat, inside `Signed` (`HELLO_DOMAIN`).
+
+    It is signed so that a responder can prove to a newcomer that another process runs under the
+    newcomer's own key, and nobody can invent one.
+    """
 
     type: Literal["hello"]
     run_id: RunId
     instance: Annotated[bytes, Field(min_length=16, max_length=16)]  # random at each start
     started_at_s: UnixSeconds
+    sent_at_s: UnixSeconds
     agent: Name
     addresses: Addresses
 
@@ -159,7 +158,8 @@ class HelloReply(WireModel):
     agent: Name
     addresses: Addresses
     known_peers: Annotated[tuple[KnownPeer, ...], Field(max_length=KNOWN_PEERS_MAX)]
-    other_instance: OtherInstance | None
+    # The newest signed `Hello` of another instance under the requester's peer id, None if unknown
+    other_hello: Annotated[bytes, Field(max_length=HELLO_BYTES_MAX)] | None
 
 
 class RecentAdverts(WireModel):
