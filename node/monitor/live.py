@@ -1,0 +1,167 @@
+"""What `swarm-node join` shows while it runs.
+
+In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
+Elsewhere: one plain line for each round, evaluation and trouble, fit for a log file.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Self
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.monitor.events import Record
+from node.monitor.format import amount, duration, percent, printable, short_id
+from node.monitor.records import HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+
+REDRAW_INTERVAL_S: Final = 0.25
+REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
+TROUBLE_CHARS_MAX: Final = 400
+NOTES_SHOWN_MAX: Final = 3
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+class LiveView:
+    """A context manager; `update` and `event` are cheap and may be called as often as one likes.
+
+    Redraws at most every `REDRAW_INTERVAL_S` of `clock`, and once more at the end. It writes to
+    the console in the caller's thread and starts none.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        interactive: bool,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._live = Live(console=console, auto_refresh=False) if interactive else None
+        self._snapshot: StatusSnapshot | None = None
+        self._drawn_at: float | None = None
+        self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._first_held_out: float | None = None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+
+    def update(self, snapshot: StatusSnapshot) -> None:
+        """Show the node as it is now."""
+        self._snapshot = snapshot
+        if self._live is None:
+            return
+        now = self._clock()
+        if self._drawn_at is None or now - self._drawn_at >= REDRAW_INTERVAL_S:
+            self._drawn_at = now
+            self._draw()
+
+    def event(self, record: Record) -> None:
+        """Tell of something that happened. In a terminal, rounds show in the redrawn lines only."""
+        if isinstance(record, RoundDone):
+            self._rewards.append(record.own_reward)
+        if isinstance(record, HeldOut) and self._first_held_out is None:
+            self._first_held_out = record.passed
+        if self._live is None or not isinstance(record, RoundDone):
+            # soft_wrap: one event stays one line wherever the output goes
+            self._console.print(
+                event_line(record, self._held_out_first()),
+                soft_wrap=True,
+                highlight=False,
+            )
+
+    def _held_out_first(self) -> float | None:
+        """Of the node's first start where the node knows it, else of this process."""
+        known = None if self._snapshot is None else self._snapshot.held_out_first
+        return self._first_held_out if known is None else known
+
+    def _draw(self) -> None:
+        if self._live is not None and self._snapshot is not None:
+            self._live.update(_panel(self._snapshot, tuple(self._rewards)), refresh=True)
+
+
+def event_line(record: Record, first_held_out: float | None = None) -> Text:
+    """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
+    match record:
+        case Started():
+            parameters = f"{amount(record.parameters)} parameters"
+            start = f"round {record.round}" if record.round else "the beginning"
+            return Text(
+                f"{short_id(record.peer_id)} starts from {start}: run {printable(record.run_id, 80)},"
+                f" {printable(record.model, 80)} ({parameters}), {record.engine} engine"
+            )
+        case RoundDone():
+            return _round_line(record)
+        case HeldOut():
+            first = record.passed if first_held_out is None else first_held_out
+            rise = 100 * (record.passed - first)
+            return Text(
+                f"held-out after round {record.round}: {percent(record.passed)} passed"
+                f" ({rise:+.1f} points since the start, {record.tasks} tasks)",
+                style="bold",
+            )
+        case Trouble():
+            return Text(f"! {printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
+
+
+def _round_line(record: RoundDone) -> Text:
+    return Text(
+        f"round {record.round}: own reward {record.own_reward:.3f},"
+        f" trained on {record.local_groups} own and {record.external_groups} foreign groups,"
+        f" shared {record.groups_shared}, {amount(record.generated_tokens)}tokens,"
+        f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
+        f" (generate+score+train), {_peers(record.peers)}"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
+
+
+def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, width=10)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row("now", f"round {s.round}, {s.phase}, up {duration(s.uptime_s)}")
+    table.add_row("held-out", _held_out(s))
+    reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
+    table.add_row("own reward", Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
+    table.add_row(
+        "trained on",
+        f"{s.local_groups} own + {s.external_groups} foreign groups"
+        f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
+    )
+    table.add_row(
+        "swarm",
+        f"{_peers(len(s.peers))}, {s.accepted} groups in, {sum(s.rejected.values())} rejected,"
+        f" {amount(s.bytes_in)}B in, {amount(s.bytes_out)}B out",
+    )
+    notes = [Text(f"! {printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
+    title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
+    return Group(title, table, *notes)
+
+
+def _held_out(s: StatusSnapshot) -> str:
+    if s.held_out_passed is None:
+        return "not evaluated yet"
+    if s.held_out_first is None:
+        return percent(s.held_out_passed)
+    rise = 100 * (s.held_out_passed - s.held_out_first)
+    return f"{percent(s.held_out_first)} → {percent(s.held_out_passed)} ({rise:+.1f} points)"
+
+
+def bar_chart(values: tuple[float, ...]) -> str:
+    """One character for each value in [0, 1]; values outside are cut to it."""
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(top * min(1.0, max(0.0, value)))] for value in values)
