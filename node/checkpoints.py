@@ -1,0 +1,107 @@
+"""Checkpoints of a node: one directory for each, made complete before it gets its name.
+
+`checkpoints/round-00000012/` holds what the trainer saved and `state.json` with the node's
+progress. A directory is written under a temporary name, synced and renamed, so that whatever has
+the final name is whole: kill -9 at any point leaves the one before.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.sapo import Progress
+from node.training.base import Trainer
+from swarm.errors import ConfigError
+
+STATE_FILE = "state.json"
+TEMPORARY_SUFFIX = ".partial"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    directory: Path
+    progress: Progress
+
+
+class Checkpoints:
+    """The checkpoints of one data directory. `facts` must agree between save and resume."""
+
+    def __init__(self, directory: Path, keep: int, facts: Mapping[str, Any]) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._facts = dict(facts)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint.
+
+        Raises:
+            ConfigError: it belongs to another run or model.
+        """
+        for directory in reversed(self._complete()):
+            try:
+                state = json.loads((directory / STATE_FILE).read_text())
+                progress = Progress(**state["progress"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # damaged on disk: the one before it is used
+            for name, value in self._facts.items():
+                if state["facts"].get(name) != value:
+                    raise ConfigError(
+                        f"--data-dir {self._directory.parent}: its checkpoint has {name} "
+                        f"{state['facts'].get(name)!r}, not {value!r}; use another --data-dir"
+                    )
+            return Checkpoint(directory, progress)
+        return None
+
+    async def save(self, progress: Progress, trainer: Trainer) -> Path:
+        """Write a checkpoint and remove those beyond the number kept."""
+        final = self._directory / f"round-{progress.round:08d}"
+        if (final / STATE_FILE).is_file():
+            return final  # the same round again: it holds the same state
+        partial = final.with_suffix(TEMPORARY_SUFFIX)
+        await trio.to_thread.run_sync(_make_empty, partial)
+        await trainer.save(partial)
+        await trio.to_thread.run_sync(self._finish, partial, final, progress)
+        return final
+
+    def _finish(self, partial: Path, final: Path, progress: Progress) -> None:
+        state = {"facts": self._facts, "progress": progress.to_json()}
+        with (partial / STATE_FILE).open("w") as file:
+            json.dump(state, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_directory(partial)
+        partial.rename(final)
+        _sync_directory(self._directory)
+        for old in self._complete()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _complete(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(
+            path
+            for path in self._directory.glob("round-*")
+            if path.suffix != TEMPORARY_SUFFIX and (path / STATE_FILE).is_file()
+        )
+
+
+def _make_empty(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,322 @@
+"""One SAPO round, in the order of the algorithm (arXiv 2509.08721, section 3). Read this first.
+
+    tasks        the next I of this node's own stream
+    completions  G for each, by the rollout engine
+    rewards      by this node's own verifier
+    share        sign the groups, advertise them; others pull what they want
+    draw         the I own groups, and J of what has arrived from others
+    update       one GRPO step over all of them
+    evaluate     now and then, on the run's fixed held-out tasks
+
+Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
+foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
+GRPO, bit for bit, whoever is connected: all randomness is derived from the node's seed, its peer
+id and the round.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isnan, nan
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import trio
+
+from node.config import NodeConfig
+from node.engines.base import RolloutEngine, Sampling
+from node.monitor.records import HeldOut, RoundDone
+from node.tasks.stream import assigned_task, held_out_tasks
+from node.tasks.verifier import Verifier
+from node.training.advantages import grpo_advantages
+from node.training.base import Trainer, TrainingGroup, TrainReport
+from node.training.samplers import draw_foreign
+from swarm.exchange import Exchange, informative
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup
+
+OVER_GENERATION_MAX = 4  # with `filter_own`: times I groups generated at most, to find I useful ones
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the node has come. Saved with each checkpoint; totals count from its first start."""
+
+    round: int = 0
+    next_index: int = 0  # of the node's own task stream
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    groups_shared: int = 0
+    held_out_first: float | None = None
+    held_out_last: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for the checkpoint's state file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroup:
+    """One task with what this node's policy made of it, and what that was worth."""
+
+    task: Task
+    prompt: str
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+
+class Sapo:
+    """The round loop's body. Holds the node's progress and nothing else that changes."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        peer_id: PeerId,
+        engine: RolloutEngine,
+        trainer: Trainer,
+        verifier: Verifier,
+        exchange: Exchange,
+        progress: Progress,
+        *,
+        tokenizer: str,
+        policy_version: int,
+        now_s: Callable[[], float],
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._config = config
+        self._peer_id = peer_id
+        self._engine = engine
+        self._trainer = trainer
+        self._verifier = verifier
+        self._exchange = exchange
+        self._tokenizer = tokenizer
+        self._policy_version = policy_version
+        self._now_s = now_s
+        self._on_phase = on_phase
+        self.progress = progress
+        rules = config.run.sampling
+        self._sampling = Sampling(rules.temperature, rules.top_p, rules.max_new_tokens)
+
+    async def round(self) -> RoundDone:
+        """Run one round and count it. Cancelled before the update, it leaves no trace but the
+        groups that it shared."""
+        start = self.progress
+        number = start.round + 1
+        clock = _Stopwatch()
+        own, next_index = await self._generate(number, clock)
+        if self._config.share == "all":
+            await self._share(own, number)
+        foreign = await self._draw(number)
+        with trio.CancelScope(shield=True):
+            self._on_phase("training")
+            report = await self._trainer.train(self._batch(own, foreign, number))
+            clock.lap("train")
+            self._policy_version = report.policy_version
+            generated = sum(len(c.token_ids) for group in own for c in group.completions)
+            self.progress = replace(
+                start,
+                round=number,
+                next_index=next_index,
+                generated_tokens=start.generated_tokens + generated,
+                trained_tokens=start.trained_tokens + report.trained_tokens,
+                groups_shared=start.groups_shared
+                + (len(own) if self._config.share == "all" else 0),
+            )
+        return self._record(own, foreign, report, clock, generated)
+
+    # --- tasks, completions, rewards -------------------------------------------------------
+
+    async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[OwnGroup], int]:
+        """The round's own groups and the next data position.
+
+        With `filter_own`, goes on generating until I groups have an advantage or the limit of
+        over-generation is reached, and fills up with groups that have none.
+        """
+        wanted = self._config.local_groups
+        index = self.progress.next_index
+        groups: list[OwnGroup] = []
+        for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
+            tasks = [
+                assigned_task(self._config.run, self._peer_id, index + offset)
+                for offset in range(wanted)
+            ]
+            index += wanted
+            groups += await self._attempt(tasks, self._seed("generate", number, attempt), clock)
+            if sum(informative(group.rewards) for group in groups) >= wanted:
+                break
+        return groups, index
+
+    async def _attempt(
+        self, tasks: Sequence[Task], seed: int, clock: "_Stopwatch"
+    ) -> list[OwnGroup]:
+        if not tasks:
+            return []
+        self._on_phase("generating")
+        problems = await self._verifier.problems(tasks)
+        prompts = [problem.prompt for problem in problems]
+        completions = await self._engine.generate(
+            prompts, self._config.group_size, self._sampling, seed
+        )
+        clock.lap("generate")
+        self._on_phase("scoring")
+        rewards = await self._score(tasks, completions)
+        clock.lap("score")
+        return [
+            OwnGroup(*group) for group in zip(tasks, prompts, completions, rewards, strict=True)
+        ]
+
+    async def _score(
+        self, tasks: Sequence[Task], completions: Sequence[Sequence[Completion]]
+    ) -> list[tuple[float, ...]]:
+        texts = [[completion.text for completion in group] for group in completions]
+        return await self._verifier.score(tasks, texts)
+
+    # --- sharing and drawing ---------------------------------------------------------------
+
+    async def _share(self, own: Sequence[OwnGroup], number: int) -> None:
+        created_at_s = int(self._now_s())
+        groups = [
+            RolloutGroup(
+                run_id=self._config.run.run_id,
+                producer=self._peer_id,
+                round=number,
+                task=group.task,
+                completions=group.completions,
+                tokenizer=self._tokenizer,
+                temperature=self._sampling.temperature,
+                top_p=self._sampling.top_p,
+                created_at_s=created_at_s,
+                expires_at_s=created_at_s + self._config.run.limits.record_life_s,
+            )
+            for group in own
+        ]
+        await self._exchange.share(
+            groups, [group.prompt for group in own], [group.rewards for group in own]
+        )
+
+    async def _draw(self, number: int) -> list[VerifiedGroup]:
+        if self._config.external_groups == 0:
+            return []
+        rng = Random(self._seed("draw", number))
+        chosen = draw_foreign(
+            await self._exchange.candidates(), self._config.external_groups, rng
+        )
+        return await self._exchange.take(chosen, number)
+
+    def _batch(
+        self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
+    ) -> list[TrainingGroup]:
+        if self._config.filter_own:
+            own = sorted(own, key=lambda group: not informative(group.rewards))
+            own = own[: self._config.local_groups]
+        prompts = [verified.prompt for verified in foreign]
+        if self._config.foreign_shuffle and len(prompts) > 1:
+            # A control for experiments: the foreign groups keep their rewards and lose their tasks
+            shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
+            prompts = prompts[shift:] + prompts[:shift]
+        batch = [
+            TrainingGroup(group.prompt, group.completions, grpo_advantages(group.rewards), True)
+            for group in own
+        ]
+        batch += [
+            TrainingGroup(
+                prompt, verified.group.completions, grpo_advantages(verified.rewards), False
+            )
+            for prompt, verified in zip(prompts, foreign, strict=True)
+        ]
+        return batch
+
+    # --- evaluating and telling ------------------------------------------------------------
+
+    async def evaluate(self) -> HeldOut:
+        """Sample one completion for each held-out task; the pass rate is the mean reward.
+
+        The tasks and the sampling seed are the same at every evaluation and at every node.
+        """
+        started = trio.current_time()
+        self._on_phase("evaluating")
+        tasks = held_out_tasks(self._config.run)
+        prompts = [problem.prompt for problem in await self._verifier.problems(tasks)]
+        seed = int.from_bytes(hashlib.sha256(self._config.run.run_id.encode()).digest()[:7])
+        completions = await self._engine.generate(prompts, 1, self._sampling, seed)
+        rewards = [reward for (reward,) in await self._score(tasks, completions)]
+        by_environment: dict[str, list[float]] = {}
+        for task, reward in zip(tasks, rewards, strict=True):
+            by_environment.setdefault(task.environment, []).append(reward)
+        passed = fmean(rewards)
+        first = self.progress.held_out_first
+        self.progress = replace(
+            self.progress,
+            held_out_first=passed if first is None else first,
+            held_out_last=passed,
+        )
+        return HeldOut(
+            round=self.progress.round,
+            generated_tokens_total=self.progress.generated_tokens,
+            passed=passed,
+            passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
+            tasks=len(tasks),
+            seconds=trio.current_time() - started,
+        )
+
+    def _record(
+        self,
+        own: Sequence[OwnGroup],
+        foreign: Sequence[VerifiedGroup],
+        report: TrainReport,
+        clock: "_Stopwatch",
+        generated: int,
+    ) -> RoundDone:
+        """The round as this node saw it; the app adds what only the network knows."""
+        rewards = [reward for group in own for reward in group.rewards]
+        useful = [group.rewards for group in own] + [group.rewards for group in foreign]
+        producers = Counter(str(verified.group.producer) for verified in foreign)
+        return RoundDone(
+            round=self.progress.round,
+            policy_version=report.policy_version,
+            own_reward=fmean(rewards) if rewards else nan,
+            local_groups=min(len(own), self._config.local_groups),
+            external_groups=len(foreign),
+            informative_groups=sum(informative(group_rewards) for group_rewards in useful),
+            foreign_by_producer=dict(sorted(producers.items())),
+            groups_shared=len(own) if self._config.share == "all" else 0,
+            generated_tokens=generated,
+            generated_tokens_total=self.progress.generated_tokens,
+            trained_tokens_total=self.progress.trained_tokens,
+            generate_s=clock.laps["generate"],
+            score_s=clock.laps["score"],
+            train_s=clock.laps["train"],
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            own_logprob=report.own_logprob,
+            foreign_logprob=None if isnan(report.foreign_logprob) else report.foreign_logprob,
+            clip_fraction=report.clip_fraction,
+            peers=0,
+            pool_groups=0,
+            pool_bytes=0,
+            accepted_total=self._exchange.ledger.accepted,
+            rejected_total={
+                str(reason): count for reason, count in sorted(self._exchange.ledger.rejected.items())
+            },
+            bytes_in_total=0,
+            bytes_out_total=0,
+        )
+
+    def _seed(self, purpose: str, *numbers: int) -> int:
+        text = f"{self._config.seed}/{self._peer_id}/{purpose}/{numbers}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+class _Stopwatch:
+    """Splits a round's time into named laps, seconds of the loop's clock."""
+
+    def __init__(self) -> None:
+        self.laps: Counter[str] = Counter()
+        self._last = trio.current_time()
+
+    def lap(self, name: str) -> None:
+        now = trio.current_time()
+        self.laps[name] += now - self._last  # type: ignore[assignment]
+        self._last = now

@@ -1,0 +1,50 @@
+"""Who sent what: accepted groups and broken rules, counted by peer. Pure and bounded."""
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+
+from swarm.errors import Reject
+from swarm.identity import PeerId
+
+LEDGER_PEERS_MAX = 1024
+
+
+@dataclass(slots=True)
+class PeerRecord:
+    """One peer's account."""
+
+    accepted: int = 0
+    trained: int = 0
+    rejected: Counter[Reject] = field(default_factory=Counter)
+
+
+class Ledger:
+    """Accounts of peers, the least recently touched forgotten first; totals are never forgotten."""
+
+    def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
+        self._peers_max = peers_max
+        self._peers: OrderedDict[PeerId, PeerRecord] = OrderedDict()
+        self.accepted = 0
+        self.rejected: Counter[Reject] = Counter()
+
+    def of(self, peer: PeerId) -> PeerRecord:
+        """The peer's account, opened if there is none."""
+        record = self._peers.setdefault(peer, PeerRecord())
+        self._peers.move_to_end(peer)
+        while len(self._peers) > self._peers_max:
+            self._peers.popitem(last=False)
+        return record
+
+    def accept(self, producer: PeerId) -> None:
+        """Count one group that passed every check."""
+        self.accepted += 1
+        self.of(producer).accepted += 1
+
+    def reject(self, peer: PeerId, reason: Reject) -> None:
+        """Count one broken rule against the peer who broke it."""
+        self.rejected[reason] += 1
+        self.of(peer).rejected[reason] += 1
+
+    def peers(self) -> list[PeerId]:
+        """All peers with an account, in order of their ids."""
+        return sorted(self._peers)
