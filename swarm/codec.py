@@ -27,6 +27,8 @@ from swarm.messages import (
     COMPLETIONS_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
+    HELLO_BYTES_MAX,
+    HELLO_DOMAIN,
     KNOWN_PEERS_MAX,
     NESTING_MAX,
     TEXT_CHARS_MAX,
@@ -34,6 +36,7 @@ from swarm.messages import (
     AdvertBody,
     CompletionBody,
     GroupBody,
+    Hello,
     Signed,
     TaskBody,
     WireModel,
@@ -127,6 +130,25 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
     body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
     _check_producer(signer, body.producer)
     return hashlib.sha256(ADVERT_DOMAIN + payload).digest(), body
+
+
+def sign_hello(body: Hello, identity: Identity) -> bytes:
+    """The signed record of our own hello.
+
+    Raises:
+        LocalProtocolError: it is too large.
+    """
+    return _sign(encode(body), HELLO_DOMAIN, identity, HELLO_BYTES_MAX)
+
+
+def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
+    """The hello in a signed record, and who signed it.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED or BAD_SIGNATURE.
+    """
+    payload, signer = _open(record, HELLO_DOMAIN, HELLO_BYTES_MAX)
+    return signer, decode(payload, Hello, HELLO_BYTES_MAX)
 
 
 def check_times(
