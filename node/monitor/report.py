@@ -1,0 +1,486 @@
+"""Reports: from the event logs of one or more nodes to one HTML page and a PNG for each curve.
+
+Only the logs are read, so a report can be made while nodes run, after they are gone, and on another
+machine. The page asks no host for anything and holds no script; whatever a log says is escaped.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from node.monitor.events import FILE_NAME, History, history, read_events
+from node.monitor.format import amount, duration, percent, printable, short_id
+from node.monitor.records import RoundDone
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from node.monitor.plots import Curve, Picture
+
+NODES_MAX: Final = 64
+PRODUCERS_SHOWN_MAX: Final = 24
+TROUBLES_SHOWN_MAX: Final = 20
+_OTHERS: Final = "others"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSummary:
+    """One node's numbers. Pass rates and rewards are shares in [0, 1]; None where never measured."""
+
+    name: str
+    peer_id: str  # empty when the log does not tell
+    model: str
+    engine: str
+    starts: int
+    rounds: int
+    generated_tokens: int
+    seconds: float  # from the first to the last event
+    held_out_first: float | None
+    held_out_last: float | None
+    reward_first: float | None  # mean over the first tenth of the rounds
+    reward_last: float | None  # mean over the last tenth
+    local_groups_mean: float  # effective I
+    external_groups_mean: float  # effective J
+    foreign_groups: int  # groups of others trained on, in all
+    groups_shared: int
+    accepted: int
+    rejected: dict[str, int]
+    bytes_in: int
+    bytes_out: int
+    troubles: int
+
+    @property
+    def rise_points(self) -> float | None:
+        """How many percentage points the held-out pass rate rose."""
+        if self.held_out_first is None or self.held_out_last is None:
+            return None
+        return 100 * (self.held_out_last - self.held_out_first)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSummary:
+    """What a report says and where it is."""
+
+    nodes: tuple[NodeSummary, ...]
+    html: Path
+    pictures: tuple[Path, ...]
+
+    @property
+    def rise_points_mean(self) -> float | None:
+        """Mean rise over the nodes that were evaluated."""
+        rises = [node.rise_points for node in self.nodes if node.rise_points is not None]
+        return sum(rises) / len(rises) if rises else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    place: int
+    name: str
+    life: History
+
+
+def write_report(run_dirs: Sequence[Path], out: Path) -> ReportSummary:
+    """Write `report.html` and the PNG curves into the directory `out`, from each node's data
+    directory. Takes seconds and imports matplotlib: not for the event loop.
+
+    Raises:
+        ConfigError: there is no event log in one of the directories, or too many directories.
+    """
+    nodes = _read(run_dirs)
+    pictures = _draw(nodes)
+    out.mkdir(parents=True, exist_ok=True)
+    paths: list[Path] = []
+    for name, picture in pictures.items():
+        path = out / f"{name}.png"
+        path.write_bytes(picture.png)
+        paths.append(path)
+    page = out / "report.html"
+    summaries = tuple(summarise(node.name, node.life) for node in nodes)
+    page.write_text(_page(nodes, summaries, pictures), encoding="utf-8")
+    return ReportSummary(summaries, page, tuple(paths))
+
+
+def _read(run_dirs: Sequence[Path]) -> list[_Node]:
+    if not 1 <= len(run_dirs) <= NODES_MAX:
+        raise ConfigError(f"report: give from 1 to {NODES_MAX} data directories")
+    nodes: list[_Node] = []
+    for place, directory in enumerate(run_dirs):
+        try:
+            life = history(read_events(directory / FILE_NAME))
+        except OSError as error:
+            raise ConfigError(
+                f"report: no event log in {directory} ({error.strerror}): name a node's --data-dir"
+            ) from None
+        name = short_id(life.started.peer_id) if life.started else printable(directory.name, 24)
+        nodes.append(_Node(place, name, life))
+    return nodes
+
+
+def summarise(name: str, life: History) -> NodeSummary:
+    """A node's numbers from its history."""
+    rounds = [record for _, record in life.rounds]
+    last = rounds[-1] if rounds else None
+    times = [time_s for series in (life.rounds, life.held_out) for time_s, _ in series]
+    tenth = max(1, len(rounds) // 10)
+    return NodeSummary(
+        name=name,
+        peer_id=life.started.peer_id if life.started else "",
+        model=life.started.model if life.started else "",
+        engine=life.started.engine if life.started else "",
+        starts=life.starts,
+        rounds=len(rounds),
+        generated_tokens=last.generated_tokens_total if last else 0,
+        seconds=max(times) - min(times) if times else 0.0,
+        held_out_first=life.held_out_first,
+        held_out_last=life.held_out_last,
+        reward_first=_mean([r.own_reward for r in rounds[:tenth]]),
+        reward_last=_mean([r.own_reward for r in rounds[-tenth:]]),
+        local_groups_mean=_mean([r.local_groups for r in rounds]) or 0.0,
+        external_groups_mean=_mean([r.external_groups for r in rounds]) or 0.0,
+        foreign_groups=sum(r.external_groups for r in rounds),
+        groups_shared=sum(r.groups_shared for r in rounds),
+        accepted=last.accepted_total if last else 0,
+        rejected=dict(last.rejected_total) if last else {},
+        bytes_in=last.bytes_in_total if last else 0,
+        bytes_out=last.bytes_out_total if last else 0,
+        troubles=len(life.troubles),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _draw(nodes: Sequence[_Node]) -> dict[str, "Picture"]:
+    """Figures by file name; one without data is left out."""
+    from node.monitor import plots  # matplotlib takes a second to import and serves reports alone
+
+    pictures: dict[str, Picture] = {}
+    by_round = _held_out_curves(nodes, by_tokens=False)
+    if by_round:
+        pictures["held_out_rounds"] = plots.held_out_over_rounds(by_round)
+        pictures["held_out_tokens"] = plots.held_out_over_tokens(
+            _held_out_curves(nodes, by_tokens=True)
+        )
+    trained = [node for node in nodes if node.life.rounds]
+    if trained:
+        pictures["own_reward"] = plots.own_reward(_reward_curves(trained))
+        pictures["traffic"] = plots.traffic(*_traffic_curves(trained))
+        producers, groups = sharing_matrix(trained)
+        learners = [node.name for node in trained]
+        pictures["sharing"] = plots.sharing(learners, producers, groups, range(len(trained)))
+    reasons = _rejected_by_reason(nodes)
+    if reasons:
+        pictures["rejected"] = plots.rejected([node.name for node in nodes], reasons)
+    return pictures
+
+
+def _held_out_curves(nodes: Sequence[_Node], *, by_tokens: bool) -> list["Curve"]:
+    from node.monitor.plots import Curve
+
+    return [
+        Curve(
+            node.name,
+            node.place,
+            [e.generated_tokens_total if by_tokens else e.round for _, e in node.life.held_out],
+            [100 * e.passed for _, e in node.life.held_out],
+        )
+        for node in nodes
+        if node.life.held_out
+    ]
+
+
+def _reward_curves(nodes: Sequence[_Node]) -> list["Curve"]:
+    from node.monitor.plots import Curve
+
+    return [
+        Curve(
+            node.name,
+            node.place,
+            [record.round for _, record in node.life.rounds],
+            [record.own_reward for _, record in node.life.rounds],
+        )
+        for node in nodes
+    ]
+
+
+def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"]]:
+    """(received, sent): bytes over minutes since the first event of all."""
+    from node.monitor.plots import Curve
+
+    start_s = min(time_s for node in nodes for time_s in _times(node.life))
+
+    def curve(node: _Node, total: str) -> Curve:
+        minutes = [(time_s - start_s) / 60 for time_s, _ in node.life.rounds]
+        values = [getattr(record, total) for _, record in node.life.rounds]
+        return Curve(node.name, node.place, minutes, values)
+
+    received = [curve(node, "bytes_in_total") for node in nodes]
+    sent = [curve(node, "bytes_out_total") for node in nodes]
+    return received, sent
+
+
+def _times(life: History) -> list[float]:
+    return [time_s for series in (life.rounds, life.held_out) for time_s, _ in series]
+
+
+def sharing_matrix(nodes: Sequence[_Node]) -> tuple[list[str], list[list[int]]]:
+    """(producers, groups trained on: a row for each node, a column for each producer).
+
+    The nodes of the report come first among the producers, then peers without a log here by how
+    much they gave; those beyond `PRODUCERS_SHOWN_MAX` share one column.
+    """
+    counts = [_trained_on(node.life.rounds) for node in nodes]
+    known = [_peer_id(node) for node in nodes]
+    totals = sum(counts, Counter())
+    strangers = sorted(set(totals) - set(known), key=lambda peer: (-totals[peer], peer))
+    shown = [*known, *strangers][: max(PRODUCERS_SHOWN_MAX, len(known))]
+    rest = set(totals) - set(shown)
+    groups = [[of[peer] for peer in shown] for of in counts]
+    names = [short_id(peer) for peer in shown]
+    if rest:
+        names.append(_OTHERS)
+        groups = [
+            [*row, sum(of[peer] for peer in rest)] for row, of in zip(groups, counts, strict=True)
+        ]
+    for position, node in enumerate(nodes):
+        groups[position][position] += sum(record.local_groups for _, record in node.life.rounds)
+    return names, groups
+
+
+def _peer_id(node: _Node) -> str:
+    return node.life.started.peer_id if node.life.started else node.name
+
+
+def _trained_on(rounds: Sequence[tuple[float, RoundDone]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for _, record in rounds:
+        total.update(record.foreign_by_producer)
+    return total
+
+
+def _rejected_by_reason(nodes: Sequence[_Node]) -> dict[str, list[int]]:
+    """Counts for each node by reason, the most frequent reason first."""
+    last = [node.life.rounds[-1][1].rejected_total if node.life.rounds else {} for node in nodes]
+    totals: Counter[str] = Counter()
+    for counts in last:
+        totals.update(counts)
+    return {
+        printable(reason, 40): [counts.get(reason, 0) for counts in last]
+        for reason, total in totals.most_common()
+        if total
+    }
+
+
+_CAPTIONS: Final = {
+    "held_out_rounds": "The run's fixed held-out tasks, which no node trains on.",
+    "held_out_tokens": "The same pass rates against what each node generated itself: tokens of "
+    "groups that came from others are not counted.",
+    "own_reward": "Rewards of the node's own completions on its training tasks. Groups from others "
+    "never enter it.",
+    "traffic": "Payload bytes of all protocols, counted by each node itself.",
+    "sharing": "A row is the node that trained, a column the peer that made the groups. Grey cells "
+    "count a node's own groups.",
+    "rejected": "What peers sent and a node did not accept.",
+}
+
+_CSS: Final = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --page: #fdfdfc;
+  --line: #d9dde3; --card: #ffffff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e4e8ee; --soft: #9aa5b4; --page: #14181d;
+  --line: #333b46; --card: #1b2027; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
+  max-width: 62rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
+p { margin: .4rem 0; } .soft { color: var(--soft); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
+  width: 100%; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+  white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; }
+tfoot td { font-weight: 600; border-bottom: 0; }
+.dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%;
+  margin-right: .45em; }
+figure { margin: 1.5rem 0; padding: 1rem; background: var(--card);
+  border: 1px solid var(--line); border-radius: 6px; }
+figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem; }
+"""
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def _page(
+    nodes: Sequence[_Node], summaries: Sequence[NodeSummary], pictures: dict[str, "Picture"]
+) -> str:
+    figures = "\n".join(
+        f'<figure id="{name}">{picture.svg}<figcaption>{escape(_CAPTIONS[name])}</figcaption>'
+        "</figure>"
+        for name, picture in pictures.items()
+    )
+    run_ids = sorted({node.life.started.run_id for node in nodes if node.life.started})
+    title = f"Swarm run {', '.join(run_ids) or 'of unknown id'}"
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title><style>{_CSS}</style></head><body>
+<h1>{escape(title)}</h1>
+{_prose(summaries)}
+<h2>Nodes</h2>
+<div class="scroll">{_nodes_table(summaries)}</div>
+{_environments(nodes)}
+<h2>Curves</h2>
+{figures or "<p>Nothing was logged to draw yet.</p>"}
+{_troubles(nodes)}
+</body></html>
+"""
+
+
+def _prose(summaries: Sequence[NodeSummary]) -> str:
+    tokens = sum(node.generated_tokens for node in summaries)
+    foreign = sum(node.foreign_groups for node in summaries)
+    longest = max(node.seconds for node in summaries)
+    rounds = sum(node.rounds for node in summaries)
+    extent = f"{_count(len(summaries), 'node')} in {_count(rounds, 'round')}"
+    sentences = [
+        f"{extent} over {duration(longest)}, {amount(tokens)}tokens generated.",
+        f"Groups of others were trained on {_count(foreign, 'time')}.",
+        _rise_sentence(summaries),
+        _rejected_sentence(summaries),
+    ]
+    return "\n".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
+    rises = [node.rise_points for node in summaries if node.rise_points is not None]
+    if not rises:
+        return "No node was evaluated on the held-out tasks."
+    mean = sum(rises) / len(rises)
+    return (
+        f"From its first to its last evaluation the held-out pass rate changed by {mean:+.1f} points"
+        f" in the mean over {_count(len(rises), 'node')}"
+        f" (from {min(rises):+.1f} to {max(rises):+.1f})."
+    )
+
+
+def _rejected_sentence(summaries: Sequence[NodeSummary]) -> str:
+    totals: Counter[str] = Counter()
+    for node in summaries:
+        totals.update(node.rejected)
+    accepted = _count(sum(node.accepted for node in summaries), "group")
+    if not totals.total():
+        return f"{accepted} from peers accepted, nothing rejected."
+    reasons = ", ".join(f"{printable(r, 40)} {n:,}" for r, n in totals.most_common() if n)
+    return f"{accepted} from peers accepted, {totals.total():,} records rejected: {reasons}."
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+_COLUMNS: Final = (
+    "node", "held-out<br>start", "held-out<br>end", "rise<br>(points)",
+    "own reward<br>start → end", "rounds", "generated<br>tokens", "own groups<br>a round (I)",
+    "foreign groups<br>a round (J)", "shared", "accepted", "rejected", "in", "out",
+)  # fmt: skip
+
+
+def _nodes_table(summaries: Sequence[NodeSummary]) -> str:
+    head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
+    rows = "\n".join(_node_row(place, node) for place, node in enumerate(summaries))
+    return (
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
+        f"<tfoot>{_mean_row(summaries)}</tfoot></table>"
+        '<p class="soft">Own reward is the mean over the first and over the last tenth of the'
+        " rounds; I and J are means over all rounds of what was really trained on.</p>"
+    )
+
+
+def _node_row(place: int, node: NodeSummary) -> str:
+    from node.monitor.plots import colour
+
+    hint = escape(f"{node.peer_id} {node.model} {node.engine}", quote=True)
+    first = (
+        f'<td title="{hint}"><span class="dot" style="background:{colour(place)}"></span>'
+        f"{escape(node.name)}</td>"
+    )
+    cells = (
+        percent(node.held_out_first),
+        percent(node.held_out_last),
+        _points(node.rise_points),
+        f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
+        f"{node.rounds:,}",
+        amount(node.generated_tokens).strip(),
+        f"{node.local_groups_mean:.1f}",
+        f"{node.external_groups_mean:.1f}",
+        f"{node.groups_shared:,}",
+        f"{node.accepted:,}",
+        f"{sum(node.rejected.values()):,}",
+        f"{amount(node.bytes_in)}B",
+        f"{amount(node.bytes_out)}B",
+    )
+    return f"<tr>{first}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _mean_row(summaries: Sequence[NodeSummary]) -> str:
+    measured = [n for n in summaries if n.rise_points is not None]
+    cells = [
+        "mean",
+        percent(_mean([n.held_out_first for n in measured if n.held_out_first is not None])),
+        percent(_mean([n.held_out_last for n in measured if n.held_out_last is not None])),
+        _points(_mean([n.rise_points for n in measured if n.rise_points is not None])),
+    ]
+    filler = "<td></td>" * (len(_COLUMNS) - len(cells))
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{filler}</tr>"
+
+
+def _points(rise: float | None) -> str:
+    return "–" if rise is None else f"{rise:+.1f}"
+
+
+def _reward(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _environments(nodes: Sequence[_Node]) -> str:
+    """Pass rates by environment, as means over the nodes that were evaluated."""
+    first = [node.life.held_out[0][1].passed_by_environment for node in nodes if node.life.held_out]
+    last = [node.life.held_out[-1][1].passed_by_environment for node in nodes if node.life.held_out]
+    names = sorted({name for rates in (*first, *last) for name in rates})
+    if not names:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td>"
+        f"<td>{percent(_mean([rates[name] for rates in first if name in rates]))}</td>"
+        f"<td>{percent(_mean([rates[name] for rates in last if name in rates]))}</td></tr>"
+        for name in names
+    )
+    return (
+        "<h2>Held-out pass rate by environment, mean over nodes</h2>"
+        "<table><thead><tr><th>environment</th><th>start</th><th>end</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>"
+    )
+
+
+def _troubles(nodes: Sequence[_Node]) -> str:
+    found = [(time_s, node.name, t.what) for node in nodes for time_s, t in node.life.troubles]
+    if not found:
+        return ""
+    start_s = min(min([*_times(node.life), *(t for t, _ in node.life.troubles)], default=0.0)
+                  for node in nodes if node.life.troubles)  # fmt: skip
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(duration(time_s - start_s))}</td>"
+        f'<td style="text-align:left;white-space:normal">{escape(printable(what, 400))}</td></tr>'
+        for time_s, name, what in sorted(found)[:TROUBLES_SHOWN_MAX]
+    )
+    more = len(found) - TROUBLES_SHOWN_MAX
+    return (
+        "<h2>Troubles</h2><table><thead><tr><th>node</th><th>after</th><th></th></tr></thead>"
+        f"<tbody>{rows}</tbody></table>" + (f"<p>And {more} more.</p>" if more > 0 else "")
+    )
