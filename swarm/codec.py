@@ -320,7 +320,7 @@ def _completion_body(completion: Completion) -> CompletionBody:
         finish_reason=completion.finish_reason.value,
         policy_version=completion.policy_version,
     )
-    if not _are_logprobs(logprobs):
+    if not _are_logprobs(struct.unpack(f"<{len(logprobs)}f", body.logprobs)):
         raise LocalProtocolError("log-probs that are not finite or over 0")
     return body
 

@@ -1,0 +1,88 @@
+"""Old bytes stay readable: each file in `tests/wire` decodes to the sample that it was made from."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from swarm import codec
+from swarm.messages import (
+    ADVERT_DOMAIN,
+    ADVERTS_REPLY_BYTES_MAX,
+    GROUP_DOMAIN,
+    GROUPS_REPLY_BYTES_MAX,
+    Message,
+    Signed,
+)
+from tests.wire_samples import (
+    ALICE,
+    sample_advert,
+    sample_group,
+    sample_hello,
+    sample_messages,
+)
+
+WIRE = Path(__file__).parent.parent / "wire"
+BYTES_MAX = max(GROUPS_REPLY_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX)
+
+
+def golden() -> dict[str, bytes]:
+    """What each file holds, by its name."""
+    records = {
+        "signed_group": codec.sign_group(sample_group(), ALICE)[1],
+        "signed_advert": codec.sign_advert(sample_advert(), ALICE),
+        "signed_hello": codec.sign_hello(sample_hello(), ALICE),
+    }
+    return records | {name: codec.encode(value) for name, value in sample_messages().items()}
+
+
+def read(name: str) -> bytes:
+    return (WIRE / f"{name}.bin").read_bytes()
+
+
+def test_group_file() -> None:
+    group_id, group = codec.decode_group(read("signed_group"))
+    assert group == sample_group()
+    payload = codec.decode(read("signed_group"), Signed, BYTES_MAX).payload
+    assert group_id == hashlib.sha256(GROUP_DOMAIN + payload).digest()
+
+
+def test_advert_file() -> None:
+    advert_id, advert = codec.decode_advert(read("signed_advert"))
+    assert advert == sample_advert()
+    payload = codec.decode(read("signed_advert"), Signed, BYTES_MAX).payload
+    assert advert_id == hashlib.sha256(ADVERT_DOMAIN + payload).digest()
+
+
+def test_hello_file() -> None:
+    assert codec.decode_hello(read("signed_hello")) == (ALICE.peer_id, sample_hello())
+
+
+@pytest.mark.parametrize("name", sorted(sample_messages()))
+def test_message_file(name: str) -> None:
+    message = sample_messages()[name]
+    assert codec.decode(read(name), type(message), BYTES_MAX) == message
+
+
+def test_files_are_what_is_encoded_today() -> None:
+    assert {path.stem: path.read_bytes() for path in WIRE.glob("*.bin")} == golden()
+
+
+def test_every_message_has_a_file() -> None:
+    union = Message.__origin__  # type: ignore[attr-defined]
+    kinds = {kind.model_fields["type"].annotation.__args__[0] for kind in union.__args__}
+    signed = {"group", "advert", "hello"}
+    assert kinds == signed | set(sample_messages())
+    assert {f"signed_{kind}" for kind in signed} | set(sample_messages()) == set(golden())
+
+
+def write_missing() -> None:
+    """Write the files that are missing; never change one."""
+    for name, data in golden().items():
+        path = WIRE / f"{name}.bin"
+        if not path.exists():
+            path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    write_missing()

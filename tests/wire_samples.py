@@ -1,0 +1,209 @@
+"""Strategies and fixed samples of everything that crosses the network."""
+
+from hypothesis import strategies as st
+
+from swarm import codec
+from swarm.identity import Identity, PeerId
+from swarm.messages import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    GROUP_BYTES_MAX,
+    NAME_CHARS_MAX,
+    RUN_ID_CHARS_MAX,
+    AdvertBody,
+    AdvertEntry,
+    AdvertsReply,
+    GroupsReply,
+    Hello,
+    HelloReply,
+    KnownPeer,
+    RecentAdverts,
+    Want,
+    WireModel,
+)
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+
+ALICE = Identity(bytes(range(32)))
+BOB = Identity(bytes(range(1, 33)))
+
+
+def text(chars_max: int, chars_min: int = 0) -> st.SearchStrategy[str]:
+    """Any Unicode text that UTF-8 can carry."""
+    return st.text(
+        st.characters(exclude_categories=("Cs",)), min_size=chars_min, max_size=chars_max
+    )
+
+
+seq_nos = st.integers(0, 2**31 - 1)
+seconds = st.integers(0, 2**40 - 1)
+names = text(NAME_CHARS_MAX, 1)
+run_ids = text(RUN_ID_CHARS_MAX, 1)
+addresses = st.lists(text(ADDRESS_CHARS_MAX, 1), max_size=ADDRESSES_MAX).map(tuple)
+identities = st.binary(min_size=32, max_size=32).map(Identity)
+ids = st.binary(min_size=32, max_size=32)
+
+tasks = st.builds(
+    Task,
+    environment=names,
+    version=names,
+    parameters=text(200),
+    seed=st.integers(0, 2**63 - 1),
+    index=seq_nos,
+)
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> Completion:
+    tokens = draw(st.lists(st.integers(0, 2**32 - 1), max_size=20))
+    logprob = st.floats(-(2.0**100), 2.0**-10, width=32)
+    logprobs = draw(st.lists(logprob, min_size=len(tokens), max_size=len(tokens)))
+    return Completion(
+        text=draw(text(100)),
+        token_ids=tuple(tokens),
+        logprobs=tuple(logprobs),
+        finish_reason=draw(st.sampled_from(FinishReason)),
+        policy_version=draw(seq_nos),
+    )
+
+
+def groups(producer: PeerId) -> st.SearchStrategy[RolloutGroup]:
+    """Groups that this producer may sign."""
+    return st.builds(
+        RolloutGroup,
+        run_id=run_ids,
+        producer=st.just(producer),
+        round=seq_nos,
+        task=tasks,
+        completions=st.lists(completions(), min_size=1, max_size=4).map(tuple),
+        tokenizer=names,
+        temperature=st.floats(0.0, 10.0, exclude_min=True),
+        top_p=st.floats(0.0, 1.0, exclude_min=True),
+        created_at_s=seconds,
+        expires_at_s=seconds,
+    )
+
+
+entries = st.builds(AdvertEntry, group_id=ids, size_bytes=st.integers(1, GROUP_BYTES_MAX))
+
+
+def adverts(producer: PeerId) -> st.SearchStrategy[AdvertBody]:
+    """Adverts that this producer may sign."""
+    return st.builds(
+        AdvertBody,
+        type=st.just("advert"),
+        run_id=run_ids,
+        producer=st.just(producer),
+        round=seq_nos,
+        addresses=addresses,
+        groups=st.lists(entries, min_size=1, max_size=5).map(tuple),
+        created_at_s=seconds,
+        expires_at_s=seconds,
+    )
+
+
+known_peers = st.builds(KnownPeer, peer_id=text(64, 1), addresses=addresses)
+hellos = st.builds(
+    Hello,
+    type=st.just("hello"),
+    run_id=run_ids,
+    instance=st.binary(min_size=16, max_size=16),
+    started_at_s=seconds,
+    sent_at_s=seconds,
+    agent=names,
+    addresses=st.lists(text(40, 1), max_size=ADDRESSES_MAX).map(tuple),
+)
+hello_replies = st.builds(
+    HelloReply,
+    type=st.just("hello_reply"),
+    run_id=run_ids,
+    agent=names,
+    addresses=addresses,
+    known_peers=st.lists(known_peers, max_size=4).map(tuple),
+    other_hello=st.none() | st.binary(max_size=200),
+)
+recent_adverts = st.builds(RecentAdverts, type=st.just("recent_adverts"), run_id=run_ids)
+adverts_replies = st.builds(
+    AdvertsReply,
+    type=st.just("adverts"),
+    records=st.lists(st.binary(max_size=200), max_size=8).map(tuple),
+)
+wants = st.builds(
+    Want,
+    type=st.just("want"),
+    run_id=run_ids,
+    group_ids=st.lists(ids, min_size=1, max_size=8).map(tuple),
+)
+groups_replies = st.builds(
+    GroupsReply,
+    type=st.just("groups"),
+    records=st.lists(st.binary(max_size=200), max_size=8).map(tuple),
+)
+plain_messages: st.SearchStrategy[WireModel] = st.one_of(
+    hellos, hello_replies, recent_adverts, adverts_replies, wants, groups_replies
+)
+
+
+def sample_group() -> RolloutGroup:
+    """One fixed group of Alice's."""
+    return RolloutGroup(
+        run_id="sample-1",
+        producer=ALICE.peer_id,
+        round=7,
+        task=Task("propositional_logic", "0.1.25", '{"max_vars":3}', 2**62 + 1, 12),
+        completions=(
+            Completion("¬P ∨ Q", (5, 900, 2**32 - 1), (-0.5, -1.25, 0.0), FinishReason.STOP, 6),
+            Completion("", (), (), FinishReason.ABORT, 6),
+        ),
+        tokenizer="bytes-1",
+        temperature=1.0,
+        top_p=0.95,
+        created_at_s=1_800_000_000,
+        expires_at_s=1_800_000_600,
+    )
+
+
+def sample_advert() -> AdvertBody:
+    """One fixed advert of Alice's."""
+    return AdvertBody(
+        type="advert",
+        run_id="sample-1",
+        producer=ALICE.peer_id,
+        round=7,
+        addresses=(f"/ip4/127.0.0.1/tcp/4001/p2p/{ALICE.peer_id}",),
+        groups=(AdvertEntry(group_id=bytes(32), size_bytes=321),),
+        created_at_s=1_800_000_000,
+        expires_at_s=1_800_000_600,
+    )
+
+
+def sample_hello() -> Hello:
+    """One fixed hello of Alice's."""
+    return Hello(
+        type="hello",
+        run_id="sample-1",
+        instance=bytes(16),
+        started_at_s=1_800_000_000,
+        sent_at_s=1_800_000_030,
+        agent="swarm-node/0.1.0",
+        addresses=(f"/ip4/127.0.0.1/tcp/4001/p2p/{ALICE.peer_id}",),
+    )
+
+
+def sample_messages() -> dict[str, WireModel]:
+    """One fixed message of each unsigned kind, by name."""
+    return {
+        "hello_reply": HelloReply(
+            type="hello_reply",
+            run_id="sample-1",
+            agent="swarm-node/0.1.0",
+            addresses=("/ip4/127.0.0.1/tcp/4002",),
+            known_peers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
+            other_hello=codec.sign_hello(sample_hello(), ALICE),
+        ),
+        "recent_adverts": RecentAdverts(type="recent_adverts", run_id="sample-1"),
+        "adverts": AdvertsReply(
+            type="adverts", records=(codec.sign_advert(sample_advert(), ALICE),)
+        ),
+        "want": Want(type="want", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
+        "groups": GroupsReply(type="groups", records=(codec.sign_group(sample_group(), ALICE)[1],)),
+    }
