@@ -1,0 +1,103 @@
+"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit.
+
+Files are written and fsynced into a directory that the caller made; moving it into place in one
+step, and remembering which one is current, is the caller's part.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from node.training.policy import Policy
+from swarm.errors import ConfigError
+
+FORMAT = 1
+_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
+
+
+def save(
+    directory: Path, policy: Policy, optimizer: torch.optim.Optimizer, policy_version: int
+) -> None:
+    """Write a checkpoint into an existing empty directory; every file is on disk on return."""
+    save_file(_untied(policy.model.state_dict()), directory / _MODEL)
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()},
+        directory / _OPTIMIZER,
+    )
+    state = {"format": FORMAT, "policy_version": policy_version, "tokenizer": policy.fingerprint}
+    (directory / _STATE).write_text(json.dumps(state))
+    sync_directory(directory)
+
+
+def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    """Restore what `save` wrote into a policy of the same model; returns its policy version.
+
+    Raises:
+        ConfigError: missing or damaged files, or a checkpoint of another model or tokenizer.
+    """
+    try:
+        state: Mapping[str, Any] = json.loads((directory / _STATE).read_text())
+        weights = load_file(directory / _MODEL)
+        saved = torch.load(directory / _OPTIMIZER, weights_only=True)
+    except Exception as error:
+        # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
+        raise ConfigError(f"checkpoint {directory} does not load: {_first_line(error)}") from error
+    if state["format"] != FORMAT:
+        raise ConfigError(f"checkpoint {directory} has format {state['format']}, not {FORMAT}")
+    if state["tokenizer"] != policy.fingerprint:
+        raise ConfigError(f"checkpoint {directory} is of another tokenizer than {policy.name}")
+    _restore_model(directory, policy, weights)
+    optimizer.load_state_dict(saved["optimizer"])
+    torch.set_rng_state(saved["rng"])
+    return int(state["policy_version"])
+
+
+def export(directory: Path, policy: Policy) -> None:
+    """Write the policy as a Hugging Face model directory, tokenizer included; fsynced."""
+    policy.model.save_pretrained(directory)
+    policy.tokenizer.save_pretrained(directory)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """fsync every file of a flat directory, then the directory itself."""
+    for path in [*sorted(directory.iterdir()), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each storage once: tied weights share theirs, and the file format refuses that."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in state.items():
+        if value.data_ptr() in seen and value.numel():
+            continue
+        seen.add(value.data_ptr())
+        result[name] = value.detach().cpu().contiguous()
+    return result
+
+
+def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.Tensor]) -> None:
+    target = policy.model.state_dict()
+    expected = _untied(target)
+    if expected.keys() != weights.keys() or any(
+        expected[name].shape != weights[name].shape for name in expected
+    ):
+        raise ConfigError(f"checkpoint {directory} is of another model than {policy.name}")
+    with torch.no_grad():
+        for name, value in weights.items():
+            target[name].copy_(value)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

@@ -1,0 +1,58 @@
+"""The policy loss and how token losses become one number. Small pure functions.
+
+The clipped surrogate is the one of PPO with separate bounds below and above (GRPO: 0.2 and 0.2,
+DAPO and the paper on rollout sharing: 0.2 and 0.28).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from node.training.spec import Aggregation
+
+LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
+
+
+def clipped_surrogate(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """-min(r A, clip(r, 1 - low, 1 + high) A) of each token, r = exp(logprob - old logprob)."""
+    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def clipped_tokens(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """Which tokens get no gradient because the clip acts on them (booleans)."""
+    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    above = (advantages > 0) & (ratio > 1.0 + clip_high)
+    below = (advantages < 0) & (ratio < 1.0 - clip_low)
+    return above | below
+
+
+def token_weights(lengths: Sequence[int], aggregation: Aggregation) -> list[float]:
+    """The weight of each token of each completion, from the lengths of the whole batch.
+
+    `token_mean` (DAPO): every token counts the same. `sequence_mean` (the GRPO paper): every
+    completion counts the same, whatever its length. The loss is the weighted sum of token losses,
+    so it does not depend on how the batch is cut.
+    """
+    if aggregation == "token_mean":
+        total = sum(lengths)
+        return [1.0 / total for _ in lengths]
+    return [1.0 / (len(lengths) * length) for length in lengths]
+
+
+def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Log-prob of each target (...,) under its logits (..., V), in fp32."""
+    return torch.log_softmax(logits.float(), dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -1,0 +1,134 @@
+"""How much memory training will take, estimated before it starts.
+
+The estimate is meant to be a little high. Fixed part: weights, gradients and Adam's two moments,
+all fp32, next to the runtime itself. Varying part: what one micro-batch keeps for its backward
+pass, which is linear in its padded tokens.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from node.training.policy import load_error_line, pick_device
+from node.training.spec import TrainerSpec
+from swarm.errors import ConfigError
+
+RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a model
+MICRO_BATCH_TOKENS_MIN = 256
+_FLOAT = 4  # bytes
+_COPIES = 4  # weights, gradients, two moments
+_USABLE = 0.9  # of what is free: the rest is for everybody else
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the estimate needs to know of a model."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What training will take at `micro_batch_tokens`."""
+
+    micro_batch_tokens: int
+    estimate_bytes: int
+    available_bytes: int
+
+
+def plan(spec: TrainerSpec) -> MemoryPlan:
+    """The largest micro-batch up to the wanted one that fits, from the configuration alone.
+
+    Raises:
+        ConfigError: the model cannot be read, or does not fit at the smallest micro-batch.
+    """
+    available = spec.memory_bytes_max
+    if available is None:
+        available = int(free_bytes(pick_device(spec.device)) * _USABLE)
+    return fit(shape_of(spec.model), spec.micro_batch_tokens, available, spec.model)
+
+
+def fit(shape: ModelShape, wanted_tokens: int, available_bytes: int, name: str) -> MemoryPlan:
+    """Halve the micro-batch until the estimate fits.
+
+    Raises:
+        ConfigError: it does not fit at `MICRO_BATCH_TOKENS_MIN`.
+    """
+    tokens = wanted_tokens
+    while estimate_bytes(shape, tokens) > available_bytes and tokens > MICRO_BATCH_TOKENS_MIN:
+        tokens = max(tokens // 2, MICRO_BATCH_TOKENS_MIN)
+    estimate = estimate_bytes(shape, tokens)
+    if estimate > available_bytes:
+        raise ConfigError(
+            f"model {name}: training needs about {_mib(estimate)} of memory and "
+            f"{_mib(available_bytes)} are free: take a smaller model or free memory"
+        )
+    return MemoryPlan(tokens, estimate, available_bytes)
+
+
+def estimate_bytes(shape: ModelShape, micro_batch_tokens: int) -> int:
+    """Peak bytes of a training process."""
+    per_layer = 16 * shape.hidden + 5 * shape.intermediate + 8 * shape.heads
+    per_token = shape.layers * per_layer + 4 * shape.vocabulary
+    states = _COPIES * shape.parameters
+    return RUNTIME_BYTES + _FLOAT * (states + per_token * micro_batch_tokens)
+
+
+def shape_of(model: str) -> ModelShape:
+    """Read a model's shape without its weights.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(load_error_line(model, error)) from error
+    text = config.get_text_config()
+    hidden = int(text.hidden_size)
+    return ModelShape(
+        parameters=sum(p.numel() for p in network.parameters()),
+        layers=int(text.num_hidden_layers),
+        hidden=hidden,
+        intermediate=int(getattr(text, "intermediate_size", None) or 4 * hidden),
+        heads=int(getattr(text, "num_attention_heads", 1)),
+        vocabulary=int(text.vocab_size),
+    )
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that training may take: of the GPU, or of the machine within our control group."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = int(psutil.virtual_memory().available)
+    limit, used = _control_group("memory.max"), _control_group("memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def _control_group(name: str) -> int | None:
+    try:
+        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.0f} MiB"

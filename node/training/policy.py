@@ -1,0 +1,214 @@
+"""The policy: a Hugging Face causal LM with its tokenizer, loaded or told off in one line.
+
+Master weights are fp32. On CUDA the forward passes run under bf16 autocast over those masters.
+"""
+
+import hashlib
+import json
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from node.training.spec import Device
+from swarm.errors import ConfigError
+
+_CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
+
+
+@dataclass(slots=True)
+class Policy:
+    """A model ready to sample from and to train. Weights change in place."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    context_tokens: int
+    eos_ids: frozenset[int]  # any of them ends a completion
+    eos_id: int  # appended to foreign text that ended by itself
+    device: torch.device
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def stateful(self) -> bool:
+        """Recurrent state instead of (only) keys and values: padding must not enter it."""
+        return bool(getattr(self.model, "_is_stateful", False))
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a prompt: the chat template where there is one, else with the tokenizer's
+        own special tokens. At least one token."""
+        if self.tokenizer.chat_template:
+            text = self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self.tokenizer(prompt)["input_ids"]
+        return list(ids) or [self.eos_id]
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Token ids of a completion's text, without any special token added."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of a completion; its EOS and other special tokens are left out."""
+        return str(
+            self.tokenizer.decode(
+                token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """bf16 on CUDA, nothing elsewhere."""
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    def load_weights(self, directory: Path) -> None:
+        """Take over the weights of a model directory with the same shapes, or change nothing.
+
+        Raises:
+            ConfigError: missing or unreadable files, or other shapes.
+        """
+        target = dict(self.model.state_dict())
+        source = _read_weights(directory)
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        missing = sorted(target.keys() - source.keys() - tied)
+        if missing:
+            raise ConfigError(f"{directory}: weights lack {missing[0]}; export them again")
+        for name, value in source.items():
+            if name in target and target[name].shape != value.shape:
+                raise ConfigError(f"{directory}: {name} has shape {tuple(value.shape)}")
+        with torch.no_grad():
+            for name, value in source.items():
+                if name in target:
+                    target[name].copy_(value)
+
+
+def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4096) -> Policy:
+    """Load a model directory or hub id in fp32.
+
+    Raises:
+        ConfigError: no such model, offline without a copy of it, or files that do not load.
+    """
+    place = pick_device(device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    except _LOAD_ERRORS as error:
+        raise ConfigError(load_error_line(model, error)) from error
+    network.eval()  # no dropout anywhere: sampling and training see one distribution
+    network.to(place)
+    eos_ids = _eos_ids(network, tokenizer)
+    if not eos_ids:
+        raise ConfigError(f"model {model}: its tokenizer names no end-of-sequence token")
+    eos_id = tokenizer.eos_token_id
+    return Policy(
+        name=Path(model).name if Path(model).is_dir() else model,
+        model=network,
+        tokenizer=tokenizer,
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        context_tokens=min(_context_of(network), context_tokens_max),
+        eos_ids=eos_ids,
+        eos_id=eos_id if eos_id is not None else min(eos_ids),
+        device=place,
+    )
+
+
+def pick_device(device: Device) -> torch.device:
+    """The device to compute on.
+
+    Raises:
+        ConfigError: CUDA was asked for by name and is not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': torch sees no CUDA device; take 'cpu' or 'auto'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def load_error_line(model: str, error: BaseException) -> str:
+    """One line that says what to do about a model that did not load."""
+    path = Path(model)
+    if path.is_dir():
+        what = "not a model directory" if not (path / "config.json").exists() else _first(error)
+        return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
+    if path.is_absolute() or model.startswith((".", "~")):
+        return f"model {model}: no such directory; put a Hugging Face model directory there"
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return (
+        f"model {model}: not loaded from the hub or its cache {home} ({_first(error)}); connect to "
+        "the internet, set HF_HOME to a cache that holds it, or name a local model directory"
+    )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """64 hex digits over vocabulary, merges, added tokens and chat template.
+
+    Token ids and log-probs may be exchanged only between equal fingerprints.
+    """
+    merges: object = []
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        merges = json.loads(backend.to_str())["model"].get("merges", [])
+    added = {
+        str(index): [str(token), bool(token.special), bool(token.lstrip), bool(token.rstrip)]
+        for index, token in tokenizer.added_tokens_decoder.items()
+    }
+    content = {
+        "vocab": tokenizer.get_vocab(),
+        "merges": merges,
+        "added": added,
+        "chat_template": tokenizer.chat_template,
+    }
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    ids = {tokenizer.eos_token_id}
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids.update(configured if isinstance(configured, list) else [configured])
+    return frozenset(i for i in ids if i is not None)
+
+
+def _context_of(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return _CONTEXT_DEFAULT
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{directory}: no safetensors file in it")
+    weights: dict[str, torch.Tensor] = {}
+    try:
+        for file in files:
+            weights.update(load_file(file))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{directory}: {_first(error)}") from error
+    return weights

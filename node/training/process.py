@@ -1,0 +1,354 @@
+"""The trainer from the node's side: a child process behind an async face, or none at all.
+
+`TrainerProcess` keeps torch out of the node's process, so that its event loop answers peers while
+training runs. `InProcessTrainer` computes right where it is called: for experiments that hold
+many nodes in one process, where nobody waits for the loop. Both are trainer and rollout engine.
+"""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from node.engines.base import Sampling
+from node.training import wire
+from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from node.training.spec import TrainerSpec
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
+from swarm.rollouts import Completion
+
+if TYPE_CHECKING:
+    from node.training.tiny import TinyRecipe
+
+LOG_BYTES_MAX = 1_048_576  # of the child's standard error; then the file is begun anew
+LOG_NAME = "trainer.log"
+STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
+_WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
+_RECEIVE_BYTES = 262_144
+
+Progress = Callable[[float, str], None]
+
+
+class _Channel:
+    """One child process and its frames. Not for use by two tasks at a time.
+
+    A call that is cancelled after its request was written leaves an answer behind; the next call
+    waits for it and drops it. A request that could not be written whole ends the child.
+    """
+
+    def __init__(self, process: trio.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self.process = process
+        self._stdin, self._stdout = process.stdin, process.stdout
+        self._buffer = bytearray()
+        self._sent = 0  # id of the last request
+        self._answered = 0  # id of the last one answered in full
+
+    async def call(self, request: dict[str, Any], progress: Progress | None) -> Any:
+        """The result of one request.
+
+        Raises:
+            ChildFailed: the child ended, or answered with an error.
+            ConfigError: it answered that something configured is wrong.
+        """
+        frame = await trio.to_thread.run_sync(wire.encode, {**request, "id": self._sent + 1})
+        while self._answered < self._sent:
+            await self._next_answer(None)
+        await self._write(frame)
+        while True:
+            answer = await self._next_answer(progress)
+            if answer is not None:
+                return _result(answer, request["op"])
+
+    async def _write(self, frame: bytes) -> None:
+        whole = False
+        try:
+            with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True):
+                await self._stdin.send_all(frame)
+                whole = True
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise ChildFailed(await self.obituary()) from None
+        finally:
+            if not whole:
+                self.process.kill()
+        if not whole:
+            raise ChildFailed("the trainer process took no request and was ended")
+        self._sent += 1
+
+    async def _next_answer(self, progress: Progress | None) -> dict[str, Any] | None:
+        """One frame; None where it only tells progress."""
+        message = await self._receive()
+        if "progress" in message:
+            if progress is not None:
+                progress(message["progress"], message["line"])
+            return None
+        self._answered = message["id"]
+        return message
+
+    async def _receive(self) -> dict[str, Any]:
+        """Cancelling loses no bytes: they are taken from the buffer when the frame is whole."""
+        await self._fill(wire.HEADER.size)
+        end = wire.HEADER.size + wire.body_length(bytes(self._buffer[: wire.HEADER.size]))
+        await self._fill(end)
+        body = bytes(self._buffer[wire.HEADER.size : end])
+        del self._buffer[:end]
+        with trio.CancelScope(shield=True):  # the bytes are gone from the buffer: finish
+            return await trio.to_thread.run_sync(wire.decode, body)
+
+    async def _fill(self, count: int) -> None:
+        while len(self._buffer) < count:
+            try:
+                part = await self._stdout.receive_some(_RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                part = b""
+            if not part:
+                raise ChildFailed(await self.obituary())
+            self._buffer += part
+
+    async def obituary(self) -> str:
+        """One line on how the child ended; it is waited for, since its pipes are closed."""
+        with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
+            await self.process.wait()
+        if self.process.returncode is None:
+            self.process.kill()
+        code = self.process.returncode
+        killed = f"killed by signal {-code}" if code is not None and code < 0 else f"status {code}"
+        return f"the trainer process ended ({killed})"
+
+    async def close(self) -> None:
+        """End the child: its input ends, then it is killed if it stays."""
+        with trio.CancelScope(shield=True):
+            await self._stdin.aclose()
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await self.process.wait()
+            if self.process.returncode is None:
+                self.process.kill()
+                await self.process.wait()
+            await self._stdout.aclose()
+
+
+def _result(answer: dict[str, Any], op: str) -> Any:
+    if "error" not in answer:
+        return answer["ok"]
+    if answer["error"] == "config":
+        raise ConfigError(answer["message"])
+    error = ChildFailed(f"trainer, {op}: {answer['message']}")
+    error.add_note(answer["traceback"])
+    raise error
+
+
+class TrainerProcess:
+    """A trainer and rollout engine in a child process, one request at a time.
+
+    A cancelled call returns at once; what it asked for may still happen in the child. After
+    `ChildFailed` look at `alive`: a dead child stays dead until `start` is called again.
+    """
+
+    def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
+        self._spec = spec
+        self._log = data_directory / LOG_NAME
+        self._lock = trio.Lock()
+        self._channel: _Channel | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child runs."""
+        return self._channel is not None and self._channel.process.returncode is None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child, None before the first start."""
+        return self._channel.process.pid if self._channel is not None else None
+
+    async def start(self, checkpoint: Path | None = None) -> None:
+        """Start (again) from the model, or from a checkpoint that `save` wrote.
+
+        Raises:
+            ConfigError: the model does not load or does not fit in memory.
+            ChildFailed: the child ended while loading.
+        """
+        async with self._lock:
+            await self._close()
+            self._channel = _Channel(await _spawn(self._log))
+            try:
+                await self._channel.call(
+                    {
+                        "op": "load",
+                        "spec": self._spec.to_record(),
+                        "checkpoint": str(checkpoint) if checkpoint is not None else None,
+                    },
+                    None,
+                )
+            except BaseException:
+                await self._close()
+                raise
+
+    async def stop(self) -> None:
+        """End the child; also in the middle of a request. Does nothing if none runs."""
+        channel = self._channel
+        if channel is not None and channel.process.returncode is None:
+            await channel.close()
+
+    async def info(self) -> PolicyInfo:
+        """See `Trainer.info`."""
+        return PolicyInfo(**await self._call("info"))
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.generate`."""
+        groups = await self._call(
+            "generate",
+            prompts=list(prompts),
+            completions_each=completions_each,
+            sampling=asdict(sampling),
+            seed=seed,
+        )
+        return await trio.to_thread.run_sync(_completions, groups)
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`. Needed only for weights from elsewhere: what this trainer
+        learns, it samples with at once."""
+        await self._call("load_weights", weights=str(weights), policy_version=policy_version)
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """See `Trainer.train`."""
+        records = await trio.to_thread.run_sync(wire.group_records, groups)
+        return TrainReport(**await self._call("train", groups=records))
+
+    async def save(self, directory: Path) -> None:
+        """See `Trainer.save`."""
+        await self._call("save", directory=str(directory))
+
+    async def export(self, directory: Path) -> None:
+        """See `Trainer.export`."""
+        await self._call("export", directory=str(directory))
+
+    async def memory_bytes(self) -> int:
+        """See `Trainer.memory_bytes`."""
+        return int(await self._call("memory"))
+
+    async def _call(self, op: str, **arguments: Any) -> Any:
+        async with self._lock:
+            if self._channel is None:
+                raise LocalProtocolError(f"trainer, {op}: called before start")
+            if not self.alive:
+                raise ChildFailed(await self._channel.obituary())
+            return await self._channel.call({"op": op, **arguments}, None)
+
+    async def _close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+
+
+@asynccontextmanager
+async def open_trainer(
+    spec: TrainerSpec, data_directory: Path, checkpoint: Path | None = None
+) -> AsyncIterator[TrainerProcess]:
+    """A started trainer process that ends with the block."""
+    trainer = TrainerProcess(spec, data_directory)
+    try:
+        await trainer.start(checkpoint)
+        yield trainer
+    finally:
+        await trainer.stop()
+
+
+async def warm_tiny(
+    draw: Callable[[int], Sequence[tuple[str, str]]],
+    directory: Path,
+    data_directory: Path,
+    progress: Progress,
+    recipe: "TinyRecipe",
+) -> float:
+    """Run `tiny.make_tiny` in a child process of its own.
+
+    `draw` makes that many (prompt, answer) pairs; it is called once, in a thread. `progress` is
+    called on the event loop. Returns the estimated share of right answers.
+    """
+    pairs = await trio.to_thread.run_sync(draw, recipe.steps * recipe.batch)
+    channel = _Channel(await _spawn(data_directory / LOG_NAME))
+    request = {
+        "op": "make_tiny",
+        "pairs": [list(pair) for pair in pairs],
+        "directory": str(directory),
+        "recipe": asdict(recipe),
+    }
+    try:
+        return float(await channel.call(request, progress))
+    finally:
+        await channel.close()
+
+
+class InProcessTrainer:
+    """The same protocols without a child: every call computes in the calling thread."""
+
+    def __init__(self, spec: TrainerSpec, checkpoint: Path | None = None) -> None:
+        from node.training.worker import TrainerCore  # torch stays out of the node's process
+
+        self._core = TrainerCore(spec, checkpoint)
+
+    async def info(self) -> PolicyInfo:
+        """See `Trainer.info`."""
+        return await self._run(self._core.info)
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.generate`."""
+        return await self._run(
+            partial(self._core.generate, prompts, completions_each, sampling, seed)
+        )
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`."""
+        await self._run(partial(self._core.load, weights, policy_version))
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """See `Trainer.train`."""
+        return await self._run(partial(self._core.train, groups))
+
+    async def save(self, directory: Path) -> None:
+        """See `Trainer.save`."""
+        await self._run(partial(self._core.save, directory))
+
+    async def export(self, directory: Path) -> None:
+        """See `Trainer.export`."""
+        await self._run(partial(self._core.export, directory))
+
+    async def memory_bytes(self) -> int:
+        """See `Trainer.memory_bytes`."""
+        from node.training.memory import resident_bytes
+
+        return await self._run(resident_bytes)
+
+    async def _run(self, compute: Callable[[], Any]) -> Any:
+        """Compute, failing as the process does: errors other than ours become `ChildFailed`."""
+        await trio.lowlevel.checkpoint()
+        try:
+            return compute()
+        except (MemoryError, RuntimeError) as error:
+            raise ChildFailed(f"trainer: {type(error).__name__}: {error}") from error
+
+
+def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Completion, ...]]:
+    return [tuple(wire.completion_of(record) for record in group) for group in groups]
+
+
+async def _spawn(log: Path) -> trio.Process:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not log.exists() or log.stat().st_size > LOG_BYTES_MAX
+    with log.open("wb" if fresh else "ab") as stderr:
+        return await trio.lowlevel.open_process(
+            [sys.executable, "-m", "node.training.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
+        )

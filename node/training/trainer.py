@@ -1,0 +1,283 @@
+"""One GRPO update from rollout groups, independent of padding, order and micro-batch split.
+
+A group's prompt is run once: its keys and values are then shared, with gradients, by all its
+completions (`_shared`). Models with recurrent state take the plain way, one full row for each
+completion (`_plain`). Both give the same log-probs but for rounding.
+
+Groups whose advantages are all zero have no gradient. They are not computed and do not enter the
+denominator of the loss: means are over the tokens that are trained.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache
+
+from node.training import losses
+from node.training.base import TrainingGroup, TrainReport
+from node.training.policy import Policy
+from node.training.spec import TrainerSpec
+from swarm.rollouts import FinishReason
+
+
+@dataclass(slots=True)
+class _Row:
+    """One completion to train on."""
+
+    tokens: list[int]
+    advantage: float
+    own: bool
+    weight: float = 0.0  # of each of its token losses
+    old_logprobs: torch.Tensor | None = None  # under the policy before the update
+
+
+@dataclass(slots=True)
+class _Unit:
+    """One prompt with completions: what a micro-batch is packed from."""
+
+    prompt: list[int]
+    rows: list[_Row]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the micro-batches add up to."""
+
+    loss: float = 0.0
+    own_logprob: float = 0.0
+    foreign_logprob: float = 0.0
+    clipped: float = 0.0
+    tokens: int = 0
+
+
+class GroupTrainer:
+    """Owns the optimizer over a policy. Synchronous; not safe for use from two threads."""
+
+    def __init__(self, policy: Policy, spec: TrainerSpec, micro_batch_tokens: int) -> None:
+        self.policy = policy
+        self.spec = spec
+        self.micro_batch_tokens = micro_batch_tokens
+        self.policy_version = 0  # optimizer updates so far
+        self.optimizer = torch.optim.Adam(
+            [p for p in policy.model.parameters() if p.requires_grad], lr=spec.learning_rate
+        )
+
+    def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """Update on one batch. Without a single trainable token the policy stays as it is."""
+        started = time.perf_counter()
+        units, skipped = self._prepare(groups)
+        rows = [row for unit in units for row in unit.rows]
+        for row, weight in zip(
+            rows,
+            losses.token_weights([len(row.tokens) for row in rows], self.spec.aggregation),
+            strict=True,
+        ):
+            row.weight = weight
+        batches = list(pack(units, self.micro_batch_tokens))
+        try:
+            first, grad_norm, clipped, seen = self._updates(batches)
+        except BaseException:
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+        own = sum(len(row.tokens) for row in rows if row.own)
+        foreign = first.tokens - own
+        return TrainReport(
+            policy_version=self.policy_version,
+            loss=first.loss,
+            grad_norm=grad_norm,
+            trained_tokens=first.tokens,
+            clip_fraction=clipped / seen if seen else 0.0,
+            own_logprob=first.own_logprob / own if own else math.nan,
+            foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
+            skipped_completions=skipped,
+            seconds=time.perf_counter() - started,
+        )
+
+    def logprobs(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        """Log-probs of every completion's tokens under the present policy, group by group.
+
+        A completion that would be skipped in training gets an empty list.
+        """
+        result = []
+        with torch.no_grad():
+            for group in groups:
+                prompt, rows, _ = self._rows(group)
+                values = iter(self._forward([_Unit(prompt, [r for r in rows if r is not None])]))
+                result.append([next(values).tolist() if row is not None else [] for row in rows])
+        return result
+
+    def _updates(self, batches: Sequence[Sequence[_Unit]]) -> tuple[_Sums, float, float, int]:
+        """All optimizer steps of one batch: sums and norm of the first, clipping over all."""
+        if not batches:
+            return _Sums(), 0.0, 0.0, 0
+        if self.spec.updates_per_batch > 1:
+            self._remember_old(batches)
+        first, first_norm, clipped, seen = _Sums(), 0.0, 0.0, 0
+        for step in range(self.spec.updates_per_batch):
+            sums = _Sums()
+            for batch in batches:
+                self._backward(batch, sums)
+            grad_norm = torch.nn.utils.clip_grad_norm_(
+                self.policy.model.parameters(), self.spec.grad_norm_max
+            )
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.policy_version += 1
+            clipped += sums.clipped
+            seen += sums.tokens
+            if step == 0:
+                first, first_norm = sums, float(grad_norm)
+        return first, first_norm, clipped, seen
+
+    def _remember_old(self, batches: Sequence[Sequence[_Unit]]) -> None:
+        with torch.no_grad():
+            for batch in batches:
+                rows = [row for unit in batch for row in unit.rows]
+                for row, values in zip(rows, self._forward(batch), strict=True):
+                    row.old_logprobs = values
+
+    def _backward(self, batch: Sequence[_Unit], sums: _Sums) -> None:
+        rows = [row for unit in batch for row in unit.rows]
+        loss = torch.zeros((), device=self.policy.device)
+        for row, values in zip(rows, self._forward(batch), strict=True):
+            old = values.detach() if row.old_logprobs is None else row.old_logprobs
+            advantages = torch.full_like(values, row.advantage)
+            bounds = (self.spec.clip_low, self.spec.clip_high)
+            each = losses.clipped_surrogate(values, old, advantages, *bounds)
+            loss = loss + row.weight * each.sum()
+            sums.clipped += float(losses.clipped_tokens(values, old, advantages, *bounds).sum())
+            sums.tokens += len(row.tokens)
+            total = float(old.sum())
+            sums.own_logprob += total if row.own else 0.0
+            sums.foreign_logprob += 0.0 if row.own else total
+        loss.backward()
+        sums.loss += float(loss.detach())
+
+    # from groups to token rows
+
+    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[_Unit], int]:
+        units, skipped = [], 0
+        for group in groups:
+            prompt, rows, skipped_here = self._rows(group)
+            skipped += skipped_here
+            kept = [row for row in rows if row is not None]
+            if any(row.advantage != 0.0 for row in kept):
+                units.append(_Unit(prompt, kept))
+        return units, skipped
+
+    def _rows(self, group: TrainingGroup) -> tuple[list[int], list[_Row | None], int]:
+        prompt = self.policy.encode_prompt(group.prompt)
+        room = self.policy.context_tokens - len(prompt)
+        rows: list[_Row | None] = []
+        for completion, advantage in zip(group.completions, group.advantages, strict=True):
+            if group.own_tokens:
+                tokens = list(completion.token_ids)
+            else:
+                tokens = self.policy.encode_completion(completion.text)
+                if completion.finish_reason is FinishReason.STOP:
+                    tokens.append(self.policy.eos_id)
+            fits = 0 < len(tokens) <= room
+            rows.append(_Row(tokens, advantage, group.own_tokens) if fits else None)
+        return prompt, rows, rows.count(None)
+
+    # log-probs with gradient
+
+    def _forward(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+        """Log-probs of each row's tokens, in the order of the rows."""
+        units = [unit for unit in units if unit.rows]
+        if not units:
+            return []
+        with self.policy.autocast():
+            if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
+                return self._plain(units)
+            return self._shared(units)
+
+    def _plain(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+        result = []
+        pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
+        ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
+        logits = self.policy.model(input_ids=ids[:, :-1], use_cache=False).logits
+        for index, (prompt, tokens) in enumerate(pairs):
+            span = slice(len(prompt) - 1, len(prompt) - 1 + len(tokens))
+            result.append(losses.token_logprobs(logits[index, span], ids[index, 1:][span]))
+        return result
+
+    def _shared(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+        """Prompts without their last token fill the cache; completions, that token put first,
+        are run on it. Right padding of the prompts leaves a gap that the mask hides."""
+        cache, prefix_mask = self._prefix_cache(units)
+        owner = [index for index, unit in enumerate(units) for _ in unit.rows]
+        rows = [row for unit in units for row in unit.rows]
+        tails = [units[o].prompt[-1:] + row.tokens for o, row in zip(owner, rows, strict=True)]
+        ids, mask = self._right_padded(tails)
+        select = torch.tensor(owner, device=self.policy.device)
+        cache.batch_select_indices(select)
+        lengths = torch.tensor([len(unit.prompt) - 1 for unit in units], device=ids.device)
+        positions = lengths[select, None] + torch.arange(ids.shape[1] - 1, device=ids.device)
+        logits = self.policy.model(
+            input_ids=ids[:, :-1],
+            attention_mask=torch.cat([prefix_mask[select], mask[:, :-1]], dim=1),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        values = losses.token_logprobs(logits, ids[:, 1:])
+        return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
+
+    def _prefix_cache(self, units: Sequence[_Unit]) -> tuple[DynamicCache, torch.Tensor]:
+        ids, mask = self._right_padded([unit.prompt[:-1] for unit in units])
+        cache = DynamicCache()
+        body = getattr(self.policy.model, self.policy.model.base_model_prefix)
+        body(input_ids=ids, past_key_values=cache, use_cache=True)
+        return cache, mask
+
+    def _right_padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token ids and mask, (rows, longest); pads are EOS and never attended to."""
+        width = max(len(row) for row in rows)
+        ids = torch.full((len(rows), width), self.policy.eos_id)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row)
+            mask[index, : len(row)] = 1
+        return ids.to(self.policy.device), mask.to(self.policy.device)
+
+
+def pack(units: Sequence[_Unit], tokens_max: int) -> Iterator[list[_Unit]]:
+    """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
+
+    Units are ordered by prompt length, so that little is padded; a unit too large for one
+    micro-batch is split by rows.
+    """
+    batch: list[_Unit] = []
+    for unit in sorted(units, key=lambda unit: len(unit.prompt)):
+        for piece in _pieces(unit, tokens_max):
+            if batch and padded_tokens([*batch, piece]) > tokens_max:
+                yield batch
+                batch = []
+            batch.append(piece)
+    if batch:
+        yield batch
+
+
+def padded_tokens(units: Sequence[_Unit]) -> int:
+    """Token positions that a micro-batch computes or keeps in its attention, padding included."""
+    prompt = max(len(unit.prompt) for unit in units)
+    rows = [row for unit in units for row in unit.rows]
+    tail = max(len(row.tokens) for row in rows)
+    return len(units) * prompt + len(rows) * (tail + prompt // CACHED_TOKEN_SHARE)
+
+
+CACHED_TOKEN_SHARE = 4  # a token that is only attended to costs about this fraction of memory
+
+
+def _pieces(unit: _Unit, tokens_max: int) -> Iterator[_Unit]:
+    piece: list[_Row] = []
+    for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
+        if piece and padded_tokens([_Unit(unit.prompt, [*piece, row])]) > tokens_max:
+            yield _Unit(unit.prompt, piece)
+            piece = []
+        piece.append(row)
+    yield _Unit(unit.prompt, piece)

@@ -1,0 +1,229 @@
+"""The trainer process: `python -m node.training.worker`, one request at a time over its pipes.
+
+Requests come on standard input and answers leave on what was standard output at the start; from
+then on prints of any library go to standard error. The process ends when its input does: a thread
+watches for that, so that it also ends in the middle of a computation. (The kernel's parent-death
+signal is no help: it follows the thread that started the child, which in trio comes and goes.)
+"""
+
+import os
+import queue
+import select
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import torch
+
+from node.engines import torch_engine
+from node.engines.base import Sampling
+from node.training import checkpoint, memory, wire
+from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from node.training.policy import load_policy
+from node.training.spec import TrainerSpec
+from node.training.tiny import TinyRecipe, make_tiny
+from node.training.trainer import GroupTrainer
+from swarm.errors import ConfigError, LocalProtocolError
+from swarm.rollouts import Completion
+
+THREADS_DEFAULT_MAX: Final = 8
+NICENESS: Final = 10  # the node's event loop comes first
+_PARENT_CHECK_S: Final = 1.0
+_QUEUE_MAX: Final = 2
+_STDIN: Final = 0
+_PARENT: Final = os.getppid()
+
+
+class TrainerCore:
+    """Everything a trainer does, synchronously: what the process and the in-process variant run."""
+
+    def __init__(self, spec: TrainerSpec, saved: Path | None = None) -> None:
+        """Load the model, then the checkpoint `saved` if there is one.
+
+        Raises:
+            ConfigError: the model does not load or fit, or the checkpoint is not of it.
+        """
+        self.plan = memory.plan(spec)
+        self.spec = spec
+        self.policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
+        self.trainer = GroupTrainer(self.policy, spec, self.plan.micro_batch_tokens)
+        if saved is not None:
+            self.trainer.policy_version = checkpoint.load(
+                saved, self.policy, self.trainer.optimizer
+            )
+
+    def info(self) -> PolicyInfo:
+        return PolicyInfo(
+            name=self.policy.name,
+            parameters=self.policy.parameters,
+            tokenizer=self.policy.fingerprint,
+            policy_version=self.trainer.policy_version,
+            context_tokens=self.policy.context_tokens,
+            clipping_active=self.spec.updates_per_batch > 1,
+        )
+
+    def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        version = self.trainer.policy_version
+        return torch_engine.generate(
+            self.policy, prompts, completions_each, sampling, seed, version
+        )
+
+    def load(self, weights: Path, policy_version: int) -> None:
+        self.policy.load_weights(weights)
+        self.trainer.policy_version = policy_version
+
+    def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        return self.trainer.train(groups)
+
+    def save(self, directory: Path) -> None:
+        checkpoint.save(
+            directory, self.policy, self.trainer.optimizer, self.trainer.policy_version
+        )
+
+    def export(self, directory: Path) -> None:
+        checkpoint.export(directory, self.policy)
+
+
+class _Server:
+    """Turns request maps into answer maps."""
+
+    def __init__(self) -> None:
+        self._core: TrainerCore | None = None
+        self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "load": self._load,
+            "info": lambda _: asdict(self._loaded.info()),
+            "generate": self._generate,
+            "load_weights": self._load_weights,
+            "train": lambda r: asdict(self._loaded.train(wire.groups_of(r["groups"]))),
+            "save": lambda r: self._loaded.save(Path(r["directory"])),
+            "export": lambda r: self._loaded.export(Path(r["directory"])),
+            "memory": lambda _: memory.resident_bytes(),
+        }
+
+    @property
+    def _loaded(self) -> TrainerCore:
+        if self._core is None:
+            raise LocalProtocolError("the trainer process has loaded no model yet")
+        return self._core
+
+    def answer(self, request: dict[str, Any], answers: BinaryIO) -> dict[str, Any]:
+        """What goes wrong is in the answer, with its traceback."""
+        try:
+            if request["op"] == "make_tiny":
+                result: Any = _make_tiny(request, answers)
+            else:
+                result = self._operations[request["op"]](request)
+        except MemoryError as error:
+            return _failure(request, "memory", f"out of memory: {error}")
+        except torch.OutOfMemoryError as error:
+            return _failure(request, "memory", f"out of GPU memory: {_line(error)}")
+        except ConfigError as error:
+            return _failure(request, "config", str(error))
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error):
+                return _failure(request, "memory", f"out of memory: {_line(error)}")
+            return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
+        except Exception as error:  # noqa: BLE001 - boundary: reported to the parent, in full
+            return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
+        return {"id": request["id"], "ok": result}
+
+    def _load(self, request: dict[str, Any]) -> dict[str, Any]:
+        spec = TrainerSpec.from_record(request["spec"])
+        torch.set_num_threads(_threads(spec.threads))
+        saved = request["checkpoint"]
+        self._core = TrainerCore(spec, Path(saved) if saved is not None else None)
+        return asdict(self._core.plan)
+
+    def _generate(self, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
+        groups = self._loaded.generate(
+            request["prompts"],
+            request["completions_each"],
+            Sampling(**request["sampling"]),
+            request["seed"],
+        )
+        return [[wire.completion_record(c) for c in group] for group in groups]
+
+    def _load_weights(self, request: dict[str, Any]) -> None:
+        self._loaded.load(Path(request["weights"]), request["policy_version"])
+
+
+def main() -> None:
+    """Serve until standard input ends or a `stop` arrives."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.nice(NICENESS)
+    requests: queue.Queue[bytes] = queue.Queue(maxsize=_QUEUE_MAX)
+    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
+    server = _Server()
+    while True:
+        request = wire.decode(requests.get())
+        if request["op"] == "stop":
+            _write(answers, {"id": request["id"], "ok": None})
+            return
+        _write(answers, server.answer(request, answers))
+
+
+def _make_tiny(request: dict[str, Any], answers: BinaryIO) -> float:
+    """Warm up the tiny preset; progress goes out as answers before the answer."""
+
+    def progress(share: float, line: str) -> None:
+        _write(answers, {"id": request["id"], "progress": share, "line": line})
+
+    pairs = ((prompt, answer) for prompt, answer in request["pairs"])
+    return make_tiny(
+        pairs, Path(request["directory"]), progress, TinyRecipe(**request["recipe"])
+    )
+
+
+def _write(answers: BinaryIO, message: dict[str, Any]) -> None:
+    answers.write(wire.encode(message))
+    answers.flush()
+
+
+def _read_requests(requests: "queue.Queue[bytes]") -> None:
+    """Fill the queue; end the process when the pipe ends or the parent is another one."""
+    try:
+        while True:
+            header = _read_exactly(wire.HEADER.size)
+            requests.put(_read_exactly(wire.body_length(header)))
+    except (EOFError, OSError, LocalProtocolError):
+        os._exit(0)
+
+
+def _read_exactly(count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        while not select.select([_STDIN], [], [], _PARENT_CHECK_S)[0]:
+            if os.getppid() != _PARENT:
+                raise EOFError
+        part = os.read(_STDIN, count - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _failure(request: dict[str, Any], kind: str, message: str) -> dict[str, Any]:
+    detail = traceback.format_exc()
+    sys.stderr.write(detail)
+    sys.stderr.flush()
+    return {"id": request["id"], "error": kind, "message": message, "traceback": detail}
+
+
+def _line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def _threads(wanted: int) -> int:
+    return wanted or min(max(1, (os.cpu_count() or 1) - 1), THREADS_DEFAULT_MAX)
+
+
+if __name__ == "__main__":
+    main()
