@@ -1,0 +1,399 @@
+"""One frozen tree of settings, validated at start.
+
+A *run* (`RunConfig`) is what all its nodes must share: environments, rules, limits. It comes from
+a TOML file and its fingerprint is part of the run id, so nodes with different rules never meet.
+A *node* (`NodeConfig`) is one machine. Its settings come, first match wins, from flags,
+`SWARM_NODE_<FIELD>` environment variables, the `[node]` table of the run file, and the defaults.
+"""
+
+import hashlib
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from node.config_errors import Source, config_error
+from node.engines.base import Sampling
+from node.tasks.registry import environment
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import public_key_of
+from swarm.messages import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    COMPLETIONS_MAX,
+    PARAMETERS_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    TOKENS_MAX,
+)
+
+ENVIRON_PREFIX = "SWARM_NODE_"
+RUN_VARIABLE = "SWARM_NODE_RUN"
+PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
+DEFAULT_RUN = "demo"
+RUN_FILE_BYTES_MAX = 1_048_576
+RUN_HASH_CHARS = 12
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _parameters_text(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a table")  # noqa: TRY004 - what pydantic asks of validators
+    try:
+        return canonical_json(value)
+    except (TypeError, ValueError):
+        raise ValueError("may hold only numbers, texts, booleans, lists and tables") from None
+
+
+def _split(value: Any) -> Any:
+    """Lists come as one comma-separated text from flags and environment variables."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _run_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", text):
+        raise ValueError("must be up to 40 lower-case letters, digits and hyphens")
+    return text
+
+
+_ADDRESS = re.compile(
+    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,5})(/p2p/(?P<peer>[^/]+))?"
+)
+
+
+def _check_address(text: str, *, with_peer: bool) -> str:
+    shape = "/ip4/<address>/tcp/<port>" + ("/p2p/<peer id>" if with_peer else "")
+    match = _ADDRESS.fullmatch(text)
+    if match is None or (with_peer and match["peer"] is None) or int(match["port"]) > 65_535:
+        raise ValueError(f"must look like {shape}")
+    try:
+        if match["kind"] == "ip4":
+            ipaddress.IPv4Address(match["host"])
+        elif match["kind"] == "ip6":
+            ipaddress.IPv6Address(match["host"])
+        if match["peer"] is not None:
+            public_key_of(match["peer"])
+    except ipaddress.AddressValueError:
+        raise ValueError(f"{match['host']} is no {match['kind']} address") from None
+    except RemoteProtocolError as error:
+        raise ValueError(f"{match['peer']}: {error.detail}; copy it whole") from None
+    return text
+
+
+def _peer_address(text: str) -> str:
+    return _check_address(text, with_peer=True)
+
+
+def _listen_address(text: str) -> str:
+    _check_address(text, with_peer=False)
+    if not text.startswith(("/ip4/", "/ip6/")) or "/p2p/" in text:
+        raise ValueError("must look like /ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0")
+    return text
+
+
+def _announce_address(text: str) -> str:
+    return _check_address(text, with_peer=False)
+
+
+_AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
+Count = Annotated[int, Field(ge=1)]
+CountOrNone = Annotated[int, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EnvironmentSpec(_Frozen):
+    """One environment of a run. `version` is filled in from what is installed; a run file may pin
+    it, and then another installed version is an error instead of another run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    weight: Annotated[float, Field(gt=0)] = 1.0  # share of tasks, relative to the others'
+    parameters: Annotated[
+        str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
+    ] = "{}"  # canonical JSON
+    version: Annotated[str, Field(max_length=64)] = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_version(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            return value
+        installed = environment(value["name"]).version
+        wanted = value.get("version") or installed
+        if wanted != installed:
+            raise ConfigError(
+                f"environment {value['name']}: this run needs version {wanted}, installed is "
+                f"{installed}; install the former"
+            )
+        return {**value, "version": installed}
+
+
+class SamplingRules(_Frozen):
+    """How every node of the run samples."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] = 64
+
+
+class RunLimits(_Frozen):
+    """What a node of the run accepts from another."""
+
+    group_size_max: Annotated[int, Field(ge=1, le=COMPLETIONS_MAX)] = COMPLETIONS_MAX
+    record_life_s: Annotated[int, Field(ge=1, le=604_800)] = 3600  # from creation to expiry
+    clock_skew_s: Annotated[int, Field(ge=0, le=3600)] = 120
+    prompt_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192
+    text_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192  # of a completion
+
+
+class HeldOutRules(_Frozen):
+    """The evaluation that all nodes of the run share."""
+
+    tasks: Annotated[int, Field(ge=1, le=10_000)] = 200
+
+
+class RunConfig(_Frozen):
+    """What all nodes of a run share; any difference makes another run id."""
+
+    name: Annotated[str, AfterValidator(_run_name)]
+    environments: Annotated[tuple[EnvironmentSpec, ...], Field(min_length=1, max_length=64)]
+    sampling: SamplingRules = SamplingRules()
+    limits: RunLimits = RunLimits()
+    held_out: HeldOutRules = HeldOutRules()
+    models: tuple[str, ...] = ()  # allowed model names; empty: any
+    reward: Literal["exact", "partial"] = "exact"  # exact: 1 for a full score, else 0
+
+    @cached_property
+    def run_id(self) -> str:
+        """`<name>-<fingerprint of everything in here>`."""
+        rules = canonical_json(self.model_dump(mode="json"))
+        return f"{self.name}-{hashlib.sha256(rules.encode()).hexdigest()[:RUN_HASH_CHARS]}"
+
+    @property
+    def engine_sampling(self) -> Sampling:
+        """The sampling rules as an engine takes them."""
+        rules = self.sampling
+        return Sampling(rules.temperature, rules.top_p, rules.max_new_tokens)
+
+
+class NodeConfig(_Frozen):
+    """One machine in the swarm. Every field is a flag of `swarm-node join` (`flag_of`)."""
+
+    run: RunConfig
+
+    # network
+    listen: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(_listen_address)], ...],
+        BeforeValidator(_split),
+        Field(min_length=1, max_length=ADDRESSES_MAX),
+    ] = ("/ip4/0.0.0.0/tcp/0",)
+    announce: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(_announce_address)], ...],
+        BeforeValidator(_split),
+        Field(max_length=ADDRESSES_MAX),
+    ] = ()  # told to others instead of what can be seen from here; for port forwarding
+    peers: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(_peer_address)], ...],
+        BeforeValidator(_split),
+        Field(max_length=64),
+    ] = ()  # bootstrap peers; empty: start a swarm
+    share: Literal["all", "none"] = "all"
+
+    # policy and rollouts
+    model: Annotated[str, Field(min_length=1)] = "tiny"
+    engine: Literal["torch", "vllm", "scripted"] = "torch"
+    local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
+    external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
+    group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0
+    filter_own: bool = False  # generate more than I groups and drop those without an advantage
+
+    # training
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384  # padded tokens, prompts included
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch; 0: one for each core but one
+
+    # course
+    rounds: Count | None = None  # None: until interrupted
+    stop_after_s: PositiveSeconds | None = None  # then evaluate, save and leave
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    evaluate_every_rounds: CountOrNone = 10  # 0: never
+    checkpoint_every_rounds: Count = 1
+    checkpoints_kept: Count = 2
+
+    # files and keys
+    data_dir: Path = Path("swarm-data")
+    key_file: Path | None = None  # None: identity.pem in the data directory
+    passphrase_env: Annotated[str, Field(min_length=1)] = PASSPHRASE_VARIABLE  # where to look
+
+    # limits
+    pool_groups_max: Count = 4096
+    pool_bytes_max: Annotated[int, Field(ge=1_048_576)] = 268_435_456
+    pool_groups_per_peer_max: Count = 512
+    fetch_bytes_per_s_max: Count = 4_194_304
+    fetch_concurrent_max: Annotated[int, Field(ge=1, le=64)] = 4
+    serve_bytes_per_s_max: Count = 8_388_608
+    verify_timeout_s: PositiveSeconds = 5.0  # for one group
+    verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = 1_073_741_824
+
+    foreign_shuffle: bool = False  # experiments only: breaks the link from task to completions
+
+    @property
+    def key_path(self) -> Path:
+        """Where the node's key is."""
+        return self.key_file or self.data_dir / "identity.pem"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.local_groups == 0 and self.external_groups == 0:
+            raise _Conflict("local_groups", "no groups to train on", "4")
+        least = 2 if self.local_groups > 0 else 1
+        if self.group_size < least:
+            raise _Conflict("group_size", f"must be at least {least}", "8")
+        if self.group_size > self.run.limits.group_size_max:
+            most = self.run.limits.group_size_max
+            raise _Conflict("group_size", f"run {self.run.name} allows at most {most}", str(most))
+        if self.run.models and self.model not in self.run.models:
+            allowed = ", ".join(self.run.models)
+            raise _Conflict(
+                "model", f"run {self.run.name} allows only {allowed}", self.run.models[0]
+            )
+        return self
+
+
+class _Conflict(Exception):
+    """Fields that are right alone do not fit together; `fix` is a value that would."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(field, problem, fix)
+        self.field = field
+        self.problem = problem
+        self.fix = fix
+
+
+def packaged_runs() -> tuple[str, ...]:
+    """Names of the runs that come with the package."""
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".toml")
+            for entry in files("node").joinpath("runs").iterdir()
+            if entry.name.endswith(".toml")
+        )
+    )
+
+
+def _read_run_file(run_file: Path | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The label and the text of the run file: a path, or the name of a packaged run."""
+    wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
+    if wanted in packaged_runs():
+        label = f"{wanted}.toml"
+        return label, files("node").joinpath("runs", label).read_text(encoding="utf-8")
+    path = Path(wanted)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(RUN_FILE_BYTES_MAX + 1)
+        if len(raw) > RUN_FILE_BYTES_MAX:
+            raise ConfigError(f"--run {wanted}: larger than {RUN_FILE_BYTES_MAX} bytes")
+        return path.name, raw.decode()
+    except OSError as error:
+        raise ConfigError(
+            f"--run {wanted}: {error.strerror}; give a TOML file or one of "
+            f"{', '.join(packaged_runs())}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--run {wanted}: not UTF-8 text; give a TOML file") from None
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings from `SWARM_NODE_<FIELD>`. Unknown ones are kept, so that a typo is refused."""
+    passphrase = environ.get(f"{ENVIRON_PREFIX}PASSPHRASE_ENV", PASSPHRASE_VARIABLE)
+    no_settings = {RUN_VARIABLE, PASSPHRASE_VARIABLE, passphrase}
+    return {
+        name.removeprefix(ENVIRON_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(ENVIRON_PREFIX) and name not in no_settings
+    }
+
+
+def load_run(run_file: Path | None, environ: Mapping[str, str]) -> tuple[RunConfig, dict[str, Any]]:
+    """The run, and the `[node]` table of its file.
+
+    Raises:
+        ConfigError: unreadable or wrong.
+    """
+    label, text = _read_run_file(run_file, environ)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{label}: not TOML ({error}); correct the file") from None
+    node_table = table.pop("node", {})
+    if not isinstance(node_table, dict):
+        raise ConfigError(f"node in {label}: must be a table; write [node]")
+    try:
+        return RunConfig.model_validate(table), node_table
+    except ValidationError as error:
+        raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
+
+
+def load_config(
+    flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
+) -> NodeConfig:
+    """All settings of this node.
+
+    Args:
+        flags: by field name; None means not given.
+        environ: the process environment.
+        run_file: a path or the name of a packaged run; None: `SWARM_NODE_RUN`, else the demo.
+
+    Raises:
+        ConfigError: one line that names the setting, its value and what to do.
+    """
+    run, node_table = load_run(run_file, environ)
+    label = _read_run_file(run_file, environ)[0]
+    layers: list[tuple[Source, Mapping[str, Any]]] = [
+        (Source.in_file(label, "node."), node_table),
+        (Source.in_environ(ENVIRON_PREFIX), _from_environ(environ)),
+        (Source.in_flags(), {name: value for name, value in flags.items() if value is not None}),
+    ]
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for source, layer in layers:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+    values["run"] = run
+
+    def source_of(field: str) -> Source:
+        return sources.get(field, Source.in_flags())
+
+    try:
+        return NodeConfig.model_validate(values)
+    except ValidationError as error:
+        raise config_error(error, NodeConfig, source_of) from None
+    except _Conflict as conflict:
+        value = values.get(conflict.field, NodeConfig.model_fields[conflict.field].default)
+        raise ConfigError(
+            source_of(conflict.field).message(conflict.field, value, conflict.problem, conflict.fix)
+        ) from None

@@ -1,0 +1,65 @@
+"""Which task a producer has at an index: a pure function of the run, the producer and the index.
+
+Because everybody can work it out, a producer cannot choose its tasks: a group whose task is not
+the assigned one is refused. The index is the producer's data position, so a stream continues after
+a restart where it stopped.
+"""
+
+import hashlib
+
+from node.config import EnvironmentSpec, RunConfig
+from swarm.rollouts import Task
+
+HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
+INDEX_MAX = 2**31 - 1
+
+_SEED_DOMAIN = b"swarm/task-seed/1"
+_ENVIRONMENT_DOMAIN = b"swarm/task-environment/1"
+_SEED_BITS = 62  # a seed plus an index stays below 2**63, and streams do not meet by chance
+
+
+def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
+    """The only task that `producer` may work on at `index`, 0 <= index <= INDEX_MAX."""
+    assert 0 <= index <= INDEX_MAX, index
+    spec = _environment_at(run, producer, index)
+    seed = _hash_bits(_SEED_BITS, _SEED_DOMAIN, run.run_id, producer, spec.name, spec.parameters)
+    return Task(spec.name, spec.version, spec.parameters, seed, index)
+
+
+def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
+    """The run's evaluation tasks, the same for all nodes and in no producer's stream."""
+    return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
+
+
+class TaskStream:
+    """One producer's tasks, by data position."""
+
+    def __init__(self, run: RunConfig, producer: str) -> None:
+        self._run = run
+        self._producer = producer
+
+    def take(self, position: int, count: int) -> tuple[Task, ...]:
+        """The tasks at `position` and after it."""
+        return tuple(
+            assigned_task(self._run, self._producer, position + offset) for offset in range(count)
+        )
+
+
+def _environment_at(run: RunConfig, producer: str, index: int) -> EnvironmentSpec:
+    """Draw an environment by weight."""
+    draw = _hash_bits(53, _ENVIRONMENT_DOMAIN, run.run_id, producer, str(index)) / 2**53
+    remaining = draw * sum(spec.weight for spec in run.environments)
+    for spec in run.environments:
+        remaining -= spec.weight
+        if remaining < 0:
+            return spec
+    return run.environments[-1]  # the sum was rounded
+
+
+def _hash_bits(bits: int, domain: bytes, *parts: str) -> int:
+    """A number below 2**bits from text parts; each is framed by its length."""
+    digest = hashlib.sha256(domain)
+    for part in parts:
+        raw = part.encode()
+        digest.update(len(raw).to_bytes(8, "big") + raw)
+    return int.from_bytes(digest.digest()[:8], "big") >> (64 - bits)
