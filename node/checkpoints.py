@@ -20,6 +20,7 @@ from node.training.base import Trainer
 from swarm.errors import ConfigError
 
 STATE_FILE = "state.json"
+POSITION_FILE = "next-index"
 TEMPORARY_SUFFIX = ".partial"
 
 
@@ -70,6 +71,27 @@ class Checkpoints:
         await trainer.save(partial)
         await trio.to_thread.run_sync(self._finish, partial, final, progress)
         return final
+
+    async def reserve(self, next_index: int) -> None:
+        """Note that tasks below `next_index` are spent, before they are shared: a node that
+        crashes after sharing and resumes from the round before must not do them once more."""
+        await trio.to_thread.run_sync(self._reserve, next_index)
+
+    def _reserve(self, next_index: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._directory / (POSITION_FILE + TEMPORARY_SUFFIX)
+        with temporary.open("w") as file:
+            file.write(str(next_index))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / POSITION_FILE)
+
+    def reserved(self) -> int:
+        """The first data position that was never shared; 0 if nothing was."""
+        try:
+            return int((self._directory / POSITION_FILE).read_text())
+        except (OSError, ValueError):
+            return 0
 
     def _finish(self, partial: Path, final: Path, progress: Progress) -> None:
         state = {"facts": self._facts, "progress": progress.to_json()}

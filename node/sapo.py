@@ -16,7 +16,7 @@ id and the round.
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isnan, nan
 from random import Random
@@ -26,7 +26,7 @@ from typing import Any
 import trio
 
 from node.config import NodeConfig
-from node.engines.base import RolloutEngine, Sampling
+from node.engines.base import RolloutEngine
 from node.monitor.records import HeldOut, RoundDone
 from node.tasks.stream import assigned_task, held_out_tasks
 from node.tasks.verifier import Verifier
@@ -51,6 +51,10 @@ class Progress:
     groups_shared: int = 0
     held_out_first: float | None = None
     held_out_last: float | None = None
+
+    def with_next_index(self, next_index: int) -> "Progress":
+        """The same, at another data position."""
+        return replace(self, next_index=next_index)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for the checkpoint's state file."""
@@ -81,9 +85,10 @@ class Sapo:
         progress: Progress,
         *,
         tokenizer: str,
-        policy_version: int,
         now_s: Callable[[], float],
         on_phase: Callable[[str], None] = lambda _: None,
+        before_share: Callable[[int], Awaitable[None]] | None = None,
+        after_update: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self._config = config
         self._peer_id = peer_id
@@ -92,12 +97,12 @@ class Sapo:
         self._verifier = verifier
         self._exchange = exchange
         self._tokenizer = tokenizer
-        self._policy_version = policy_version
         self._now_s = now_s
         self._on_phase = on_phase
+        self._before_share = before_share  # makes the new data position durable
+        self._after_update = after_update  # hands the new policy to an engine of its own
         self.progress = progress
-        rules = config.run.sampling
-        self._sampling = Sampling(rules.temperature, rules.top_p, rules.max_new_tokens)
+        self._sampling = config.run.engine_sampling
 
     async def round(self) -> RoundDone:
         """Run one round and count it. Cancelled before the update, it leaves no trace but the
@@ -107,13 +112,16 @@ class Sapo:
         clock = _Stopwatch()
         own, next_index = await self._generate(number, clock)
         if self._config.share == "all":
+            if self._before_share is not None:
+                await self._before_share(next_index)
             await self._share(own, number)
         foreign = await self._draw(number)
         with trio.CancelScope(shield=True):
             self._on_phase("training")
             report = await self._trainer.train(self._batch(own, foreign, number))
             clock.lap("train")
-            self._policy_version = report.policy_version
+            if self._after_update is not None:
+                await self._after_update(report.policy_version)
             generated = sum(len(c.token_ids) for group in own for c in group.completions)
             self.progress = replace(
                 start,

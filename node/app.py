@@ -1,0 +1,319 @@
+"""The composition root: builds one production node, runs it, takes it down in order.
+
+    lock and key          the data directory belongs to one process
+    policy                made or fetched before anything listens
+    transport             libp2p
+    verifier              worker processes with a time limit
+    network services      exchange and discovery; they outlive the trainer
+    trainer and engine    restarted with back-off when they die
+    rounds                until done or told to leave
+
+Everything lives in one nursery, so that leaving it ends everything, children included.
+"""
+
+import fcntl
+import os
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+
+import psutil
+import trio
+
+from node.checkpoints import Checkpoints
+from node.config import NodeConfig
+from node.engines.base import RolloutEngine
+from node.models import resolve_model
+from node.monitor.events import EventLog
+from node.monitor.live import LiveView
+from node.monitor.records import HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+from node.monitor.status import serve_status
+from node.node import AfterUpdate, Node, World
+from node.sapo import Progress
+from node.tasks.verifier import ProcessVerifier
+from node.training.base import PolicyInfo, Trainer
+from node.training.process import TrainerProcess, open_trainer
+from node.training.spec import TrainerSpec
+from swarm.discovery import AddressBook
+from swarm.errors import ChildFailed, ConfigError, IdentityInUse
+from swarm.identity import Identity
+from swarm.pool import Pool, PoolLimits
+from swarm.transport.libp2p_host import open_libp2p
+
+AGENT = f"swarm-node/{version('swarm-node')}"
+EVENTS_FILE = "events.jsonl"
+VIEW_INTERVAL_S = 0.5
+RESTART_DELAY_S = 1.0  # doubled at each failure in a row
+RESTARTS_MAX = 5  # failures in a row without a finished round between them
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """What `status` says of the trainer; survives its restarts."""
+
+    policy: PolicyInfo | None = None
+    memory_bytes: int = 0
+
+
+def load_identity(config: NodeConfig) -> Identity:
+    """The node's key, made at the first start.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    passphrase = os.environ.get(config.passphrase_env)
+    if not config.key_path.exists():
+        if config.key_file is not None:
+            raise ConfigError(
+                f"--key-file {config.key_file}: no such file; make it with "
+                f"swarm-node keygen --out {config.key_file}"
+            )
+        Identity.generate().save(config.key_path, passphrase)
+    return Identity.load(config.key_path, passphrase)
+
+
+@contextmanager
+def data_directory(path: Path) -> Iterator[Path]:
+    """Create and lock the data directory; the lock ends with the process, however it ends.
+
+    Raises:
+        ConfigError: another process holds it, or it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / "lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--data-dir {path}: {error.strerror}; choose another") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"--data-dir {path}: another node is running on it; give this one its own"
+            ) from None
+        yield path
+
+
+def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> int:
+    """Run a node until it is done or told to leave. Returns the exit status.
+
+    Raises:
+        ConfigError: bad input, found before anything started.
+        IdentityInUse: another live node runs under this key.
+    """
+    with data_directory(config.data_dir):
+        identity = load_identity(config)
+        model = resolve_model(config, say)
+        app = _App(config, identity, model, view, say)
+        try:
+            return trio.run(app.run)
+        except* (ConfigError, IdentityInUse, ChildFailed) as group:
+            raise _first(group) from None
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _App:
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        model: str,
+        view: LiveView,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._model = model
+        self._view = view
+        self._say = say
+        self._loaded = _Loaded()
+        self._process = psutil.Process()
+        self._checkpoints = Checkpoints(
+            config.data_dir / "checkpoints",
+            config.checkpoints_kept,
+            {"run_id": config.run.run_id, "model": config.model},
+        )
+
+    async def run(self) -> int:
+        self._leaving = trio.Event()
+        config = self._config
+        resumed = self._checkpoints.latest()
+        with Pool(
+            config.data_dir / "pool.sqlite",
+            PoolLimits(
+                config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max
+            ),
+        ) as pool, EventLog(config.data_dir / EVENTS_FILE, time.time) as self._events:
+            async with AsyncExitStack() as stack:
+                transport = await stack.enter_async_context(
+                    open_libp2p(self._identity, config.listen, config.announce)
+                )
+                verifier = await stack.enter_async_context(
+                    ProcessVerifier.open(config)
+                )
+                self._node = Node(
+                    config,
+                    self._identity,
+                    transport,
+                    pool,
+                    verifier,
+                    AddressBook.load(config.data_dir / "addresses.json"),
+                    World(
+                        now_s=time.time,
+                        rng=Random(secrets.randbits(64)),  # whom to dial and fetch from; no learning
+                        run_sync=trio.to_thread.run_sync,
+                        instance=secrets.token_bytes(16),
+                        agent=AGENT,
+                    ),
+                )
+                if pool.damaged_path is not None:
+                    self._node.notes["pool"] = (
+                        f"the pool file was damaged and moved to {pool.damaged_path}"
+                    )
+                if resumed is not None:
+                    self._say(f"resuming after round {resumed.progress.round}")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._watch_signals)
+                    await nursery.start(self._node.run_network)
+                    await nursery.start(serve_status, config.data_dir, self._snapshot)
+                    self._greet(transport.addresses())
+                    nursery.start_soon(self._show)
+                    await self._train_to_the_end()
+                    nursery.cancel_scope.cancel()
+        return 0
+
+    def _greet(self, addresses: tuple[str, ...]) -> None:
+        run = f" --run {self._config.run.name}" if self._config.run.name != "demo" else ""
+        self._say(f"this node is {self._identity.peer_id}, run {self._config.run.run_id}")
+        self._say("the next machine joins with any one of these lines:")
+        for address in addresses:
+            self._say(f"  swarm-node join --peer {address}{run}")
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self._leaving.is_set():
+                    os._exit(EXIT_INTERRUPTED)  # the children end with their pipes
+                self._say("leaving: saving first; once more to leave at once")
+                self._leaving.set()
+
+    async def _show(self) -> None:
+        while True:
+            self._view.update(self._snapshot())
+            await trio.sleep(VIEW_INTERVAL_S)
+
+    def _snapshot(self) -> StatusSnapshot:
+        policy = self._loaded.policy
+        return self._node.snapshot(
+            model=policy.name if policy else self._config.model,
+            parameters=policy.parameters if policy else 0,
+            memory_bytes=self._process.memory_info().rss,
+            trainer_memory_bytes=self._loaded.memory_bytes,
+        )
+
+    async def _tell(self, record: Started | RoundDone | HeldOut | Trouble) -> None:
+        await trio.to_thread.run_sync(self._events.write, record)
+        self._view.update(self._snapshot())
+        self._view.event(record)
+
+    # --- the trainer and its rounds --------------------------------------------------------
+
+    async def _train_to_the_end(self) -> None:
+        """Run rounds; restart the trainer from the last checkpoint when it or its engine dies.
+
+        Raises:
+            ChildFailed: it died `RESTARTS_MAX` times without finishing a round in between.
+        """
+        failures = 0
+        while True:
+            before = self._node.progress.round
+            try:
+                await self._train_once()
+            except* ChildFailed as group:
+                error = _first(group)
+                failures = 1 if self._node.progress.round > before else failures + 1
+                await self._tell(Trouble(f"the trainer failed and is restarted: {error}"))
+                self._node.notes["trainer"] = f"the trainer failed {failures} times: {error}"
+                if failures >= RESTARTS_MAX:
+                    raise
+            else:
+                return
+            with trio.move_on_after(RESTART_DELAY_S * 2**failures):
+                await self._leaving.wait()
+                return
+
+    async def _train_once(self) -> None:
+        config = self._config
+        resumed = self._checkpoints.latest()
+        progress = resumed.progress if resumed else Progress()
+        spent = max(progress.next_index, self._checkpoints.reserved())
+        progress = progress.with_next_index(spent)
+        spec = TrainerSpec(
+            self._model,
+            learning_rate=config.learning_rate,
+            updates_per_batch=config.updates_per_batch,
+            micro_batch_tokens=config.micro_batch_tokens,
+            seed=config.seed,
+            threads=config.threads,
+        )
+        async with open_trainer(
+            spec, config.data_dir, resumed.directory if resumed else None
+        ) as trainer:
+            self._loaded.policy = await trainer.info()
+            await self._tell(self._started(self._loaded.policy, progress))
+            async with self._engine(trainer) as (engine, after_update):
+                await self._node.run_rounds(
+                    trainer,
+                    engine,
+                    progress,
+                    leaving=self._leaving,
+                    on_record=lambda record: self._after_record(record, trainer),
+                    checkpoints=self._checkpoints,
+                    after_update=after_update,
+                )
+
+    @asynccontextmanager
+    async def _engine(
+        self, trainer: TrainerProcess
+    ) -> AsyncIterator[tuple[RolloutEngine, AfterUpdate | None]]:
+        """The rollout engine, and what hands it each new policy; the torch engine is the trainer
+        itself and needs no handing over."""
+        if self._config.engine == "torch":
+            yield trainer, None
+            return
+        raise ConfigError(f"--engine {self._config.engine}: not for a node; use torch")
+
+    async def _after_record(self, record: RoundDone | HeldOut, trainer: Trainer) -> None:
+        self._node.notes.pop("trainer", None)
+        self._loaded.memory_bytes = await trainer.memory_bytes()
+        await self._tell(record)
+
+    def _started(self, policy: PolicyInfo, progress: Progress) -> Started:
+        config = self._config
+        return Started(
+            peer_id=self._identity.peer_id,
+            run_id=config.run.run_id,
+            agent=AGENT,
+            model=policy.name,
+            parameters=policy.parameters,
+            tokenizer=policy.tokenizer,
+            engine=config.engine,
+            round=progress.round,
+            seed=config.seed,
+            local_groups=config.local_groups,
+            external_groups=config.external_groups,
+            group_size=config.group_size,
+            addresses=self._node.addresses(),
+        )

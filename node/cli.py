@@ -1,0 +1,197 @@
+"""`swarm-node`: parse flags, hand over, turn errors into one line. No logic lives here."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError, IdentityInUse, SwarmError
+
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run_command(options))
+    except (ConfigError, IdentityInUse) as error:
+        print(f"swarm-node: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except SwarmError as error:
+        print(f"swarm-node: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:  # before the node watches for signals itself
+        return 130
+    except BrokenPipeError:  # the reader of our output left, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="swarm-node",
+        description="Train a language model by reinforcement learning in a swarm of peers.",
+        epilog="Every setting can also come from SWARM_NODE_<NAME> or a run file's [node] table.",
+    )
+    parser.add_argument("--version", action="version", version=version("swarm-node"))
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_join(commands)
+    _add_keygen(commands)
+    _add_status(commands)
+    _add_eval(commands)
+    _add_report(commands)
+    _add_prepare(commands)
+    return parser
+
+
+def _add_join(commands: Any) -> None:
+    join = commands.add_parser("join", help="start a swarm, or join one with --peer")
+    join.add_argument(
+        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
+    )
+    join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
+    join.add_argument(
+        "--announce", action="append", metavar="ADDR", help="address that others shall dial"
+    )
+    _add_policy(join)
+    join.add_argument("--engine", help="torch (default) or vllm")
+    join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
+    join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
+    join.add_argument("--group-size", metavar="G", help="completions for each task")
+    join.add_argument("--rounds", metavar="N", help="stop after this many; default: go on")
+    join.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
+    join.add_argument("--seed", metavar="N", help="seed of this node's sampling")
+    join.add_argument("--learning-rate", metavar="LR")
+    join.add_argument("--threads", metavar="N", help="of torch; 0: one less than the cores")
+    join.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
+    join.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
+    join.add_argument("--share", help="all (default) or none")
+    join.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
+    join.set_defaults(run_command=_join)
+
+
+def _add_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
+    parser.add_argument("--model", help="tiny, a model directory, or a Hugging Face id")
+    parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
+
+
+def _add_keygen(commands: Any) -> None:
+    keygen = commands.add_parser("keygen", help="make an Ed25519 key, print its peer id")
+    keygen.add_argument("--out", type=Path, required=True, metavar="FILE")
+    keygen.add_argument(
+        "--passphrase-env", metavar="NAME", help="encrypt with the passphrase in this variable"
+    )
+    keygen.set_defaults(run_command=_keygen)
+
+
+def _add_status(commands: Any) -> None:
+    status = commands.add_parser("status", help="ask the node that runs on a data directory")
+    status.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+    status.add_argument("--json", action="store_true", help="the whole answer as JSON")
+    status.set_defaults(run_command=_status)
+
+
+def _add_eval(commands: Any) -> None:
+    evaluate = commands.add_parser("eval", help="held-out pass rate of a node's last checkpoint")
+    _add_policy(evaluate)
+    evaluate.add_argument("--threads", metavar="N")
+    evaluate.set_defaults(run_command=_eval)
+
+
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser("report", help="plots and a page from data directories")
+    report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR")
+    report.add_argument("--out", type=Path, default=Path("report"), metavar="DIR")
+    report.set_defaults(run_command=_report)
+
+
+def _add_prepare(commands: Any) -> None:
+    prepare = commands.add_parser("prepare", help="make the tiny policy ahead of time")
+    _add_policy(prepare)
+    prepare.set_defaults(run_command=_prepare)
+
+
+def _config(options: argparse.Namespace) -> Any:
+    from node.config import NodeConfig, load_config
+
+    flags = {name: value for name, value in vars(options).items() if name in NodeConfig.model_fields}
+    flags.pop("run", None)
+    run_file = Path(options.run) if options.run else None
+    return load_config(flags, os.environ, run_file)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _join(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from rich.console import Console
+
+    from node.app import run_node
+    from node.monitor.live import LiveView
+
+    console = Console()
+    with LiveView(console, console.is_terminal) as view:
+        return run_node(config, view, lambda line: console.print(line, soft_wrap=True))
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    from swarm.identity import Identity
+
+    passphrase = None
+    if options.passphrase_env:
+        passphrase = os.environ.get(options.passphrase_env)
+        if not passphrase:
+            raise ConfigError(
+                f"--passphrase-env {options.passphrase_env}: no such variable; set it first"
+            )
+    identity = Identity.generate()
+    identity.save(options.out, passphrase)
+    _say(identity.peer_id)
+    return EXIT_OK
+
+
+def _status(options: argparse.Namespace) -> int:
+    from node.monitor.status import fetch_status, render_status, snapshot_json
+
+    snapshot = fetch_status(options.data_dir)
+    _say(snapshot_json(snapshot) if options.json else render_status(snapshot))
+    return EXIT_OK
+
+
+def _eval(options: argparse.Namespace) -> int:
+    from node.evaluate import evaluate_checkpoint
+
+    record = evaluate_checkpoint(_config(options), _say)
+    for name, passed in record.passed_by_environment.items():
+        _say(f"{name}: {passed:.1%}")
+    _say(f"held-out pass rate after round {record.round}: {record.passed:.1%} of {record.tasks}")
+    return EXIT_OK
+
+
+def _report(options: argparse.Namespace) -> int:
+    from node.monitor.report import write_report
+
+    for directory in options.data_dirs:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory}: no such directory; name a node's --data-dir")
+    summary = write_report(options.data_dirs, options.out)
+    _say(str(summary))
+    return EXIT_OK
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    from node.models import resolve_model
+
+    _say(resolve_model(_config(options), _say))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""Where a policy comes from: the `tiny` preset, made on this machine, or a model that exists.
+
+`tiny` is built and briefly warmed on the run's own tasks, so that reinforcement learning starts
+from partial competence without any download. It is cached under a hash of all that decides it;
+nodes of one run that make it get the same weights. The making happens in a child process
+(`python -m node.models`, the run as JSON on its input), which leaves neither torch nor
+reasoning-gym in the node's own.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from node.config import NodeConfig, RunConfig
+from node.training.spec import TinyRecipe, recipe_key
+from swarm.errors import ChildFailed
+
+TINY = "tiny"
+WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
+DONE_FILE = "config.json"  # part of every complete model directory
+STEP_LINES_MAX = 20
+
+
+def cache_directory() -> Path:
+    """`SWARM_NODE_CACHE`, else `swarm-node` in the user's cache directory."""
+    chosen = os.environ.get("SWARM_NODE_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "swarm-node"
+
+
+def tiny_directory(run: RunConfig) -> Path:
+    """Where the warmed tiny policy of a run is, or will be."""
+    key = recipe_key(TinyRecipe(), run.model_dump_json(include={"environments", "reward"}))
+    return cache_directory() / "policies" / f"{TINY}-{run.name}-{key[:16]}"
+
+
+def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
+    """What the trainer is to load: a directory, or a hub id. Makes the tiny preset if need be.
+
+    Raises:
+        ChildFailed: the preset could not be made.
+    """
+    if config.model != TINY:
+        return config.model
+    directory = tiny_directory(config.run)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # nodes that start together make it once
+        if not (directory / DONE_FILE).exists():
+            say("making and warming the tiny policy on this run's tasks (once, then cached)")
+            _make_in_child(config.run)
+    return str(directory)
+
+
+def _make_in_child(run: RunConfig) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "node.models"], input=run.model_dump_json().encode(), check=False
+    )
+    if finished.returncode != 0:
+        raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
+
+
+def _make_here(run: RunConfig) -> None:
+    """The child: draw the tasks, warm the model, give it its name when it is whole."""
+    from node.training.tiny import make_tiny
+
+    final = tiny_directory(run)
+    partial = final.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    make_tiny(_pairs(run), partial, _Progress(), TinyRecipe())
+    partial.rename(final)
+
+
+def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
+    from node.tasks.registry import environment
+    from node.tasks.stream import assigned_task
+
+    for index in count():
+        task = assigned_task(run, WARM_UP_PRODUCER, index)
+        problem = environment(task.environment).problem(task)
+        yield problem.prompt, problem.answer
+
+
+class _Progress:
+    """A bar that redraws in a terminal; elsewhere a line now and then."""
+
+    def __init__(self) -> None:
+        self._interactive = sys.stderr.isatty()
+        self._shown = -1
+
+    def __call__(self, share: float, line: str) -> None:
+        step = int(share * STEP_LINES_MAX)
+        if self._interactive:
+            bar = "#" * step + "." * (STEP_LINES_MAX - step)
+            end = "\n" if share >= 1 else ""
+            print(f"\r[{bar}] {share:4.0%} {line:<50.50}", end=end, file=sys.stderr, flush=True)
+        elif step // 4 != self._shown // 4 or share >= 1:
+            print(f"{share:4.0%} {line}", file=sys.stderr, flush=True)
+        self._shown = step
+
+
+if __name__ == "__main__":
+    _make_here(RunConfig.model_validate_json(sys.stdin.read()))

@@ -1,0 +1,302 @@
+"""One node, put together: the network's services, the round loop, and what it says of itself.
+
+Built over interfaces alone, so that the same code runs in production (`app`), in a simulated
+network under a virtual clock, and in experiments with many nodes in one process.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+import trio
+
+from node.checkpoints import Checkpoints
+from node.config import NodeConfig
+from node.engines.base import RolloutEngine
+from node.monitor.records import HeldOut, PeerStatus, RoundDone, StatusSnapshot
+from node.sapo import Progress, Sapo
+from node.tasks.verifier import Verifier
+from node.training.base import Trainer
+from swarm.discovery import AddressBook, Discovery
+from swarm.exchange import Exchange, ExchangeRules, RunSync
+from swarm.identity import Identity
+from swarm.ledger import Ledger
+from swarm.pool import Pool, PoolStatistics
+from swarm.transport.base import Transport
+
+STOCK_FACTOR = 3  # foreign groups kept ready, in multiples of J
+POOL_LOOK_S = 2.0  # how old the pool's figures in a snapshot may be
+TOKENS_PER_S_ROUNDS = 5  # rounds over which the generation rate is averaged
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a node must not reach for by itself."""
+
+    now_s: Callable[[], float]  # unix time
+    rng: Random
+    run_sync: RunSync  # where blocking calls go
+    instance: bytes  # 16 bytes, other at each start
+    agent: str
+
+
+Record = RoundDone | HeldOut
+OnRecord = Callable[[Record], Awaitable[None]]
+AfterUpdate = Callable[[int], Awaitable[None]]
+
+
+class Node:
+    """A node over a transport, a pool and a verifier. The trainer comes and may go."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        transport: Transport,
+        pool: Pool,
+        verifier: Verifier,
+        book: AddressBook,
+        world: World,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._transport = transport
+        self._pool = pool
+        self._verifier = verifier
+        self._world = world
+        self._started_at = trio.current_time()
+        self._pool_figures = PoolStatistics(0, 0, 0, 0, 0, {})
+        self._rates: list[float] = []
+        self.phase = "starting"
+        self.progress = Progress()
+        self.last_round: RoundDone | None = None
+        self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
+        self.exchange = Exchange(
+            self._exchange_rules(),
+            identity,
+            transport,
+            pool,
+            verifier.verify,
+            now_s=world.now_s,
+            rng=Random(world.rng.random()),
+            run_sync=world.run_sync,
+        )
+        self.discovery = Discovery(
+            config.run.run_id,
+            world.agent,
+            identity,
+            world.instance,
+            transport,
+            config.peers,
+            book,
+            self.exchange.ledger,
+            now_s=world.now_s,
+            rng=Random(world.rng.random()),
+        )
+
+    def _exchange_rules(self) -> ExchangeRules:
+        limits = self._config.run.limits
+        return ExchangeRules(
+            run_id=self._config.run.run_id,
+            stock_groups=STOCK_FACTOR * self._config.external_groups,
+            record_life_s=limits.record_life_s,
+            clock_skew_s=limits.clock_skew_s,
+            group_size_max=limits.group_size_max,
+            fetch_parallel=self._config.fetch_concurrent_max,
+            fetch_bytes_per_s=float(self._config.fetch_bytes_per_s_max),
+        )
+
+    def addresses(self) -> tuple[str, ...]:
+        """Where others may dial this node."""
+        return self._transport.addresses()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who sent what."""
+        return self.exchange.ledger
+
+    async def run_network(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Join the swarm, serve and fetch until cancelled, whatever the trainer does."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.exchange.run)
+            await nursery.start(self.discovery.run)
+            nursery.start_soon(self._look_at_pool)
+            task_status.started()
+
+    async def _look_at_pool(self) -> None:
+        while True:
+            self._pool_figures = await self._world.run_sync(
+                self._pool.statistics, self._world.now_s()
+            )
+            await trio.sleep(POOL_LOOK_S)
+
+    async def run_rounds(
+        self,
+        trainer: Trainer,
+        engine: RolloutEngine,
+        progress: Progress,
+        *,
+        leaving: trio.Event,
+        on_record: OnRecord,
+        checkpoints: Checkpoints | None = None,
+        after_update: AfterUpdate | None = None,
+    ) -> None:
+        """Run rounds from `progress` until the configured number, the time limit or `leaving`.
+
+        Leaving abandons a round that has not reached its update; what was trained is saved.
+        A run that reaches its end is evaluated once more; one that is interrupted is not.
+
+        Raises:
+            ChildFailed: the trainer, engine or verifier failed; start again from a checkpoint.
+        """
+        info = await trainer.info()
+        sapo = Sapo(
+            self._config,
+            self._identity.peer_id,
+            engine,
+            trainer,
+            self._verifier,
+            self.exchange,
+            progress,
+            tokenizer=info.tokenizer,
+            now_s=self._world.now_s,
+            on_phase=self._enter,
+            before_share=checkpoints.reserve if checkpoints else None,
+            after_update=after_update,
+        )
+        self.progress = progress
+        if progress.round == 0 and self._config.evaluate_every_rounds:
+            await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+        while not leaving.is_set() and not self._finished(sapo.progress):
+            await self._unless(leaving, lambda: self._round(sapo, on_record))
+            done = sapo.progress.round
+            if done % self._config.checkpoint_every_rounds == 0:
+                await self._save(sapo, trainer, checkpoints)
+            every = self._config.evaluate_every_rounds
+            if every and done % every == 0:
+                await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+        every = self._config.evaluate_every_rounds
+        if every and not leaving.is_set() and sapo.progress.round % every:
+            await self._evaluate(sapo, on_record)
+        await self._save(sapo, trainer, checkpoints)
+        self._enter("leaving")
+
+    def _finished(self, progress: Progress) -> bool:
+        rounds, limit_s = self._config.rounds, self._config.stop_after_s
+        return (rounds is not None and progress.round >= rounds) or (
+            limit_s is not None and trio.current_time() - self._started_at >= limit_s
+        )
+
+    async def _unless(self, leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
+        """Run a step and cancel it when the node is to leave."""
+        async with trio.open_nursery() as nursery:
+
+            async def cancel_on_leaving() -> None:
+                await leaving.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(cancel_on_leaving)
+            await step()
+            nursery.cancel_scope.cancel()
+
+    async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
+        record = await sapo.round()
+        seconds = record.generate_s
+        if seconds > 0:
+            self._rates = [*self._rates, record.generated_tokens / seconds][-TOKENS_PER_S_ROUNDS:]
+        counters = self._transport.counters
+        record = replace(
+            record,
+            peers=len(self.discovery.peers),
+            pool_groups=self._pool_figures.groups,
+            pool_bytes=self._pool_figures.bytes,
+            bytes_in_total=counters.bytes_in.total(),
+            bytes_out_total=counters.bytes_out.total(),
+        )
+        self.progress, self.last_round = sapo.progress, record
+        self._note_sharing(record)
+        await on_record(record)
+
+    def _note_sharing(self, record: RoundDone) -> None:
+        """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
+        self.notes.pop("sharing", None)
+        wanted = self._config.external_groups
+        if wanted and record.external_groups == 0 and record.peers > 0:
+            self.notes["sharing"] = (
+                f"no usable foreign group in round {record.round} although {record.peers} peers "
+                "are connected: they may be starting, or all their groups pass or fail alike"
+            )
+
+    async def _evaluate(self, sapo: Sapo, on_record: OnRecord) -> None:
+        record = await sapo.evaluate()
+        self.progress = sapo.progress
+        await on_record(record)
+
+    async def _save(self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None) -> None:
+        if checkpoints is not None and sapo.progress.round > 0:
+            self._enter("saving")
+            with trio.CancelScope(shield=True):
+                await checkpoints.save(sapo.progress, trainer)
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+
+    def snapshot(
+        self, *, model: str, parameters: int, memory_bytes: int, trainer_memory_bytes: int
+    ) -> StatusSnapshot:
+        """The node as it is now; quick, for the loop answers `swarm-node status` with it."""
+        last, progress, counters = self.last_round, self.progress, self._transport.counters
+        names = sorted(set(counters.bytes_in) | set(counters.bytes_out))
+        return StatusSnapshot(
+            peer_id=self._identity.peer_id,
+            run_id=self._config.run.run_id,
+            agent=self._world.agent,
+            model=model,
+            parameters=parameters,
+            engine=self._config.engine,
+            uptime_s=trio.current_time() - self._started_at,
+            phase=self.phase,
+            round=progress.round,
+            policy_version=last.policy_version if last else 0,
+            local_groups=last.local_groups if last else 0,
+            external_groups=last.external_groups if last else 0,
+            external_groups_wanted=self._config.external_groups,
+            own_reward=last.own_reward if last else None,
+            held_out_passed=progress.held_out_last,
+            held_out_first=progress.held_out_first,
+            tokens_per_s=sum(self._rates) / len(self._rates) if self._rates else 0.0,
+            pool_groups=self._pool_figures.groups,
+            pool_foreign=self._pool_figures.foreign_eligible,
+            pool_bytes=self._pool_figures.bytes,
+            accepted=self.ledger.accepted,
+            rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
+            bytes_in=counters.bytes_in.total(),
+            bytes_out=counters.bytes_out.total(),
+            bytes_by_protocol={n: (counters.bytes_in[n], counters.bytes_out[n]) for n in names},
+            memory_bytes=memory_bytes,
+            trainer_memory_bytes=trainer_memory_bytes,
+            addresses=self._transport.addresses(),
+            peers=self._peer_statuses(),
+            notes=(*self.notes.values(), *self.discovery.notes),
+        )
+
+    def _peer_statuses(self) -> tuple[PeerStatus, ...]:
+        """Connected peers, and those that are gone but broke a rule."""
+        connected = self.discovery.peers
+        offenders = {p for p in self.ledger.peers() if self.ledger.of(p).rejected}
+        statuses = []
+        for peer in sorted(connected.keys() | offenders):
+            info, account = connected.get(peer), self.ledger.of(peer)
+            statuses.append(
+                PeerStatus(
+                    peer_id=peer,
+                    addresses=info.addresses if info else (),
+                    agent=info.agent if info else "",
+                    groups_accepted=account.accepted,
+                    groups_trained=account.trained,
+                    rejected={str(k): v for k, v in sorted(account.rejected.items())},
+                )
+            )
+        return tuple(statuses)
