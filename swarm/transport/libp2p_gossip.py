@@ -1,0 +1,216 @@
+"""GossipSub 1.1 with the upstream defaults changed that lose messages or grow without bound.
+
+Upstream forwards at most ten messages a second and topic from each peer, ourselves included, and
+drops the rest in silence; its queues hold 32; its adaptive mode turns a heartbeat of 1 s into one
+of 60 s; it keeps whole messages to look for equivocation; it signs and checks an address record
+with every message; it mixes up the control messages of different peers; it starts its sequence
+numbers from the clock in seconds, so that a node that restarts reuses some; and one malformed
+message ends the whole host.
+"""
+
+import logging
+import secrets
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from google.protobuf.message import DecodeError
+from libp2p.abc import INetStream
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.stream.exceptions import StreamEOF, StreamError
+from libp2p.peer.id import ID
+from libp2p.pubsub.gossipsub import GossipSub
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.rpc_queue import RpcQueue
+from libp2p.pubsub.validators import signature_validator
+
+from swarm.transport.base import GOSSIP_BYTES_MAX
+from swarm.transport.libp2p_workarounds import HardHost, Workarounds
+
+MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
+DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
+HEARTBEAT_S = 1
+PRUNE_BACK_OFF_S = 5
+PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
+RPC_BYTES_MAX = 1_048_576
+TOPICS_PER_PEER_MAX = 16
+READ_BYTES = 65_536
+LENGTH_PREFIX_BYTES_MAX = 5
+
+Deliver = Callable[[ID, str, bytes], bool]
+"""Judges and delivers one new message of ours to hear: (forwarder, topic, payload) -> forward?"""
+
+log = logging.getLogger(__name__)
+
+
+class Router(GossipSub):
+    """Mesh keeping as upstream, with the limits of this module."""
+
+    def __init__(self, workarounds: Workarounds) -> None:
+        limits: dict[str, Any] = {}
+        if workarounds.gossip_limits:
+            limits = {
+                "adaptive_gossip_enabled": False,
+                "spam_protection_enabled": False,
+                "eclipse_protection_enabled": False,
+            }
+        super().__init__(
+            [MESHSUB_PROTOCOL],
+            DEGREE,
+            DEGREE_LOW,
+            DEGREE_HIGH,
+            heartbeat_interval=HEARTBEAT_S,
+            prune_back_off=PRUNE_BACK_OFF_S,
+            unsubscribe_back_off=PRUNE_BACK_OFF_S,
+            **limits,
+        )
+        # upstream appends the time of each message and never removes one
+        self.recent_message_deliveries = defaultdict(lambda: deque(maxlen=1))  # type: ignore[arg-type]
+
+    def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
+        """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
+        return True
+
+    async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
+        """Control messages about topics that are not ours are dropped: upstream remembers each."""
+        control = rpc.control
+        for entries in (control.ihave, control.graft, control.prune):
+            ours = [entry for entry in entries if entry.topicID in self.mesh]
+            del entries[:]
+            entries.extend(ours[:TOPICS_PER_PEER_MAX])
+        await super().handle_rpc(rpc, sender_peer_id)
+
+    async def _emit_control_msgs(
+        self,
+        peers_to_graft: dict[ID, list[str]],
+        peers_to_prune: dict[ID, list[str]],
+        peers_to_gossip: dict[ID, dict[str, list[bytes]]],
+    ) -> None:
+        """Upstream adds one peer's grafts, prunes and offers to those of the peers after it."""
+        for peer in {*peers_to_graft, *peers_to_prune, *peers_to_gossip}:
+            grafts = [rpc_pb2.ControlGraft(topicID=t) for t in peers_to_graft.get(peer, ())]
+            prunes = [
+                rpc_pb2.ControlPrune(topicID=t, backoff=PRUNE_BACK_OFF_S)
+                for t in peers_to_prune.get(peer, ())
+            ]
+            offers = [
+                rpc_pb2.ControlIHave(topicID=topic, messageIDs=ids)
+                for topic, ids in peers_to_gossip.get(peer, {}).items()
+            ]
+            message = self.pack_control_msgs(offers, grafts, prunes)
+            await self.emit_control_message(message, peer)
+
+    def send_rpc(self, peer_id: ID, rpc: rpc_pb2.RPC, priority: bool = False) -> None:
+        """Address records are left out: peers learn addresses elsewhere."""
+        rpc.ClearField("senderRecord")
+        super().send_rpc(peer_id, rpc, priority)
+
+
+class Gossip(Pubsub):
+    """Reads, checks and hands on messages; one message after the other for each peer."""
+
+    def __init__(
+        self, host: HardHost, router: Router, deliver: Deliver, workarounds: Workarounds
+    ) -> None:
+        super().__init__(
+            host,
+            router,
+            max_subscriptions_per_rpc=TOPICS_PER_PEER_MAX,
+            max_subscriptions_per_peer=TOPICS_PER_PEER_MAX,
+            max_inbound_rpc_size=RPC_BYTES_MAX,
+        )
+        self._deliver = deliver
+        self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
+        self.counter = secrets.randbits(62)
+
+    async def stream_handler(self, stream: INetStream) -> None:
+        peer_id = stream.muxed_conn.peer_id
+        try:
+            await self._read_messages(stream, peer_id)
+        except StreamEOF:
+            return
+        except (BaseLibp2pError, DecodeError, ValueError) as error:
+            log.debug("gossip stream of %s ended: %s", peer_id, error)
+            await stream.reset()
+            self._handle_dead_peer(peer_id)
+
+    async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
+        buffer = bytearray()
+        while True:
+            end = _whole_message(buffer)
+            if end is None:
+                buffer += await stream.read(READ_BYTES)
+                continue
+            rpc = rpc_pb2.RPC()
+            rpc.ParseFromString(bytes(buffer[end[0] : end[1]]))
+            del buffer[: end[1]]
+            await self._take(peer_id, rpc)
+
+    async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
+        await trio.lowlevel.checkpoint()
+        for message in rpc.publish:
+            await self.push_msg(peer_id, message)
+        for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
+            self.handle_subscription(peer_id, subscription)
+        if rpc.HasField("control"):
+            await self.router.handle_rpc(rpc, peer_id)
+
+    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        """Judge one message, deliver it here if it is another's, and forward it if it is good."""
+        if len(msg.topicIDs) != 1 or len(msg.data) > GOSSIP_BYTES_MAX or self._is_msg_seen(msg):
+            return
+        own = msg_forwarder == self.my_id
+        if not own and (ID(msg.from_id) == self.my_id or not _signed(msg)):
+            return
+        self._mark_msg_seen(msg)
+        if not own:
+            topic = msg.topicIDs[0]
+            if topic not in self.topic_ids or not self._deliver(msg_forwarder, topic, msg.data):
+                return
+        await self.router.publish(msg_forwarder, msg)
+
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        await super()._handle_new_peer(peer_id)
+        queue = self.peer_queues.get(peer_id)
+        if queue is not None and self._queue_max is not None:
+            _widen(queue, self._queue_max)
+
+    async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
+        rpc_msg.ClearField("senderRecord")
+        return await super().write_msg(stream, rpc_msg)
+
+
+def _widen(queue: RpcQueue, messages_max: int) -> None:
+    """Upstream offers no argument for the length of a peer's queue."""
+    queue._queue.max_size = messages_max
+
+
+def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
+    """Where the first length-prefixed message starts and ends; `None` if it is not all there.
+
+    Upstream reads the prefix from the stream byte by byte.
+
+    Raises:
+        StreamError: the prefix is malformed or too large.
+    """
+    length = 0
+    for i, byte in enumerate(buffer[:LENGTH_PREFIX_BYTES_MAX]):
+        length |= (byte & 0x7F) << (7 * i)
+        if not byte & 0x80:
+            if length > RPC_BYTES_MAX:
+                raise StreamError("message too large")
+            return (i + 1, i + 1 + length) if len(buffer) > i + length else None
+    if len(buffer) >= LENGTH_PREFIX_BYTES_MAX:
+        raise StreamError("malformed length prefix")
+    return None
+
+
+def _signed(message: rpc_pb2.Message) -> bool:
+    """Whether the message is signed by whom it names; a malformed key is as good as none."""
+    try:
+        return signature_validator(message)
+    except Exception:  # noqa: BLE001  boundary: key parsing raises what it likes on foreign bytes
+        return False
