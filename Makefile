@@ -1,0 +1,49 @@
+# Every target makes .venv itself, once for each version of pyproject.toml and constraints.txt.
+
+SHELL := /bin/bash
+STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+BIN := .venv/bin
+
+# make demo ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
+DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
+	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
+
+.PHONY: help install demo test test-all check format bench lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+$(STAMP):
+	@scripts/bootstrap.sh $@
+
+install: $(STAMP) ## Make .venv with everything in it
+
+demo: $(STAMP) ## A swarm of real nodes on this machine, learning
+	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)
+
+test: $(STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
+	@$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS)
+
+test-all: $(STAMP) ## All tests
+	@$(BIN)/python -m pytest -q $(TEST_ARGS)
+
+check: $(STAMP) ## Lint, format, types and import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
+
+format: $(STAMP) ## Format the code in place
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## All benchmarks, each printing a table
+	@set -e; for script in scripts/bench_*.py; do $(BIN)/python $$script $(BENCH_ARGS); done
+
+lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
+	@$(BIN)/python scripts/lock.py
+
+clean: ## Remove .venv and everything made
+	rm -rf .venv build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+		.import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
