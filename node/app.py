@@ -29,6 +29,7 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.evaluation import PassRate, evaluate
 from node.models import resolve_model
 from node.monitor.events import EventLog
 from node.monitor.live import LiveView
@@ -101,6 +102,52 @@ def data_directory(path: Path) -> Iterator[Path]:
         yield path
 
 
+def checkpoints_of(config: NodeConfig) -> Checkpoints:
+    """The node's checkpoints; another run or model than before is refused."""
+    return Checkpoints(
+        config.data_dir / "checkpoints",
+        config.checkpoints_kept,
+        {"run_id": config.run.run_id, "model": config.model},
+    )
+
+
+def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
+    """The trainer of this node; `model` is a directory or a hub id."""
+    return TrainerSpec(
+        model,
+        learning_rate=config.learning_rate,
+        updates_per_batch=config.updates_per_batch,
+        micro_batch_tokens=config.micro_batch_tokens,
+        seed=config.seed,
+        threads=config.threads,
+    )
+
+
+def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, PassRate]:
+    """The last checkpoint's round and its held-out pass rate, without a network; 0 and the fresh
+    policy's if there is no checkpoint yet.
+
+    Raises:
+        ConfigError: the checkpoint is of another run or model.
+    """
+    model = resolve_model(config, say)
+    saved = checkpoints_of(config).latest()
+
+    async def measure() -> PassRate:
+        async with (
+            open_trainer(
+                trainer_spec(config, model), config.data_dir, saved.directory if saved else None
+            ) as trainer,
+            ProcessVerifier.open(config) as verifier,
+        ):
+            return await evaluate(config.run, trainer, verifier)
+
+    try:
+        return saved.progress.round if saved else 0, trio.run(measure)
+    except* (ConfigError, ChildFailed) as group:
+        raise _first(group) from None
+
+
 def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> int:
     """Run a node until it is done or told to leave. Returns the exit status.
 
@@ -140,11 +187,7 @@ class _App:
         self._say = say
         self._loaded = _Loaded()
         self._process = psutil.Process()
-        self._checkpoints = Checkpoints(
-            config.data_dir / "checkpoints",
-            config.checkpoints_kept,
-            {"run_id": config.run.run_id, "model": config.model},
-        )
+        self._checkpoints = checkpoints_of(config)
 
     async def run(self) -> int:
         self._leaving = trio.Event()
@@ -260,14 +303,7 @@ class _App:
         progress = resumed.progress if resumed else Progress()
         spent = max(progress.next_index, self._checkpoints.reserved())
         progress = progress.with_next_index(spent)
-        spec = TrainerSpec(
-            self._model,
-            learning_rate=config.learning_rate,
-            updates_per_batch=config.updates_per_batch,
-            micro_batch_tokens=config.micro_batch_tokens,
-            seed=config.seed,
-            threads=config.threads,
-        )
+        spec = trainer_spec(config, self._model)
         async with open_trainer(
             spec, config.data_dir, resumed.directory if resumed else None
         ) as trainer:

@@ -166,12 +166,12 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from node.evaluate import evaluate_checkpoint
+    from node.app import evaluate_node
 
-    record = evaluate_checkpoint(_config(options), _say)
-    for name, passed in record.passed_by_environment.items():
+    round_number, rate = evaluate_node(_config(options), _say)
+    for name, passed in rate.passed_by_environment.items():
         _say(f"{name}: {passed:.1%}")
-    _say(f"held-out pass rate after round {record.round}: {record.passed:.1%} of {record.tasks}")
+    _say(f"held-out pass rate after round {round_number}: {rate.passed:.1%} of {rate.tasks} tasks")
     return EXIT_OK
 
 

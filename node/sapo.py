@@ -27,8 +27,9 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.evaluation import evaluate, score
 from node.monitor.records import HeldOut, RoundDone
-from node.tasks.stream import assigned_task, held_out_tasks
+from node.tasks.stream import assigned_task
 from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
@@ -169,17 +170,11 @@ class Sapo:
         )
         clock.lap("generate")
         self._on_phase("scoring")
-        rewards = await self._score(tasks, completions)
+        rewards = await score(self._verifier, tasks, completions)
         clock.lap("score")
         return [
             OwnGroup(*group) for group in zip(tasks, prompts, completions, rewards, strict=True)
         ]
-
-    async def _score(
-        self, tasks: Sequence[Task], completions: Sequence[Sequence[Completion]]
-    ) -> list[tuple[float, ...]]:
-        texts = [[completion.text for completion in group] for group in completions]
-        return await self._verifier.score(tasks, texts)
 
     # --- sharing and drawing ---------------------------------------------------------------
 
@@ -239,33 +234,22 @@ class Sapo:
     # --- evaluating and telling ------------------------------------------------------------
 
     async def evaluate(self) -> HeldOut:
-        """Sample one completion for each held-out task; the pass rate is the mean reward.
-
-        The tasks and the sampling seed are the same at every evaluation and at every node.
-        """
+        """Measure the held-out pass rate and note it in the progress."""
         started = trio.current_time()
         self._on_phase("evaluating")
-        tasks = held_out_tasks(self._config.run)
-        prompts = [problem.prompt for problem in await self._verifier.problems(tasks)]
-        seed = int.from_bytes(hashlib.sha256(self._config.run.run_id.encode()).digest()[:7])
-        completions = await self._engine.generate(prompts, 1, self._sampling, seed)
-        rewards = [reward for (reward,) in await self._score(tasks, completions)]
-        by_environment: dict[str, list[float]] = {}
-        for task, reward in zip(tasks, rewards, strict=True):
-            by_environment.setdefault(task.environment, []).append(reward)
-        passed = fmean(rewards)
+        rate = await evaluate(self._config.run, self._engine, self._verifier)
         first = self.progress.held_out_first
         self.progress = replace(
             self.progress,
-            held_out_first=passed if first is None else first,
-            held_out_last=passed,
+            held_out_first=rate.passed if first is None else first,
+            held_out_last=rate.passed,
         )
         return HeldOut(
             round=self.progress.round,
             generated_tokens_total=self.progress.generated_tokens,
-            passed=passed,
-            passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
-            tasks=len(tasks),
+            passed=rate.passed,
+            passed_by_environment=rate.passed_by_environment,
+            tasks=rate.tasks,
             seconds=trio.current_time() - started,
         )
 

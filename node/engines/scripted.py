@@ -1,0 +1,94 @@
+"""An engine and a trainer without a model, for simulations and tests of everything around them.
+
+The engine answers the `scripted_sum` environment rightly with a given skill; the trainer's update
+raises it with every informative group, so that a simulated swarm has something to learn. Both take
+as long as they are told to, on the loop's clock.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import trio
+
+from node.engines.base import Sampling
+from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from swarm.rollouts import Completion, FinishReason
+
+SKILL_MAX = 0.95
+SKILL_STEP = 0.005  # gained with each informative group
+TOKENIZER = "scripted-bytes"
+
+
+class ScriptedPolicy:
+    """Engine and trainer in one, as the real trainer process is."""
+
+    def __init__(self, *, skill: float = 0.4, generate_s: float = 1.0, train_s: float = 1.0) -> None:
+        self.skill = skill
+        self.version = 0
+        self.trained: list[TrainingGroup] = []  # of the last batch
+        self._generate_s = generate_s
+        self._train_s = train_s
+
+    async def info(self) -> PolicyInfo:
+        """See `Trainer.info`."""
+        return PolicyInfo("scripted", 0, TOKENIZER, self.version, 4096, clipping_active=False)
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one."""
+        await trio.sleep(self._generate_s)
+        rng = Random(seed)
+        return [
+            tuple(self._complete(prompt, sampling, rng) for _ in range(completions_each))
+            for prompt in prompts
+        ]
+
+    def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
+        left, right = prompt.removesuffix("=").split("+")
+        wrong = rng.random() >= self.skill
+        tokens = tuple(str(int(left) + int(right) + wrong).encode())[: sampling.max_new_tokens]
+        return Completion(
+            text=bytes(tokens).decode(),
+            token_ids=tokens,
+            logprobs=tuple(-rng.random() for _ in tokens),
+            finish_reason=FinishReason.STOP,
+            policy_version=self.version,
+        )
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`: the skill is the file's text."""
+        self.skill = float(await trio.to_thread.run_sync((weights / "skill").read_text))
+        self.version = policy_version
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """See `Trainer.train`."""
+        await trio.sleep(self._train_s)
+        self.trained = list(groups)
+        useful = sum(any(group.advantages) for group in groups)
+        self.skill = min(SKILL_MAX, self.skill + SKILL_STEP * useful)
+        self.version += 1
+        return TrainReport(
+            policy_version=self.version,
+            loss=-self.skill,
+            grad_norm=float(useful),
+            trained_tokens=sum(len(c.text) for group in groups for c in group.completions),
+            clip_fraction=0.0,
+            own_logprob=-0.5,
+            foreign_logprob=-0.5 if any(not g.own_tokens for g in groups) else float("nan"),
+            skipped_completions=0,
+            seconds=self._train_s,
+        )
+
+    async def save(self, directory: Path) -> None:
+        """See `Trainer.save`."""
+        await self.export(directory)
+
+    async def export(self, directory: Path) -> None:
+        """See `Trainer.export`."""
+        await trio.to_thread.run_sync((directory / "skill").write_text, str(self.skill))
+
+    async def memory_bytes(self) -> int:
+        """See `Trainer.memory_bytes`."""
+        return 0

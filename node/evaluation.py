@@ -1,0 +1,49 @@
+"""The held-out pass rate: one sampled completion for each of the run's fixed tasks.
+
+The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
+node trains on them. It is the number that this project reports as progress.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from node.config import RunConfig
+from node.engines.base import RolloutEngine
+from node.tasks.stream import held_out_tasks
+from node.tasks.verifier import Verifier
+from swarm.rollouts import Completion, Task
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Mean rewards, in [0, 1]."""
+
+    passed: float
+    passed_by_environment: dict[str, float]
+    tasks: int
+
+
+async def evaluate(run: RunConfig, engine: RolloutEngine, verifier: Verifier) -> PassRate:
+    """Sample and score the held-out set under the run's own sampling rules."""
+    tasks = held_out_tasks(run)
+    prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+    seed = int.from_bytes(hashlib.sha256(run.run_id.encode()).digest()[:7])
+    completions = await engine.generate(prompts, 1, run.engine_sampling, seed)
+    rewards = await score(verifier, tasks, completions)
+    by_environment: dict[str, list[float]] = {}
+    for task, group_rewards in zip(tasks, rewards, strict=True):
+        by_environment.setdefault(task.environment, []).extend(group_rewards)
+    return PassRate(
+        passed=fmean(reward for group_rewards in rewards for reward in group_rewards),
+        passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
+        tasks=len(tasks),
+    )
+
+
+async def score(
+    verifier: Verifier, tasks: Sequence[Task], completions: Sequence[Sequence[Completion]]
+) -> list[tuple[float, ...]]:
+    """Rewards of each task's completions, by this node's own verifier."""
+    return await verifier.score(tasks, [[c.text for c in group] for group in completions])

@@ -1,0 +1,83 @@
+"""The table of what is on offer: bounds, uniform choice, supersession."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from swarm.errors import Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.messages import AdvertBody, AdvertEntry
+from swarm.offers import OfferLimits, OfferTable
+
+ME = PeerId("forwarder")
+
+
+def advert(producer: str, round_: int, ids: range, expires_at_s: int = 1000) -> AdvertBody:
+    return AdvertBody(
+        type="advert",
+        run_id="run",
+        producer=producer,
+        round=round_,
+        addresses=(f"/memory/{round_}",),
+        groups=tuple(
+            AdvertEntry(group_id=f"{producer}{n}".encode().ljust(32), size_bytes=100) for n in ids
+        ),
+        created_at_s=0,
+        expires_at_s=expires_at_s,
+    )
+
+
+def test_a_producers_old_rounds_leave_the_table() -> None:
+    table = OfferTable(OfferLimits(rounds_max=2))
+    for round_ in (1, 2, 3):
+        assert table.hear(advert("p", round_, range(4 * round_, 4 * round_ + 4)), ME) == 4
+    assert len(table) == 8
+    assert {offer.round for offer in table.choose(99, Random(0))} == {2, 3}
+    with pytest.raises(RemoteProtocolError) as caught:
+        table.hear(advert("p", 1, range(90, 91)), ME)
+    assert caught.value.reason is Reject.EXPIRED
+
+
+def test_an_older_advert_that_arrives_late_does_not_move_the_addresses_back() -> None:
+    table = OfferTable(OfferLimits())
+    table.hear(advert("p", 5, range(1)), ME)
+    table.hear(advert("p", 4, range(1, 2)), ME)
+    assert table.addresses(PeerId("p")) == ("/memory/5",)
+    assert table.newest_round(PeerId("p")) == 5
+
+
+def test_bounds_hold_against_a_flood() -> None:
+    limits = OfferLimits(producers_max=10, groups_per_producer_max=20)
+    table = OfferTable(limits)
+    for producer in range(50):
+        for part in range(3):
+            table.hear(advert(f"{producer:02}", 1, range(part * 20, part * 20 + 20)), ME)
+    assert len(table) == 200
+
+
+def test_choice_is_uniform_over_groups_and_skips_busy_ones() -> None:
+    table = OfferTable(OfferLimits())
+    table.hear(advert("a", 1, range(2)), ME)
+    table.hear(advert("b", 1, range(10)), ME)
+    rng, counts = Random(0), Counter[bytes]()
+    for _ in range(6000):
+        counts.update(offer.group_id for offer in table.choose(2, rng))
+    chi_square = sum((n - 1000) ** 2 / 1000 for n in counts.values())
+    assert len(counts) == 12
+    assert chi_square < 31.3, chi_square  # 99.9 % quantile, 11 degrees of freedom
+    busy = [offer.group_id for offer in table.choose(6, rng)]
+    assert not set(busy) & {offer.group_id for offer in table.choose(99, rng, busy)}
+
+
+def test_failures_give_an_offer_up_and_expiry_forgets_it() -> None:
+    table = OfferTable(OfferLimits(attempts_max=2))
+    table.hear(advert("a", 1, range(1)), ME)
+    table.hear(advert("b", 1, range(1), expires_at_s=10), ME)
+    (offer,) = [o for o in table.choose(2, Random(0)) if o.producer == "a"]
+    table.failed(offer)
+    assert len(table) == 2
+    table.failed(offer)
+    assert [o.producer for o in table.choose(2, Random(0))] == ["b"]
+    table.expire(10.0)
+    assert len(table) == 0

@@ -1,0 +1,64 @@
+"""The sampling rule and the advantages, against their definitions."""
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+
+from node.training.advantages import grpo_advantages
+from node.training.samplers import draw_foreign
+from swarm.identity import PeerId
+from swarm.pool import Candidate
+from swarm.rollouts import GroupId
+
+
+def candidate(number: int, producer: str, rewards: tuple[float, ...] = (1.0, 0.0)) -> Candidate:
+    return Candidate(GroupId(number.to_bytes(32, "big")), PeerId(producer), rewards, 1, 0)
+
+
+def test_equal_rewards_are_never_drawn() -> None:
+    flat = [candidate(n, "a", (r, r, r)) for n, r in enumerate([0.0, 1.0, 0.01, 0.5] * 10)]
+    useful = [candidate(100 + n, "b") for n in range(3)]
+    for seed in range(50):
+        drawn = draw_foreign(flat + useful, 4, Random(seed))
+        assert sorted(drawn) == sorted(c.group_id for c in useful)
+
+
+def test_draws_are_uniform_over_groups_whatever_the_producer_and_the_order() -> None:
+    # chi-square over 24 groups of 4 producers with very unequal numbers of groups
+    groups = [candidate(n, "abcd"[min(n // 2, 3)]) for n in range(24)]
+    counts: Counter[GroupId] = Counter()
+    draws, each = 6000, 4
+    rng = Random(1)
+    for _ in range(draws):
+        shuffled = groups[:]
+        rng.shuffle(shuffled)
+        counts.update(draw_foreign(shuffled, each, rng))
+    expected = draws * each / len(groups)
+    chi_square = sum((counts[c.group_id] - expected) ** 2 / expected for c in groups)
+    assert chi_square < 49.7, chi_square  # 99.9 % quantile with 23 degrees of freedom
+
+
+def test_order_of_arrival_does_not_change_the_draw() -> None:
+    groups = [candidate(n, "a") for n in range(20)]
+    assert draw_foreign(groups, 5, Random(3)) == draw_foreign(groups[::-1], 5, Random(3))
+    assert draw_foreign(groups, 5, Random(3)) != draw_foreign(groups, 5, Random(4))
+
+
+def test_no_group_is_drawn_twice() -> None:
+    groups = [candidate(n, "a") for n in range(20)]
+    drawn = draw_foreign(groups, 20, Random(0))
+    assert len(set(drawn)) == 20
+
+
+def test_grpo_advantages_match_the_worked_example() -> None:
+    advantages = grpo_advantages([1, 0, 0, 1, 0, 0, 0, 0])
+    assert advantages[0] == pytest.approx(1.6202, abs=1e-4)
+    assert advantages[1] == pytest.approx(-0.5401, abs=1e-4)
+    assert math.isclose(sum(advantages), 0.0, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("rewards", [[0.3] * 8, [1.0], [0.5, 0.5 + 1e-9]])
+def test_equal_rewards_have_no_advantage(rewards: list[float]) -> None:
+    assert set(grpo_advantages(rewards)) == {0.0}
