@@ -1,4 +1,4 @@
-"""The event log: what happened to a node, one JSON object a line, and nothing else to make reports of.
+"""The event log: what happened to a node, one JSON object a line. Reports are made of it alone.
 
 The log survives kill -9: a line is one write, a line that was cut is dropped by readers and removed
 when the log is opened again. It is bounded: at `bytes_max` the file becomes `events.jsonl.1`, the

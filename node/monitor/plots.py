@@ -40,6 +40,7 @@ PNG_DPI: Final = 144
 _INK: Final = "#010203"  # stands for the page's text colour in the SVG
 _GRID: Final = "#808080"
 _OWN_CELL: Final = "#c3c9d1"
+_CELL_INK: Final = "#10202f"  # on every cell: the scale below ends before the dark blues
 _STYLE: Final[Any] = {  # matplotlib types its keys as literals
     "font.size": 10,
     "axes.titlesize": 12,
@@ -184,7 +185,7 @@ def sharing(
 
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
-        mesh = ax.imshow(foreign, cmap="Blues", aspect="auto", vmin=0, vmax=top)
+        mesh = ax.imshow(foreign, cmap="Blues", aspect="auto", vmin=0, vmax=1.6 * top)
         for row, column in enumerate(own):
             ax.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=_OWN_CELL))
         ax.set_title("Groups trained on", loc="left")
@@ -202,7 +203,7 @@ def sharing(
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         if rows <= MATRIX_LABELS_MAX and columns <= MATRIX_LABELS_MAX + 1:
-            _write_counts(ax, groups, foreign, top)
+            _write_counts(ax, groups)
         else:
             figure.colorbar(mesh, ax=ax, label="groups")
 
@@ -308,14 +309,12 @@ def _short(count: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _write_counts(
-    ax: Axes, groups: Sequence[Sequence[int]], foreign: Sequence[Sequence[int]], top: int
-) -> None:
+def _write_counts(ax: Axes, groups: Sequence[Sequence[int]]) -> None:
     for row, counts in enumerate(groups):
         for column, count in enumerate(counts):
-            dark = foreign[row][column] > 0.55 * top
-            ink = "#ffffff" if dark else "#10202f"
-            ax.text(column, row, f"{count:,}", ha="center", va="center", color=ink, fontsize=9)
+            ax.text(
+                column, row, f"{count:,}", ha="center", va="center", color=_CELL_INK, fontsize=9
+            )
 
 
 def _render(draw: Callable[[Figure], None], inches: tuple[float, float]) -> Picture:

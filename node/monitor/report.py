@@ -27,7 +27,7 @@ _OTHERS: Final = "others"
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """One node's numbers. Pass rates and rewards are shares in [0, 1]; None where never measured."""
+    """One node's numbers. Pass rates and rewards are in [0, 1], and None where never measured."""
 
     name: str
     peer_id: str  # empty when the log does not tell
@@ -72,6 +72,14 @@ class ReportSummary:
         """Mean rise over the nodes that were evaluated."""
         rises = [node.rise_points for node in self.nodes if node.rise_points is not None]
         return sum(rises) / len(rises) if rises else None
+
+    def __str__(self) -> str:
+        lines = [
+            f"{n.name}: held-out {percent(n.held_out_first)} to {percent(n.held_out_last)}"
+            f" ({_points(n.rise_points)} points) in {_count(n.rounds, 'round')}"
+            for n in self.nodes
+        ]
+        return "\n".join([*lines, f"report: {self.html}", *(f"curve: {p}" for p in self.pictures)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +371,7 @@ def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
         return "No node was evaluated on the held-out tasks."
     mean = sum(rises) / len(rises)
     return (
-        f"From its first to its last evaluation the held-out pass rate changed by {mean:+.1f} points"
+        f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f} points"
         f" in the mean over {_count(len(rises), 'node')}"
         f" (from {min(rises):+.1f} to {max(rises):+.1f})."
     )

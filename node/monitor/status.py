@@ -48,7 +48,7 @@ async def serve_status(
     data_dir: Path,
     snapshot: Callable[[], StatusSnapshot],
     *,
-    task_status: "trio.TaskStatus[Path]" = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer until cancelled; reports the socket's path once it listens.
 
@@ -183,17 +183,13 @@ def _pointed_path(data_dir: Path) -> Path:
         return data_dir.absolute() / SOCKET_NAME
 
 
-def render_status(snapshot: StatusSnapshot, *, colour: bool = False) -> str:
+def render_status(snapshot: StatusSnapshot) -> str:
     """The snapshot for a terminal, `WIDTH_COLUMNS` wide; notes come first, then the node, then a
     line for each peer. Texts from peers are stripped of control characters."""
-    console = Console(
-        width=WIDTH_COLUMNS,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-    )
+    console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()) + "\n"
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
 
 
 def _view(snapshot: StatusSnapshot) -> RenderableType:

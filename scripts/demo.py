@@ -1,0 +1,489 @@
+"""A swarm on this machine: real node processes that find each other over libp2p on loopback.
+
+Each node is `swarm-node join` in a process of its own, with its own key, its own policy and its own
+data directory. The first one starts a swarm; the others are given its address. What the demo shows
+comes from the nodes' status sockets and event logs: it has no part in what they do.
+
+    python scripts/demo.py [--nodes 4] [--seconds 240] [--seed 0] [--out out/demo]
+
+Exit status: 0 when every node ended well and trained on others' groups; 1 when not; 2 for bad
+arguments; 130 when interrupted.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.monitor.events import FILE_NAME, History, history, read_events
+from node.monitor.format import amount, duration, percent, printable, short_id
+from node.monitor.records import StatusSnapshot
+from node.monitor.report import ReportSummary, write_report
+from node.monitor.status import fetch_status
+from swarm.errors import ConfigError, RequestTimeout
+
+NODES_MAX: Final = 16
+POLL_INTERVAL_S: Final = 1.0
+PLAIN_INTERVAL_S: Final = 20.0  # between tables when the output is no terminal
+STATUS_TIMEOUT_S: Final = 3.0
+START_TIMEOUT_S: Final = 180.0  # from starting a node to its first answer
+LEAVE_TIMEOUT_S: Final = 90.0  # to evaluate, save and leave
+TERMINATE_TIMEOUT_S: Final = 10.0
+LOG_TAIL_LINES: Final = 15
+LOG_NAME: Final = "node.log"
+LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
+LEFT_WELL: Final = (0, 130, -signal.SIGINT)
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the message says why in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    nodes: int
+    seconds: float
+    seed: int
+    engine: str
+    out: Path
+    resume: bool
+    fresh_policy: bool
+
+
+@dataclass(slots=True)
+class Child:
+    """One node process and what was last heard of it."""
+
+    place: int
+    data_dir: Path
+    process: "subprocess.Popen[bytes]"
+    snapshot: StatusSnapshot | None = None
+    life: History = field(default_factory=lambda: history(()))
+
+    @property
+    def log(self) -> Path:
+        return self.data_dir / LOG_NAME
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to this process alone, by its id."""
+        if self.running:
+            self.process.send_signal(number)
+
+
+def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence[str]) -> list[str]:
+    """The command line of one node."""
+    command = [sys.executable, "-m", "node.cli", "join", "--run", "demo", "--model", "tiny"]
+    command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
+    command += ["--seed", str(settings.seed + place), "--data-dir", str(data_dir)]
+    command += ["--stop-after", f"{settings.seconds:g}"]
+    for peer in peers:
+        command += ["--peer", peer]
+    return command
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """Of every process. A policy made anew is made beside the results; the user's cache stays."""
+    if settings.fresh_policy:
+        return os.environ | {"XDG_CACHE_HOME": str((settings.out / "cache").absolute())}
+    return dict(os.environ)
+
+
+def start_node(settings: Settings, place: int, peers: Sequence[str]) -> Child:
+    """Start one node; what it prints goes to its log file.
+
+    It leads a session of its own, so that a Ctrl-C at the terminal reaches the demo alone, and it
+    ends by itself after its time, even should the demo be gone by then.
+    """
+    data_dir = settings.out / f"node-{place}"
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / LOG_NAME).open("ab") as log:
+        process = subprocess.Popen(
+            node_command(settings, place, data_dir, peers),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(settings),
+            start_new_session=True,
+        )
+    return Child(place, data_dir, process)
+
+
+def clear(settings: Settings) -> None:
+    """Delete what an earlier demo left: its nodes' directories, known by the log in them, and the
+    policy when a fresh one is asked for."""
+    for data_dir in settings.out.glob("node-*"):
+        if (data_dir / LOG_NAME).is_file():
+            shutil.rmtree(data_dir)
+    if settings.fresh_policy:
+        shutil.rmtree(settings.out / "cache" / "swarm-node", ignore_errors=True)
+
+
+async def prepare(settings: Settings, console: Console) -> None:
+    """Make the warmed policy in the cache, unless it is there, and show the progress.
+
+    Raises:
+        DemoFailed: it could not be made.
+    """
+    console.print("Preparing the policy that every node starts from (made once, then cached)")
+    command = [sys.executable, "-m", "node.cli", "prepare", "--run", "demo", "--model", "tiny"]
+    process = await trio.run_process(
+        command, check=False, env=environment(settings), start_new_session=True
+    )
+    if process.returncode:
+        raise DemoFailed(f"the policy could not be made (exit status {process.returncode})")
+
+
+async def poll(child: Child) -> None:
+    """Ask a node for its state and read its log anew. What cannot be had now stays as it was."""
+
+    def ask() -> tuple[StatusSnapshot | None, History | None]:
+        try:
+            snapshot = fetch_status(child.data_dir, timeout_s=STATUS_TIMEOUT_S)
+        except (ConfigError, RequestTimeout):
+            snapshot = None
+        try:
+            return snapshot, history(read_events(child.data_dir / FILE_NAME))
+        except FileNotFoundError:
+            return snapshot, None
+
+    snapshot, life = await trio.to_thread.run_sync(ask)
+    child.snapshot = snapshot or child.snapshot
+    child.life = life or child.life
+
+
+async def poll_all(children: Sequence[Child]) -> None:
+    """`poll` for each at once."""
+    async with trio.open_nursery() as nursery:
+        for child in children:
+            nursery.start_soon(poll, child)
+
+
+async def first_address(child: Child) -> str:
+    """The address under which the others reach a node, as soon as it listens.
+
+    Raises:
+        DemoFailed: it ended, or told no address in time.
+    """
+    with trio.move_on_after(START_TIMEOUT_S):
+        while child.running:
+            await poll(child)
+            if child.snapshot is not None and child.snapshot.addresses:
+                addresses = child.snapshot.addresses
+                return next((at for at in addresses if "/127.0.0.1/" in at), addresses[0])
+            await trio.sleep(POLL_INTERVAL_S / 2)
+        raise DemoFailed(f"node {child.place} ended with status {child.process.returncode}")
+    raise DemoFailed(f"node {child.place} told no address within {START_TIMEOUT_S:g} s")
+
+
+class Stop:
+    """Set by Ctrl-C or a terminate signal, which cancels `scope`; twice means at once."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.asked = False
+        self.at_once = False
+
+    def signalled(self) -> None:
+        """Count one signal."""
+        self.at_once = self.asked
+        self.asked = True
+        self.scope.cancel()
+
+
+@asynccontextmanager
+async def stop_on_signals() -> AsyncIterator[Stop]:
+    """Turn the signals that end a program into a `Stop`, for as long as the context lasts."""
+    stop = Stop()
+
+    async def listen(*, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            task_status.started()
+            async for _ in signals:
+                stop.signalled()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(listen)
+        yield stop
+        nursery.cancel_scope.cancel()
+
+
+async def end_all(children: Sequence[Child], stop: Stop) -> None:
+    """Ask the nodes that still run to leave, then insist, then end them."""
+    for number, timeout_s in (
+        (signal.SIGINT, LEAVE_TIMEOUT_S),
+        (signal.SIGTERM, TERMINATE_TIMEOUT_S),
+        (signal.SIGKILL, TERMINATE_TIMEOUT_S),
+    ):
+        for child in children:
+            child.signal(number)
+        with trio.move_on_after(timeout_s):
+            while any(child.running for child in children):
+                if number is signal.SIGINT and stop.at_once:
+                    break
+                await trio.sleep(0.1)
+
+
+class Screen:
+    """The table of all nodes: redrawn in place in a terminal, else printed now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._printed_at_s = -PLAIN_INTERVAL_S
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, children: Sequence[Child], elapsed_s: float, seconds: float) -> None:
+        """Show the nodes as they are."""
+        if self._live is not None:
+            self._live.update(nodes_table(children, elapsed_s, seconds), refresh=True)
+        elif elapsed_s - self._printed_at_s >= PLAIN_INTERVAL_S:
+            self._printed_at_s = elapsed_s
+            for child in children:
+                self._console.print(plain_line(child, elapsed_s), soft_wrap=True, highlight=False)
+
+
+def nodes_table(children: Sequence[Child], elapsed_s: float, seconds: float) -> RenderableType:
+    """One row for each node."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("node", no_wrap=True)
+    table.add_column("doing", no_wrap=True, min_width=11)
+    for name in ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for child in children:
+        table.add_row(*row(child))
+    foot = "reward: own completions · got, used: groups of others accepted, trained on"
+    head = f"{duration(elapsed_s)} of about {duration(seconds)}"
+    return Group(Text(head, style="bold"), table, Text(foot, style="dim"))
+
+
+def row(child: Child) -> tuple[str, ...]:
+    """The cells of a node's row."""
+    now = child.snapshot
+    if now is None:
+        doing = "starting" if child.running else f"ended ({child.process.returncode})"
+        return (f"{child.place}", doing, *("–",) * 8)
+    rounds = [record for _, record in child.life.rounds]
+    return (
+        f"{child.place} {short_id(now.peer_id)}",
+        printable(now.phase, 11) if child.running else "left",
+        str(len(now.peers)),
+        str(now.round),
+        "–" if now.own_reward is None else f"{now.own_reward:.2f}",
+        held_out(child.life),
+        str(sum(record.groups_shared for record in rounds)),
+        str(now.accepted),
+        str(sum(record.external_groups for record in rounds)),
+        f"{now.tokens_per_s:,.0f}",
+    )
+
+
+def held_out(life: History) -> str:
+    """The first and the latest pass rate, in percent."""
+    first, last = life.held_out_first, life.held_out_last
+    if first is None or last is None:
+        return "–"
+    return f"{100 * first:.1f} → {100 * last:.1f}"
+
+
+def plain_line(child: Child, elapsed_s: float) -> str:
+    """The node in one line, for logs."""
+    names = ("", "", "peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s")
+    cells = [
+        f"{name} {cell}".strip()
+        for name, cell in zip(names, row(child), strict=True)
+        if cell != "–"
+    ]
+    return f"[{elapsed_s:4.0f} s] node {', '.join(cells)}"
+
+
+async def start_all(settings: Settings, console: Console, children: list[Child]) -> None:
+    """Start the first node, and the others with its address."""
+    console.print(f"Starting {settings.nodes} nodes; what they print is in {settings.out}/node-*/")
+    children.append(start_node(settings, 0, ()))
+    address = await first_address(children[0])
+    console.print(Text(f"Node 0 listens; another one would join it with\n  --peer {address}"))
+    for place in range(1, settings.nodes):
+        children.append(start_node(settings, place, (address,)))
+
+
+async def watch(settings: Settings, console: Console, children: Sequence[Child]) -> None:
+    """Show the table until every node has ended, or is overdue."""
+    started_s = trio.current_time()
+    limit_s = settings.seconds + START_TIMEOUT_S
+    with Screen(console) as screen:
+        while any(child.running for child in children):
+            await poll_all(children)
+            elapsed_s = trio.current_time() - started_s
+            screen.show(children, elapsed_s, settings.seconds)
+            if elapsed_s > limit_s:
+                return
+            await trio.sleep(POLL_INTERVAL_S)
+        await poll_all(children)
+        screen.show(children, trio.current_time() - started_s, settings.seconds)
+
+
+def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
+    """What came of it: a row for each node and their mean."""
+    table = Table(
+        title="Held-out tasks passed", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    table.add_column("node", no_wrap=True)
+    for name in ("start", "end", "rise", "rounds", "tokens", "own groups", "others' groups"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for child, node in zip(children, summary.nodes, strict=True):
+        table.add_row(
+            f"{child.place} {node.name}",
+            percent(node.held_out_first),
+            percent(node.held_out_last),
+            points(node.rise_points),
+            str(node.rounds),
+            amount(node.generated_tokens).strip(),
+            f"{node.local_groups_mean:.1f} a round",
+            f"{node.external_groups_mean:.1f} a round",
+        )
+    mean = Text(points(summary.rise_points_mean), style="bold")
+    table.add_row("mean", "", "", mean, *("",) * 4, style="bold")
+    return table
+
+
+def points(rise: float | None) -> str:
+    """A rise in percentage points."""
+    return "–" if rise is None else f"{rise:+.1f} points"
+
+
+def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
+    """Why the demo did not show what it should; empty when it did."""
+    found = [
+        f"node {child.place} ended with status {child.process.returncode}: see {child.log}"
+        for child in children
+        if child.process.returncode not in LEFT_WELL
+    ]
+    if len(children) > 1 and not any(node.foreign_groups for node in summary.nodes):
+        found.append("no node trained on another's groups")
+    if summary.rise_points_mean is None:
+        found.append("no node was evaluated on the held-out tasks")
+    return found
+
+
+def log_tail(child: Child) -> str:
+    """The last lines that a node printed."""
+    try:
+        text = child.log.read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(printable(line, 200) for line in text.splitlines()[-LOG_TAIL_LINES:])
+
+
+def finish(settings: Settings, console: Console, children: Sequence[Child]) -> int:
+    """Print the summary, write the report, and give the exit status."""
+    for child in children:
+        if child.process.returncode not in LEFT_WELL:
+            console.rule(f"end of {child.log}")
+            console.print(log_tail(child), markup=False, highlight=False)
+    logged = [child for child in children if (child.data_dir / FILE_NAME).is_file()]
+    if not logged:
+        console.print("No node logged anything.", style="red")
+        return 1
+    summary = write_report([child.data_dir for child in logged], settings.out)
+    console.print()
+    console.print(summary_table(logged, summary))
+    console.print(f"\nReport: {summary.html}", soft_wrap=True)
+    for picture in summary.pictures:
+        console.print(f"Curve:  {picture}", soft_wrap=True)
+    found = problems(children, summary)
+    for problem in found:
+        console.print(Text(problem, style="red"))
+    return 1 if found else 0
+
+
+async def demo(settings: Settings, console: Console) -> int:
+    """The whole demo; gives the exit status. Whatever happens, no node outlives it."""
+    if not settings.resume:
+        clear(settings)
+    children: list[Child] = []
+    failure = ""
+    async with stop_on_signals() as stop:
+        try:
+            with stop.scope:
+                await prepare(settings, console)
+                await start_all(settings, console, children)
+                await watch(settings, console, children)
+            if stop.asked and children:
+                console.print("The nodes save and leave (Ctrl-C again ends them at once)")
+        except DemoFailed as error:
+            failure = str(error)
+        finally:
+            with trio.CancelScope(shield=True):
+                await end_all(children, stop)
+    status = await trio.to_thread.run_sync(finish, settings, console, children) if children else 1
+    if failure:
+        console.print(Text(failure, style="red"))
+        return 1
+    return 130 if stop.asked else status
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """The settings of a command line; a wrong one ends the program with status 2."""
+    parser = argparse.ArgumentParser(description="A swarm of real nodes on this machine.")
+    parser.add_argument("--nodes", type=int, default=4, help="node processes (default: 4)")
+    parser.add_argument("--seconds", type=float, default=240.0, help="time for learning, s")
+    parser.add_argument("--seed", type=int, default=0, help="node k gets seed + k")
+    parser.add_argument("--engine", default="torch", help="rollout engine of every node")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where results go")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the nodes of an earlier demo"
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="make the policy anew, too, that is else cached"
+    )
+    given = parser.parse_args(arguments)
+    if not 1 <= given.nodes <= NODES_MAX:
+        parser.error(f"--nodes {given.nodes}: must be from 1 to {NODES_MAX}")
+    if not 1 <= given.seconds <= 86_400:
+        parser.error(f"--seconds {given.seconds:g}: must be from 1 to 86400")
+    if not 0 <= given.seed < 2**62:
+        parser.error(f"--seed {given.seed}: must be from 0 to 2**62")
+    return Settings(
+        given.nodes, given.seconds, given.seed, given.engine, given.out, given.resume, given.fresh
+    )
+
+
+def main() -> int:
+    """Run the demo from the command line."""
+    settings = parse(sys.argv[1:])
+    console = Console()
+    try:
+        return trio.run(demo, settings, console)
+    except KeyboardInterrupt:  # before the demo watches for signals itself
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
