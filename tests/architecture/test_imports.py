@@ -1,0 +1,120 @@
+"""The import contracts hold, and each of them would notice the violation that it is there for."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("swarm", "node", "coordinator")
+FORBIDDEN_EVERYWHERE_LIGHT = ("torch", "vllm", "transformers")
+
+# contract name (as in pyproject.toml) -> files, each with a line that breaks that contract alone
+VIOLATIONS = {
+    "node and coordinator stand on swarm and never on each other": [
+        ("node/planted.py", "import coordinator"),
+        ("coordinator/planted.py", "import node"),
+        ("swarm/planted.py", "import node"),
+    ],
+    "swarm and coordinator import neither torch nor vLLM nor transformers": [
+        ("swarm/planted.py", "import torch"),
+        ("coordinator/planted.py", "import vllm.engine"),
+        ("swarm/transport/planted.py", "def late():\n    import transformers"),
+    ],
+    "libp2p is imported in swarm.transport.libp2p_* alone": [
+        ("swarm/planted.py", "import libp2p"),
+        ("swarm/transport/planted.py", "from libp2p.host import basic_host"),
+        ("node/planted.py", "import libp2p.peer.id"),
+    ],
+    "reasoning_gym is imported in node.tasks.reasoning_gym alone": [
+        ("node/planted.py", "import reasoning_gym"),
+        ("node/tasks/planted.py", "from reasoning_gym import factory"),
+    ],
+    "production code does not import the simulation": [
+        ("node/planted.py", "import swarm.simulation"),
+        ("swarm/planted.py", "from swarm import simulation"),
+        ("coordinator/planted.py", "import swarm.simulation"),
+    ],
+}
+CASES = [(name, path, line) for name, plants in VIOLATIONS.items() for path, line in plants]
+
+
+def lint_imports(directory: Path) -> tuple[int, list[str]]:
+    """The exit status, and the names of the broken contracts."""
+    code = "from importlinter.cli import lint_imports_command as c; c()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "--no-cache", "--no-logo"],
+        cwd=directory,
+        env={"PYTHONPATH": str(directory), "COLUMNS": "200", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("Contracts:") for line in lines), done.stdout + done.stderr
+    broken = [line.partition(" BROKEN")[0] for line in lines if " BROKEN" in line]
+    return done.returncode, broken
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the packages and of the contracts."""
+    for package in PACKAGES:
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_contracts_hold() -> None:
+    assert lint_imports(ROOT) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("contract", "path", "line"), CASES, ids=[f"{p}: {c}" for _, p, c in CASES]
+)
+def test_violation_breaks_its_contract(tree: Path, contract: str, path: str, line: str) -> None:
+    (tree / path).write_text(line + "\n")
+    assert lint_imports(tree) == (1, [contract])
+
+
+def test_every_contract_has_a_violation() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    contracts = text.split("[[tool.importlinter.contracts]]")[1:]
+    assert len(contracts) == len(VIOLATIONS)
+    assert all(any(f'"{name}"' in contract for contract in contracts) for name in VIOLATIONS)
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter holds after a statement."""
+    code = f"{statement}\nimport sys\nprint(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("package", ["swarm", "coordinator"])
+def test_light_packages_stay_light(package: str) -> None:
+    """Also what they import at run time, by whatever way, is neither torch nor vLLM."""
+    modules = sorted(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    )
+    assert modules
+    held = modules_after("import " + ", ".join(modules))
+    assert held.isdisjoint(FORBIDDEN_EVERYWHERE_LIGHT)
+
+
+def test_lightness_is_really_measured() -> None:
+    assert "torch" in modules_after("import torch")

@@ -1,0 +1,83 @@
+"""House rules that no linter knows. Each check is tried on a planted fault as well."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 80
+# In pieces, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
+MACHINE_PATH = re.compile(r"/(ho" r"me|Us" r"ers|ro" r"ot|wo" r"rk|tm" r"p)/[A-Za-z0-9_.-]+")
+TEXT_SUFFIXES = {".py", ".toml", ".md", ".sh", ".txt", ".cfg", ".yml", ".yaml", ""}
+GENERATED = {"constraints.txt", "LICENSE"}
+
+
+def tracked() -> list[Path]:
+    """Text files of the project, as git knows them."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    return [
+        path
+        for path in paths
+        if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name not in GENERATED
+    ]
+
+
+def unfinished(text: str) -> list[str]:
+    return UNFINISHED.findall(text)
+
+
+def machine_paths(text: str) -> list[str]:
+    return [match.group() for match in MACHINE_PATH.finditer(text)]
+
+
+def long_functions(source: str) -> list[str]:
+    return [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= FUNCTION_LINES_MAX
+    ]
+
+
+def too_long(source: str) -> bool:
+    return source.count("\n") > FILE_LINES_MAX
+
+
+def findings() -> Iterator[str]:
+    for path in tracked():
+        text, name = path.read_text(), path.relative_to(ROOT)
+        yield from (f"{name}: {word}" for word in unfinished(text))
+        yield from (f"{name}: {place}" for place in machine_paths(text))
+        if path.suffix == ".py":
+            yield from (f"{name}: {function}" for function in long_functions(text))
+            if too_long(text):
+                yield f"{name}: more than {FILE_LINES_MAX} lines"
+
+
+def test_tree_is_tidy() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: which files belong to the project is unknown")
+    assert len(tracked()) > 20
+    assert list(findings()) == []
+
+
+def test_faults_are_found() -> None:
+    assert unfinished("# TO" + "DO: later")
+    assert not unfinished("TODOS = 1  # XXXL")
+    assert machine_paths('open("/ho' + 'me/alice/x")')
+    assert not machine_paths("https://example.org/working/home")
+    body = "    pass\n" * FUNCTION_LINES_MAX
+    assert long_functions(f"def f():\n{body}")
+    assert not long_functions(f"def f():\n{body[9:]}")
+    assert too_long("\n" * (FILE_LINES_MAX + 1))
+    assert not too_long("\n" * FILE_LINES_MAX)
