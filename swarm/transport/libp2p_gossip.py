@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import trio
 from google.protobuf.message import DecodeError
@@ -68,7 +68,7 @@ class Router(GossipSub):
             **limits,
         )
         # upstream appends the time of each message and never removes one
-        self.recent_message_deliveries = defaultdict(lambda: deque(maxlen=1))  # type: ignore[arg-type]
+        self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
         """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
@@ -77,7 +77,8 @@ class Router(GossipSub):
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
         """Control messages about topics that are not ours are dropped: upstream remembers each."""
         control = rpc.control
-        for entries in (control.ihave, control.graft, control.prune):
+        groups: tuple[Any, ...] = (control.ihave, control.graft, control.prune)
+        for entries in groups:
             ours = [entry for entry in entries if entry.topicID in self.mesh]
             del entries[:]
             entries.extend(ours[:TOPICS_PER_PEER_MAX])

@@ -187,7 +187,8 @@ class Libp2pTransport:
     def _connection(self, peer: ID) -> SwarmConn | None:
         """The newest live connection to a peer."""
         for conn in reversed(self._network.connections.get(peer, [])):
-            assert isinstance(conn, SwarmConn) and isinstance(conn.muxed_conn, HardYamux)
+            assert isinstance(conn, SwarmConn)
+            assert isinstance(conn.muxed_conn, HardYamux)
             if conn.muxed_conn.alive and not conn.is_closed:
                 return conn
         return None
@@ -264,7 +265,7 @@ class Libp2pTransport:
                 await _refuse(stream, "busy")
                 return
             try:
-                refusal = await self._answer(stream, peer, protocol, served)
+                refusal = await self._serve_in_time(stream, peer, protocol, served)
             finally:
                 served.leave(peer)
             if refusal is not None:
@@ -273,36 +274,53 @@ class Libp2pTransport:
             log.debug("request of %s on %s ended: %r", peer, protocol, error)
             await stream.reset()
 
-    async def _answer(
+    async def _serve_in_time(
         self, stream: NetStream, peer: PeerId, protocol: str, served: _Served
     ) -> str | None:
         """Serve one request. Returns the reason if it is to be refused."""
-        response = None
-        with trio.move_on_after(served.limits.timeout_s):
-            reader = _Reader(stream)
-            (length,) = LENGTH.unpack(await reader.exactly(LENGTH.size))
-            if length > served.limits.request_bytes_max:
-                self._counters.refused[protocol] += 1
-                return f"request of {length} bytes is over the limit"
-            payload = await reader.exactly(length)
-            self._counters.messages_in[protocol] += 1
-            self._counters.bytes_in[protocol] += length
-            try:
-                response = await served.handler(peer, payload)
-            except (RemoteProtocolError, RequestRefused) as error:
-                return str(error)
-            if len(response) > served.limits.response_bytes_max:
-                raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
-            await stream.write(STATUS.pack(ANSWERED, len(response)) + response)
-            self._counters.messages_out[protocol] += 1
-            self._counters.bytes_out[protocol] += len(response)
-            await stream.close()
-            return None
-        self._counters.refused[protocol] += 1
-        if response is None:
-            return "took too long"
-        await stream.reset()
+        response: bytes | None = None
+        try:
+            with trio.fail_after(served.limits.timeout_s) as scope:
+                request = await self._read_request(stream, protocol, served.limits)
+                if request is None:
+                    return "request is over the limit"
+                try:
+                    response = await served.handler(peer, request)
+                except (RemoteProtocolError, RequestRefused) as error:
+                    return str(error)
+                await self._write_response(stream, protocol, served.limits, response)
+        except trio.TooSlowError:
+            if not scope.cancelled_caught:
+                raise  # the handler's own, so a bug of ours
+            self._counters.refused[protocol] += 1
+            if response is None:
+                return "took too long"
+            await _reset(stream)  # in the middle of the answer
         return None
+
+    async def _read_request(
+        self, stream: NetStream, protocol: str, limits: ServeLimits
+    ) -> bytes | None:
+        """The request's payload, or `None` if it is over the limit."""
+        reader = _Reader(stream)
+        (length,) = LENGTH.unpack(await reader.exactly(LENGTH.size))
+        if length > limits.request_bytes_max:
+            self._counters.refused[protocol] += 1
+            return None
+        payload = await reader.exactly(length)
+        self._counters.messages_in[protocol] += 1
+        self._counters.bytes_in[protocol] += length
+        return payload
+
+    async def _write_response(
+        self, stream: NetStream, protocol: str, limits: ServeLimits, response: bytes
+    ) -> None:
+        if len(response) > limits.response_bytes_max:
+            raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
+        await stream.write(STATUS.pack(ANSWERED, len(response)) + response)
+        await stream.close()
+        self._counters.messages_out[protocol] += 1
+        self._counters.bytes_out[protocol] += len(response)
 
     # --- asking ---
 
@@ -318,15 +336,16 @@ class Libp2pTransport:
         conn = self._connection(ID.from_base58(peer))
         if conn is None:
             raise PeerUnreachable(f"not connected to {peer}")
-        with trio.move_on_after(timeout_s):
-            try:
+        try:
+            with trio.fail_after(timeout_s):
                 response = await self._exchange(conn, protocol, payload, response_bytes_max)
-            except BaseLibp2pError as error:
-                _raise_lost(conn, peer, error)
-            self._counters.messages_in[protocol] += 1
-            self._counters.bytes_in[protocol] += len(response)
-            return response
-        raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s")
+        except trio.TooSlowError:
+            raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
+        except BaseLibp2pError as error:
+            _raise_lost(conn, peer, error)
+        self._counters.messages_in[protocol] += 1
+        self._counters.bytes_in[protocol] += len(response)
+        return response
 
     async def _exchange(
         self, conn: SwarmConn, protocol: str, payload: bytes, response_bytes_max: int
@@ -388,33 +407,42 @@ class Libp2pTransport:
     @asynccontextmanager
     async def _running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
         async with background_trio_service(self._network):
-            await self._listen(listen)
-            async with (
-                background_trio_service(self._gossip),
-                background_trio_service(self._router),
-                trio.open_nursery() as self._nursery,
-            ):
-                await self._gossip.wait_until_ready()
-                try:
+            failed = await self._listen(listen)
+            if failed is None:
+                async with self._gossiping():
                     yield
-                finally:
-                    with trio.CancelScope(shield=True):
-                        conns = [c for cs in self._network.connections.values() for c in cs]
-                        await self._close_all(conns)
-                    self._nursery.cancel_scope.cancel()
+        if failed is not None:  # outside the services, which would wrap it in exception groups
+            raise ConfigError(f"cannot listen on {failed}: choose another address or port")
 
-    async def _listen(self, listen: Sequence[Multiaddr]) -> None:
+    @asynccontextmanager
+    async def _gossiping(self) -> AsyncIterator[None]:
+        async with (
+            background_trio_service(self._gossip),
+            background_trio_service(self._router),
+            trio.open_nursery() as self._nursery,
+        ):
+            await self._gossip.wait_until_ready()
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    conns = [c for group in self._network.connections.values() for c in group]
+                    await self._close_all(conns)
+                self._nursery.cancel_scope.cancel()
+
+    async def _listen(self, listen: Sequence[Multiaddr]) -> Multiaddr | None:
+        """Listen on all addresses; returns the first that fails."""
         for address in listen:
-            _probe_port(address)
             if not await self._network.listen(address):
-                raise ConfigError(f"cannot listen on {address}: choose another address or port")
+                return address
+        return None
 
 
 @dataclass(slots=True)
 class _Sending:
     """The sending half of one request."""
 
-    stream: INetStream
+    stream: NetStream
     protocol: str
     payload: bytes
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -471,7 +499,7 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
     raise RequestRefused(f"{peer} reset the stream") from error
 
 
-async def _refuse(stream: INetStream, reason: str) -> None:
+async def _refuse(stream: NetStream, reason: str) -> None:
     """Say no, then read on for a while: a reset at once could overtake the answer."""
     text = reason.encode()[:REASON_BYTES_MAX]
     with trio.move_on_after(DRAIN_TIMEOUT_S):
@@ -611,5 +639,7 @@ async def open_libp2p(
     addresses = _parse_listen(listen)
     announced = [str(_parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
     transport = Libp2pTransport(identity, workarounds, announced)
+    for address in addresses:
+        _probe_port(address)
     async with transport._running(addresses):
         yield transport

@@ -187,6 +187,7 @@ class Outbox:
         self._control: deque[bytes] = deque()
         self._data: deque[bytes] = deque()
         self._data_bytes = 0
+        self._writing = False
         self._lot = trio.lowlevel.ParkingLot()
         self.closed = False
 
@@ -211,19 +212,26 @@ class Outbox:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def take(self) -> bytes:
-        """Wait for frames and take all that wait, control frames first."""
+        """Wait for frames and take all that wait, control frames first.
+
+        Asking for more says that those taken before are written.
+        """
+        self._writing = False
+        self._lot.unpark_all()
         while not (self._control or self._data):
             await self._lot.park()
         batch = b"".join([*self._control, *self._data])
         self._control.clear()
         self._data.clear()
         self._data_bytes = 0
+        self._writing = True
         self._lot.unpark_all()
         return batch
 
-    @property
-    def empty(self) -> bool:
-        return not (self._control or self._data)
+    async def flushed(self) -> None:
+        """Wait until every frame is written or the connection is gone."""
+        while (self._control or self._data or self._writing) and not self.closed:
+            await self._lot.park()
 
     def close(self) -> None:
         self.closed = True
@@ -356,24 +364,20 @@ class HardYamux(Yamux):
         Upstream holds a lock over the goodbye, and so waits as long as a stalled peer likes.
         """
         if self.alive and self._outbox is not None:
-            with trio.move_on_after(CLOSE_FLUSH_S, shield=True):
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_FLUSH_S):
                 await self._say_goodbye(self._outbox, error_code)
             await self._cleanup_on_error()
         elif self._outbox is None:
             await super().close(error_code)
 
     async def _say_goodbye(self, outbox: Outbox, error_code: int) -> None:
-        while not outbox.empty:
-            await trio.sleep(0.005)
-        frame = struct.pack(
-            yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_GO_AWAY, 0, 0, error_code
-        )
+        frame = struct.pack(yamux.YAMUX_HEADER_FORMAT, 0, yamux.TYPE_GO_AWAY, 0, 0, error_code)
         try:
+            await outbox.flushed()
             await outbox.put(frame)
+            await outbox.flushed()
         except ConnectionClosedError:
-            return
-        while not outbox.empty:
-            await trio.sleep(0.005)
+            pass  # the peer was faster
 
     async def open_stream(self) -> YamuxStream:
         """Upstream leaks the stream and its place if the opening task is cancelled."""
@@ -438,7 +442,7 @@ class HardUpgrader(TransportUpgrader):
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         try:
-            await self.muxer_multistream.select_transport(conn)  # type: ignore[arg-type]
+            await self.muxer_multistream.select_transport(conn)
         except (MultiselectError, MultiselectClientError) as error:
             raise MuxerUpgradeFailure("no common stream muxer") from error
         return HardYamux(conn, peer_id, self._workarounds)
