@@ -98,8 +98,9 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             parameters = f"{amount(record.parameters)} parameters"
             start = f"round {record.round}" if record.round else "the beginning"
             return Text(
-                f"{short_id(record.peer_id)} starts from {start}: run {printable(record.run_id, 80)}"
-                f", {printable(record.model, 80)} ({parameters}), {record.engine} engine"
+                f"{short_id(record.peer_id)} starts from {start}: "
+                f"run {printable(record.run_id, 80)}, "
+                f"{printable(record.model, 80)} ({parameters}), {record.engine} engine"
             )
         case RoundDone():
             return _round_line(record)

@@ -371,8 +371,8 @@ def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
         return "No node was evaluated on the held-out tasks."
     mean = sum(rises) / len(rises)
     return (
-        f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f} points"
-        f" in the mean over {_count(len(rises), 'node')}"
+        f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f}"
+        f" points in the mean over {_count(len(rises), 'node')}"
         f" (from {min(rises):+.1f} to {max(rises):+.1f})."
     )
 

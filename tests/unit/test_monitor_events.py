@@ -1,0 +1,162 @@
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from node.monitor.events import FILE_NAME, EventLog, history, read_events
+from node.monitor.records import Trouble
+from tests.unit.monitor_records import held_out, round_done, started
+
+
+def clock() -> float:
+    return 1_000.0
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    records = [
+        started(),
+        round_done(1, foreign_logprob=None),
+        held_out(1, 0.25),
+        Trouble('quotes " newline \n and ü'),
+    ]
+    with EventLog(tmp_path / FILE_NAME, clock) as log:
+        for record in records:
+            log.write(record)
+    assert [record for _, record in read_events(tmp_path / FILE_NAME)] == records
+    assert {time_s for time_s, _ in read_events(tmp_path / FILE_NAME)} == {1_000.0}
+
+
+def test_lines_are_strict_json_even_for_a_diverged_loss(tmp_path: Path) -> None:
+    with EventLog(tmp_path / FILE_NAME, clock) as log:
+        log.write(round_done(1, loss=math.nan, grad_norm=math.inf))
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    line = (tmp_path / FILE_NAME).read_text()
+    json.loads(line, parse_constant=refuse)
+    ((_, record),) = read_events(tmp_path / FILE_NAME)
+    assert math.isnan(record.loss)
+    assert record.grad_norm == math.inf
+
+
+def test_a_log_that_is_torn_at_any_byte_loses_only_its_last_line(tmp_path: Path) -> None:
+    whole = tmp_path / FILE_NAME
+    with EventLog(whole, clock) as log:
+        log.write(started())
+        log.write(held_out(0, 0.5))
+    data = whole.read_bytes()
+    first = data.index(b"\n") + 1
+    for size in range(first, len(data)):
+        torn = tmp_path / "torn" / FILE_NAME
+        torn.parent.mkdir(exist_ok=True)
+        torn.write_bytes(data[:size])
+        assert [record for _, record in read_events(torn)] == [started()]
+        with EventLog(torn, clock) as log:
+            log.write(held_out(3, 0.75))
+        assert [record for _, record in read_events(torn)] == [started(), held_out(3, 0.75)]
+        assert torn.read_bytes()[:first] == data[:first]
+
+
+def test_a_file_without_any_whole_line_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(b"x" * 200_000)
+    EventLog(path, clock).close()
+    assert path.read_bytes() == b""
+
+
+def test_lines_of_another_version_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    with EventLog(path, clock) as log:
+        log.write(held_out(0, 0.5))
+    with path.open("ab") as file:
+        for line in (
+            b'{"event": "invented", "time_s": 1}',
+            b'{"event": "held_out", "time_s": 1}',
+            b'{"event": ["held_out"], "time_s": 1}',
+            b'{"event": "trouble", "time_s": [], "what": "x"}',
+            b"[1]",
+            b"\xff\xfe",
+            b"[" * 100_000,
+            b'{"event": "trouble", "time_s": 2, "what": "kept", "new_field": 1}',
+        ):
+            file.write(line + b"\n")
+    assert [r for _, r in read_events(path)] == [held_out(0, 0.5), Trouble("kept")]
+
+
+def test_the_log_is_bounded_and_drops_the_oldest(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    with EventLog(path, clock, bytes_max=1_000, files_max=3) as log:
+        for number in range(100):
+            log.write(Trouble(f"number {number}"))
+            assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 3 * 1_000
+    kept = [int(record.what.split()[1]) for _, record in read_events(path)]
+    assert kept == list(range(kept[0], 100))
+    assert 0 < kept[0] < 90
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_one_file_is_enough(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    with EventLog(path, clock, bytes_max=300, files_max=1) as log:
+        for number in range(20):
+            log.write(Trouble(f"number {number}"))
+    assert [file.name for file in tmp_path.iterdir()] == [FILE_NAME]
+    assert [record for _, record in read_events(path)][-1] == Trouble("number 19")
+
+
+def test_a_failed_write_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / FILE_NAME
+    write = os.write
+
+    def disk_full(file: int, data: bytes) -> int:
+        if len(data) > 10:
+            return write(file, data[:10])
+        raise OSError(28, "No space left on device")
+
+    with EventLog(path, clock) as log:
+        log.write(Trouble("before"))
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", disk_full)
+            with pytest.raises(OSError, match="No space"):
+                log.write(Trouble("x" * 95))
+        log.write(Trouble("after"))
+    assert [record for _, record in read_events(path)] == [Trouble("before"), Trouble("after")]
+
+
+def test_a_restart_undoes_the_rounds_after_its_checkpoint() -> None:
+    first = round_done(2, own_reward=0.1)
+    again = round_done(2, own_reward=0.9)
+    life = history(
+        enumerate(
+            [
+                started(),
+                held_out(0, 0.4),
+                round_done(1),
+                first,
+                round_done(3),
+                held_out(3, 0.6),
+                started(round_=1),
+                again,
+            ]
+        )
+    )
+    assert [record for _, record in life.rounds] == [round_done(1), again]
+    assert life.held_out_last == 0.4
+    assert life.starts == 2
+    assert life.started == started(round_=1)
+
+
+def test_of_a_repeated_round_the_latest_counts() -> None:
+    life = history([(1.0, round_done(5, loss=1.0)), (2.0, round_done(5, loss=2.0))])
+    assert life.rounds == ((2.0, round_done(5, loss=2.0)),)
+    assert life.started is None
+
+
+def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_events(tmp_path / FILE_NAME))

@@ -1,0 +1,92 @@
+import io
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+from node.monitor.live import REDRAW_INTERVAL_S, LiveView, bar_chart
+from node.monitor.records import Trouble
+from tests.unit.monitor_records import held_out, round_done, snapshot, started
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def terminal() -> tuple[Console, io.StringIO]:
+    out = io.StringIO()
+    return Console(file=out, force_terminal=True, width=100, color_system=None), out
+
+
+def test_without_a_terminal_each_event_is_one_line() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+        for record in (started(), held_out(0, 0.4), round_done(1), Trouble("a\nb")):
+            view.update(snapshot(held_out_first=None))
+            view.event(record)
+        view.event(held_out(10, 0.6))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 5
+    assert "starts from the beginning" in lines[0]
+    assert "40.0 % passed (+0.0 points" in lines[1]
+    assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
+    assert lines[3] == "! a?b"
+    assert "60.0 % passed (+20.0 points" in lines[4]
+
+
+def test_a_resumed_node_compares_with_its_first_start() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out), interactive=False, clock=Clock()) as view:
+        view.update(snapshot(held_out_first=0.25))
+        view.event(held_out(50, 0.5))
+    assert "+25.0 points" in out.getvalue()
+
+
+def test_redrawing_is_throttled_and_the_last_state_is_shown() -> None:
+    clock, (console, out) = Clock(), terminal()
+    with LiveView(console, interactive=True, clock=clock) as view:
+        sizes = []
+        for number in range(1_000):
+            clock.now = number * REDRAW_INTERVAL_S / 100
+            view.update(snapshot(round=number))
+            sizes.append(len(out.getvalue()))
+        redraws = sum(a != b for a, b in pairwise(sizes))
+        assert redraws == 9
+        assert "round 999," not in out.getvalue()
+    assert "round 999," in out.getvalue()
+
+
+def test_in_a_terminal_rounds_only_move_the_bars() -> None:
+    clock, (console, out) = Clock(), terminal()
+    with LiveView(console, interactive=True, clock=clock) as view:
+        view.event(round_done(1, own_reward=0.0))
+        view.event(round_done(2, own_reward=1.0))
+        view.update(snapshot(notes=("[red]alarm[/red]",)))
+        view.event(held_out(2, 0.5))
+    text = out.getvalue()
+    assert "trained on 4 own and 2 foreign groups, shared" not in text
+    assert "▁█" in text
+    assert "held-out after round 2" in text
+    assert "[red]alarm[/red]" in text
+
+
+def test_the_terminal_is_left_as_it_was_when_the_node_fails() -> None:
+    console, out = terminal()
+    view = LiveView(console, interactive=True, clock=Clock())
+
+    def fail() -> None:
+        with view:
+            view.update(snapshot())
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert out.getvalue().endswith("\x1b[?25h")  # the cursor shows again
+
+
+def test_bars_stay_in_range() -> None:
+    assert bar_chart((-1.0, 0.0, 0.5, 1.0, 7.0)) == "▁▁▅██"

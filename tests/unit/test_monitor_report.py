@@ -1,0 +1,175 @@
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from node.monitor.events import FILE_NAME, EventLog, Record, history
+from node.monitor.plots import POINTS_MAX, colour, line_style, smooth, thin
+from node.monitor.records import Trouble
+from node.monitor.report import summarise, write_report
+from swarm.errors import ConfigError
+from tests.unit.monitor_records import PEER_A, PEER_B, held_out, round_done, started
+
+PNG_START = b"\x89PNG\r\n\x1a\n"
+EVIL = "<script>alert(1)</script>"
+
+
+def log(directory: Path, records: Sequence[Record], start_s: float = 1_000.0) -> Path:
+    ticks = iter(range(10_000))
+    with EventLog(directory / FILE_NAME, lambda: start_s + 2.0 * next(ticks)) as events:
+        for record in records:
+            events.write(record)
+    return directory
+
+
+def a_life(peer_id: str, other: str, rise: float) -> list[Record]:
+    rounds = [round_done(n, foreign_by_producer={other: 2}) for n in range(1, 21)]
+    return [started(peer_id), held_out(0, 0.4), *rounds, held_out(20, 0.4 + rise)]
+
+
+class Page(HTMLParser):
+    """Collects what a page would fetch or run, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_two_nodes_make_one_page_with_curves(tmp_path: Path) -> None:
+    first = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
+    second = log(tmp_path / "b", a_life(PEER_B, PEER_A, 0.3), start_s=1_004.0)
+    summary = write_report([first, second], tmp_path / "out")
+
+    assert [node.name for node in summary.nodes] == [PEER_A[-8:], PEER_B[-8:]]
+    assert summary.nodes[0].rise_points == pytest.approx(20.0)
+    assert summary.rise_points_mean == pytest.approx(25.0)
+    assert summary.nodes[0].external_groups_mean == 2.0
+    assert summary.nodes[0].foreign_groups == 40
+    assert {path.stem for path in summary.pictures} == {
+        "held_out_rounds",
+        "held_out_tokens",
+        "own_reward",
+        "traffic",
+        "sharing",
+    }
+    assert all(path.read_bytes().startswith(PNG_START) for path in summary.pictures)
+    text = " ".join(Page(summary.html.read_text()).texts)
+    assert "changed by +25.0 points in the mean over 2 nodes" in text
+    assert "Groups of others were trained on 80 times." in text
+    assert "nothing rejected" in text
+    assert "+20.0 points" in str(summary)
+
+
+def test_the_page_stands_alone_and_its_drawings_are_well_formed(tmp_path: Path) -> None:
+    run = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
+    text = write_report([run], tmp_path / "out").html.read_text()
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert all(link.startswith(("#", "data:")) for link in page.links)
+    assert re.search(r"url\((?!#)", text) is None
+    drawings = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 5
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
+        assert "currentColor" in drawing
+
+
+def test_everything_from_a_log_is_escaped(tmp_path: Path) -> None:
+    life: list[Record] = [
+        started(peer_id=f"p{EVIL}"),
+        held_out(0, 0.5),
+        round_done(
+            1,
+            foreign_by_producer={f"q$\\frac{EVIL}": 1, "$x^$": 1},
+            rejected_total={EVIL: 3, "-->": 1},
+        ),
+        Trouble(EVIL),
+    ]
+    text = write_report([log(tmp_path / "a", life)], tmp_path / "out").html.read_text()
+    assert EVIL not in text
+    assert "script" not in Page(text).tags
+    assert "&lt;script&gt;" in text
+
+
+def test_rejected_records_get_a_picture_and_a_sentence(tmp_path: Path) -> None:
+    life = [started(), round_done(1, rejected_total={"expired": 2, "malformed": 5})]
+    summary = write_report([log(tmp_path / "a", life)], tmp_path / "out")
+    assert "rejected" in {path.stem for path in summary.pictures}
+    text = " ".join(Page(summary.html.read_text()).texts)
+    assert "7 records rejected: malformed 5, expired 2." in text
+    assert "No node was evaluated" in text
+
+
+def test_a_node_that_did_nothing_yet_is_reported_so(tmp_path: Path) -> None:
+    summary = write_report([log(tmp_path / "a", [])], tmp_path / "out")
+    assert summary.pictures == ()
+    assert summary.rise_points_mean is None
+    assert summary.nodes[0].name == "a"
+    assert "Nothing was logged" in summary.html.read_text()
+
+
+def test_many_nodes_and_many_producers_still_draw(tmp_path: Path) -> None:
+    foreign = {f"stranger{n:03d}": n for n in range(60)}
+    lives = [
+        log(
+            tmp_path / f"node-{k}",
+            [started(f"peer{k:08d}"), held_out(0, 0.1), round_done(1, foreign_by_producer=foreign)],
+        )
+        for k in range(20)
+    ]
+    summary = write_report(lives, tmp_path / "out")
+    assert len(summary.nodes) == 20
+    assert (tmp_path / "out" / "sharing.png").exists()
+
+
+def test_a_directory_without_a_log_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no event log in .*nowhere"):
+        write_report([tmp_path / "nowhere"], tmp_path / "out")
+    with pytest.raises(ConfigError, match="from 1 to"):
+        write_report([], tmp_path / "out")
+
+
+def test_the_same_logs_make_the_same_page(tmp_path: Path) -> None:
+    run = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
+    first = write_report([run], tmp_path / "out1").html.read_bytes()
+    assert write_report([run], tmp_path / "out2").html.read_bytes() == first
+
+
+def test_effective_counts_are_means_over_rounds() -> None:
+    life = history(enumerate([round_done(1, external_groups=0), round_done(2, external_groups=3)]))
+    node = summarise("x", life)
+    assert node.external_groups_mean == 1.5
+    assert node.local_groups_mean == 4.0
+    assert node.rise_points is None
+
+
+def test_smoothing_is_a_mean_over_the_last_values() -> None:
+    assert smooth([1.0, 3.0, 5.0, 7.0], window=2) == [1.0, 2.0, 4.0, 6.0]
+
+
+def test_thinning_bounds_a_curve_and_keeps_its_end() -> None:
+    x = [float(n) for n in range(100_000)]
+    xs, ys = thin(x, x)
+    assert len(xs) == len(ys) <= POINTS_MAX
+    assert xs[-1] == x[-1]
+    assert xs == sorted(xs)
+    assert thin([1.0, 2.0], [3.0, 4.0]) == ([1.0, 2.0], [3.0, 4.0])
+
+
+def test_nodes_look_different_from_each_other() -> None:
+    looks = [(colour(place), line_style(place)) for place in range(32)]
+    assert len(set(looks)) == 32
