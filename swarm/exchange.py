@@ -129,16 +129,18 @@ class Exchange:
     ) -> list[VerifiedGroup]:
         """Sign, keep and advertise own groups. Returns when the adverts are handed to gossip.
 
-        The rewards stay here: they are never sent.
+        The rewards stay here: they are never sent. A group for a task that this node has shared
+        before, in a round that a crash undid, is not shared a second time.
         """
         shared: list[VerifiedGroup] = []
         entries: list[AdvertEntry] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
             group_id, record = codec.sign_group(group, self._identity)
             verified = VerifiedGroup(group_id, group, prompt, tuple(group_rewards))
-            await self._run_sync(self._add, record, verified, True)
-            shared.append(verified)
-            entries.append(AdvertEntry(group_id=group_id, size_bytes=len(record)))
+            result = await self._run_sync(self._add, record, verified, True)
+            if result is AddResult.ADDED:
+                shared.append(verified)
+                entries.append(AdvertEntry(group_id=group_id, size_bytes=len(record)))
         for start in range(0, len(entries), ADVERT_GROUPS_MAX):
             await self._advertise(groups[start], entries[start : start + ADVERT_GROUPS_MAX])
         return shared
