@@ -1,0 +1,47 @@
+"""`swarm/PROTOCOL.md` says the same numbers and names as the code."""
+
+import re
+from pathlib import Path
+
+from swarm import codec, messages
+from swarm.transport import base
+
+PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
+IN_TABLE = re.compile(r"^\| `([A-Z_]+_MAX)`[^|]*\| (\d+) \|$", re.MULTILINE)
+IN_TEXT = re.compile(r"`([A-Z_]+_MAX)` = (\d+)")
+
+
+def limits(module: object) -> dict[str, int]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name.endswith("_MAX") and isinstance(value, int)
+    }
+
+
+def said() -> list[tuple[str, int]]:
+    return [(name, int(value)) for name, value in IN_TABLE.findall(PAGE) + IN_TEXT.findall(PAGE)]
+
+
+def test_limits_are_those_of_the_code() -> None:
+    code = limits(base) | limits(codec) | limits(messages)
+    assert {name: code[name] for name, _ in said()} == dict(said())
+    assert all(code[name] == value for name, value in said())
+
+
+def test_every_limit_of_the_messages_is_on_the_page() -> None:
+    assert {name for name, _ in said()} >= set(limits(messages))
+
+
+def test_protocol_ids_and_domains_are_on_the_page() -> None:
+    headings = [line for line in PAGE.splitlines() if line.startswith("## ")]
+    for protocol in (
+        messages.HELLO_PROTOCOL,
+        messages.ADVERTS_PROTOCOL,
+        messages.ROLLOUTS_PROTOCOL,
+        messages.adverts_topic("<run id>"),
+    ):
+        assert any(f"`{protocol}`" in heading for heading in headings)
+    for domain in (messages.GROUP_DOMAIN, messages.ADVERT_DOMAIN, messages.HELLO_DOMAIN):
+        assert domain.endswith(b"\0")
+        assert f"`{domain[:-1].decode()}` and a zero byte" in PAGE
