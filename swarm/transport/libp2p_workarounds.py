@@ -21,6 +21,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.exceptions import SwarmException
@@ -451,6 +452,13 @@ class HardUpgrader(TransportUpgrader):
 # --- connections ---------------------------------------------------------------------------
 
 
+class NoAutoConnector(AutoConnector):
+    """Dials nobody: whom to know is decided above the transport."""
+
+    async def maybe_connect(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
 class HardSwarm(Swarm):
     """The swarm without its own ideas about whom to dial.
 
@@ -508,8 +516,9 @@ class HardSwarm(Swarm):
     async def notify_closed_stream(self, stream: INetStream) -> None:
         await trio.lowlevel.checkpoint()
 
-    def _schedule_auto_connect(self) -> None:
-        pass
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = NoAutoConnector(swarm=self)
 
 
 class HardHost(BasicHost):

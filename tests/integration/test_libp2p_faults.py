@@ -1,0 +1,207 @@
+"""Each upstream fault, once with its workaround and once without it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+from libp2p.custom_types import TProtocol
+
+from swarm.errors import ConfigError, SwarmError
+from swarm.identity import Identity, PeerId
+from swarm.transport.base import ServeLimits
+from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS, Workarounds, require_version
+from tests.support import run
+
+pytestmark = pytest.mark.integration
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+PROTOCOL = "/test/echo/1.0.0"
+TOPIC = "/test/topic/1.0.0"
+MIB = 1_048_576
+
+
+@asynccontextmanager
+async def two(workarounds: Workarounds) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
+    """Two connected hosts, the first of which dialled."""
+    async with (
+        open_libp2p(Identity(b"a" * 32), LOOPBACK, workarounds=workarounds) as a,
+        open_libp2p(Identity(b"b" * 32), LOOPBACK, workarounds=workarounds) as b,
+    ):
+        await a.connect(b.addresses()[0])
+        await until(lambda: a.peer_id in b.peers())
+        yield a, b
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    with trio.fail_after(timeout_s):
+        while not condition():  # noqa: ASYNC110  transports announce no changes
+            await trio.sleep(0.01)
+
+
+async def echo(peer: PeerId, payload: bytes) -> bytes:
+    return payload
+
+
+async def survives_cancelled_writes(workarounds: Workarounds) -> bool:
+    async with two(workarounds) as (a, b):
+        b.serve(PROTOCOL, echo, ServeLimits(8 * MIB, 8 * MIB, concurrent_per_peer_max=64))
+        try:
+            for step in range(12):
+                with trio.move_on_after(0.004 * step):
+                    await a.request(
+                        b.peer_id,
+                        PROTOCOL,
+                        bytes(4 * MIB),
+                        timeout_s=5.0,
+                        response_bytes_max=8 * MIB,
+                    )
+            for _ in range(3):
+                await a.request(
+                    b.peer_id, PROTOCOL, bytes(1000), timeout_s=3.0, response_bytes_max=1000
+                )
+        except SwarmError:
+            return False
+        return a.peers() == (b.peer_id,)
+
+
+def test_cancelled_write_leaves_the_connection_whole() -> None:
+    assert run(survives_cancelled_writes, ALL_WORKAROUNDS)
+
+
+def test_cancelled_write_kills_the_connection_upstream() -> None:
+    assert not run(survives_cancelled_writes, replace(ALL_WORKAROUNDS, shield_writes=False))
+
+
+async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
+    """Send more than any window to a reader that starts to read after `pause_s`."""
+    size = 20 * MIB
+    got = 0
+    finished = trio.Event()
+
+    async def read_late(stream: Any) -> None:
+        nonlocal got
+        await trio.sleep(pause_s)
+        try:
+            while got < size:
+                got += len(await stream.read(65_536))
+        finally:
+            finished.set()
+
+    async with two(workarounds) as (a, b):
+        b._host.set_stream_handler(TProtocol("/test/late"), read_late)
+        stream = await a._host.new_stream(b._id, [TProtocol("/test/late")])
+        try:
+            await stream.write(bytes(size))
+        except Exception:  # noqa: BLE001  whatever upstream raises: it gave the stream up
+            return False
+        await finished.wait()
+    return got == size
+
+
+def test_reader_may_pause_longer_than_upstream_waits() -> None:
+    """Both at once, since the pause is real time."""
+    outcome: dict[bool, bool] = {}
+
+    async def one(event_window: bool) -> None:
+        chosen = replace(ALL_WORKAROUNDS, event_window=event_window)
+        outcome[event_window] = await survives_a_pause(chosen, pause_s=6.0)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, True)
+            nursery.start_soon(one, False)
+
+    run(main)
+    assert outcome == {True: True, False: False}
+
+
+def task_count() -> int:
+    """All trio tasks, system tasks included."""
+    root = trio.lowlevel.current_root_task()
+    assert root is not None
+    open_tasks = [root]
+    count = 0
+    while open_tasks:
+        task = open_tasks.pop()
+        count += 1
+        for nursery in task.child_nurseries:
+            open_tasks.extend(nursery.child_tasks)
+    return count
+
+
+async def tasks_left_per_cycle(workarounds: Workarounds, cycles: int) -> float:
+    async with two(workarounds) as (a, b):
+        await a.disconnect(b.peer_id)
+        await until(lambda: not b.peers())
+        await trio.sleep(0.3)
+        before = task_count()
+        for _ in range(cycles):
+            await a.connect(b.addresses()[0])
+            await until(lambda: a.peer_id in b.peers())
+            await a.disconnect(b.peer_id)
+            await until(lambda: not b.peers())
+        await trio.sleep(0.3)
+        return (task_count() - before) / cycles
+
+
+def test_connections_leave_no_tasks_behind() -> None:
+    assert run(tasks_left_per_cycle, ALL_WORKAROUNDS, 10) == 0.0
+
+
+def test_connections_leave_tasks_behind_upstream() -> None:
+    chosen = replace(ALL_WORKAROUNDS, reap_inbound=False)
+    assert run(tasks_left_per_cycle, chosen, 10) >= 1.0
+
+
+async def delivered_of_a_burst(workarounds: Workarounds, count: int) -> int:
+    async with two(workarounds) as (a, b):
+        await a.subscribe(TOPIC, lambda peer, payload: True)
+        channel = await b.subscribe(TOPIC, lambda peer, payload: True)
+        mesh = a._router.mesh
+        await until(lambda: b._id in mesh[TOPIC])
+        for i in range(count):
+            await a.publish(TOPIC, i.to_bytes(2, "big") + bytes(4094))
+        with trio.move_on_after(3.0):
+            await until(lambda: channel.statistics().current_buffer_used == count)
+        return channel.statistics().current_buffer_used
+
+
+@pytest.mark.parametrize("count", [40, 500])
+def test_burst_of_gossip_arrives_whole(count: int) -> None:
+    assert run(delivered_of_a_burst, ALL_WORKAROUNDS, count) == count
+
+
+def test_burst_of_gossip_is_cut_upstream() -> None:
+    chosen = replace(ALL_WORKAROUNDS, gossip_limits=False)
+    assert run(delivered_of_a_burst, chosen, 40) < 40
+
+
+def test_fast_noise_speaks_with_upstream_noise() -> None:
+    async def main() -> None:
+        plain = replace(ALL_WORKAROUNDS, fast_noise=False)
+        async with (
+            open_libp2p(Identity(b"a" * 32), LOOPBACK) as fast,
+            open_libp2p(Identity(b"b" * 32), LOOPBACK, workarounds=plain) as slow,
+        ):
+            for node in (fast, slow):
+                node.serve(PROTOCOL, echo, ServeLimits(4 * MIB, 4 * MIB))
+            await fast.connect(slow.addresses()[0])
+            payload = bytes(range(256)) * 8192
+            for asker, other in ((fast, slow), (slow, fast)):
+                await until(lambda asker=asker, other=other: other.peer_id in asker.peers())
+                answer = await asker.request(
+                    other.peer_id, PROTOCOL, payload, timeout_s=20.0, response_bytes_max=4 * MIB
+                )
+                assert answer == payload
+
+    run(main)
+
+
+def test_another_libp2p_is_refused_by_name() -> None:
+    require_version("0.8.1")
+    with pytest.raises(ConfigError, match=r"needs libp2p 0\.8\.1, found 0\.9\.0"):
+        require_version("0.9.0")
