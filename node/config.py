@@ -55,6 +55,12 @@ def canonical_json(value: Any) -> str:
 
 
 def _parameters_text(value: Any) -> Any:
+    """Canonical JSON from a table, or from JSON text as a dumped run holds it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("must be a table") from None
     if not isinstance(value, Mapping):
         raise ValueError("must be a table")  # noqa: TRY004 - what pydantic asks of validators
     try:
@@ -257,7 +263,9 @@ class NodeConfig(_Frozen):
     fetch_concurrent_max: Annotated[int, Field(ge=1, le=64)] = 4
     serve_bytes_per_s_max: Count = 8_388_608
     verify_timeout_s: PositiveSeconds = 5.0  # for one group
-    verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = 1_073_741_824
+    verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = (
+        536_870_912  # beyond what its imports take
+    )
 
     foreign_shuffle: bool = False  # experiments only: breaks the link from task to completions
 

@@ -43,5 +43,9 @@ class Environment(Protocol):
         ...
 
     def score(self, problem: Problem, text: str) -> float:
-        """The reward of a completion's text, in [0, 1]. Any text gets a number, never an error."""
+        """The reward of a completion's text, in [0, 1]; 1 is a full score.
+
+        The text may come from anybody. Whatever this raises, and a reward out of range, is counted
+        by `scoring.score_group` and worth 0.
+        """
         ...

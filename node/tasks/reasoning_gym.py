@@ -21,7 +21,6 @@ import decimal
 import functools
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -88,7 +87,6 @@ class ReasoningGym:
     def __init__(self, name: str) -> None:
         self.name = name
         self.version = f"reasoning-gym-{version('reasoning-gym')}-r{ADAPTER_REVISION}"
-        self.scorer_errors = 0  # answers on which the dataset's scorer failed; they score 0
         self._rules = DATASETS[name]
 
     def problem(self, task: Task) -> Problem:
@@ -115,17 +113,6 @@ class ReasoningGym:
         text = text.strip()
         if not text or len(text) > self._rules.text_chars_max:
             return 0.0
-        try:
-            reward = self._raw_score(problem, text)
-        except Exception:  # noqa: BLE001 - the library's scorers meet strangers' text here
-            self.scorer_errors += 1
-            return 0.0
-        if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
-            self.scorer_errors += 1
-            return 0.0
-        return reward
-
-    def _raw_score(self, problem: Problem, text: str) -> float:
         if self._rules.scorer is not None:
             return self._rules.scorer(problem.entry, text)
         dataset = _dataset_for_scoring(self.name, problem.task.parameters)

@@ -16,7 +16,6 @@ class ScriptedSum:
 
     name = "scripted_sum"
     version = "1"
-    scorer_errors = 0
 
     def problem(self, task: Task) -> Problem:
         parameters = json.loads(task.parameters)

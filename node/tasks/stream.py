@@ -31,6 +31,13 @@ def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
     return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
 
 
+def sample_tasks(run: RunConfig) -> tuple[Task, ...]:
+    """One task of each environment, to try them at start; no node trains on them."""
+    return tuple(
+        Task(spec.name, spec.version, spec.parameters, seed=0, index=0) for spec in run.environments
+    )
+
+
 class TaskStream:
     """One producer's tasks, by data position."""
 

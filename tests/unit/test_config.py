@@ -1,0 +1,250 @@
+"""Settings: where they come from, what they may be, and how a wrong one is told."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from node.config import NodeConfig, RunConfig, load_config, packaged_runs
+from node.config_errors import flag_of
+from node.engines.base import Sampling
+from swarm.errors import ConfigError
+from swarm.messages import RUN_ID_CHARS_MAX
+from tests.unit.tasks_support import ALICE, NINE, make_run
+
+RUN_TEXT = 'name = "x"\n[[environments]]\nname = "scripted_sum"\n'
+PEER = f"/ip4/1.2.3.4/tcp/4001/p2p/{ALICE}"
+
+
+def run_file(tmp_path: Path, *, before: str = "", after: str = "") -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(before + RUN_TEXT + after)
+    return path
+
+
+# --- sources ---------------------------------------------------------------------------------
+
+
+def test_without_anything_given_the_demo_runs() -> None:
+    config = load_config({}, {})
+    assert config.run.name == "demo"
+    assert (config.local_groups, config.external_groups, config.group_size) == (4, 4, 8)
+    assert config.key_path == config.data_dir / "identity.pem"
+
+
+def test_flags_come_before_environment_variables_before_the_file_before_defaults(
+    tmp_path: Path,
+) -> None:
+    path = run_file(tmp_path, after="[node]\nlocal_groups = 5\nexternal_groups = 5\nseed = 5\n")
+    environ = {"SWARM_NODE_EXTERNAL_GROUPS": "6", "SWARM_NODE_SEED": "6", "HOME": "/"}
+    config = load_config({"seed": "7", "threads": None}, environ, path)
+    assert config.local_groups == 5
+    assert config.external_groups == 6
+    assert config.seed == 7
+    assert config.threads == 0
+
+
+def test_the_run_file_may_be_named_by_a_variable_or_by_a_packaged_name(tmp_path: Path) -> None:
+    path = run_file(tmp_path)
+    assert load_config({}, {"SWARM_NODE_RUN": str(path)}).run.name == "x"
+    assert load_config({}, {"SWARM_NODE_RUN": str(path)}, Path("sapo9")).run.name == "sapo9"
+
+
+def test_lists_are_given_as_lists_or_with_commas(tmp_path: Path) -> None:
+    second = PEER.replace("1.2.3.4", "5.6.7.8")
+    for peers in ((PEER, second), [PEER, second], f"{PEER}, {second}"):
+        assert load_config({"peers": peers}, {}).peers == (PEER, second)
+    assert load_config({}, {"SWARM_NODE_PEERS": f"{PEER},{second}"}).peers == (PEER, second)
+
+
+def test_the_passphrase_is_no_setting() -> None:
+    environ = {
+        "SWARM_NODE_PASSPHRASE": "secret",
+        "SWARM_NODE_PASSPHRASE_ENV": "SWARM_NODE_OTHER",
+        "SWARM_NODE_OTHER": "secret",
+    }
+    assert "secret" not in repr(load_config({}, environ))
+
+
+def test_settings_are_frozen() -> None:
+    config = load_config({}, {})
+    with pytest.raises(ValidationError):
+        config.seed = 3  # type: ignore[misc]
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+def test_all_packaged_runs_load() -> None:
+    assert {"demo", "sapo9"} <= set(packaged_runs())
+    for name in packaged_runs():
+        assert load_config({}, {}, Path(name)).run.name == name
+    nine = load_config({}, {}, Path("sapo9")).run
+    assert sorted(spec.name for spec in nine.environments) == sorted(NINE)
+
+
+def test_the_run_id_follows_from_all_rules() -> None:
+    base = make_run()
+    others = [
+        make_run({"name": "scripted_sum", "weight": 2.0}),
+        make_run({"name": "scripted_sum", "parameters": {"max": 3}}),
+        make_run(limits={"clock_skew_s": 1}),
+        make_run(sampling={"top_p": 0.5}),
+        make_run(reward="partial"),
+        make_run(models=("tiny",)),
+    ]
+    assert make_run().run_id == base.run_id
+    assert len({run.run_id for run in (base, *others)}) == 7
+    assert re.fullmatch("test-[0-9a-f]{12}", base.run_id)
+    long = RunConfig.model_validate({"name": "x" * 40, "environments": [{"name": "bf"}]})
+    assert len(long.run_id) <= RUN_ID_CHARS_MAX
+
+
+def test_the_order_of_parameters_is_no_difference() -> None:
+    one = make_run({"name": "scripted_sum", "parameters": {"a": 1, "b": [1.5, "x"]}})
+    two = make_run({"name": "scripted_sum", "parameters": {"b": [1.5, "x"], "a": 1}})
+    assert one.run_id == two.run_id
+    assert one.environments[0].parameters == '{"a":1,"b":[1.5,"x"]}'
+
+
+def test_a_run_is_the_same_after_a_round_trip_through_its_dump() -> None:
+    run = make_run({"name": "scripted_sum", "parameters": {"max": 3}})
+    assert RunConfig.model_validate(run.model_dump()).run_id == run.run_id
+
+
+def test_sampling_reaches_the_engine() -> None:
+    run = make_run(sampling={"temperature": 0.5, "top_p": 0.9, "max_new_tokens": 7})
+    assert run.engine_sampling == Sampling(0.5, 0.9, 7)
+
+
+# --- what is told ----------------------------------------------------------------------------
+
+
+def told(
+    flags: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    path: Path | None = None,
+) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_config(flags or {}, environ or {}, path)
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ({"group_size": "0"}, "--group-size 0: must be at least 2; try --group-size 8"),
+        ({"group_size": "a"}, "--group-size a: must be a whole number; try --group-size 8"),
+        ({"group_size": 65}, "--group-size 65: must be at most 64; try --group-size 8"),
+        ({"grup_size": 3}, "--grup-size: no such setting; did you mean --group-size?"),
+        ({"rounds": "0"}, "--rounds 0: must be at least 1; try --rounds 1"),
+        ({"engine": "x"}, "--engine x: must be 'torch', 'vllm' or 'scripted'; try --engine torch"),
+        ({"learning_rate": "nan"}, "--learning-rate nan: must be a finite number; "
+         "try --learning-rate 0.0002"),
+        ({"learning_rate": "0"}, "--learning-rate 0: must be above 0.0; "
+         "try --learning-rate 0.0002"),
+        ({"filter_own": "maybe"}, "--filter-own maybe: must be true or false; "
+         "try --filter-own false"),
+        ({"local_groups": 0, "external_groups": 0},
+         "--local 0: no groups to train on; try --local 4"),
+        ({"peers": ("/ip4/1.2.3.4/tcp/1",)},
+         "--peer /ip4/1.2.3.4/tcp/1: must look like /ip4/<address>/tcp/<port>/p2p/<peer id>"),
+        ({"peers": "/ip4/1.2.3.4/udp/1/quic-v1"}, "--peer /ip4/1.2.3.4/udp/1/quic-v1: "
+         "must look like /ip4/<address>/tcp/<port>/p2p/<peer id>"),
+        ({"peers": ("/ip4/1.2.3.4/tcp/1/p2p/12D3",)},
+         "--peer /ip4/1.2.3.4/tcp/1/p2p/12D3: 12D3: not an Ed25519 peer id; copy it whole"),
+        ({"peers": ("/ip4/1.2.3.400/tcp/1/p2p/12D3",)},
+         "--peer /ip4/1.2.3.400/tcp/1/p2p/12D3: 1.2.3.400 is no ip4 address"),
+        ({"listen": "/dns4/host/tcp/1"}, "--listen /dns4/host/tcp/1: must look like "
+         "/ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0; try --listen /ip4/0.0.0.0/tcp/0"),
+    ],
+)  # fmt: skip
+def test_a_wrong_flag_is_one_line_with_the_fix(flags: dict[str, Any], line: str) -> None:
+    assert told(flags) == line
+
+
+def test_a_wrong_variable_is_named_as_it_was_written() -> None:
+    assert told(environ={"SWARM_NODE_GROUP_SIZE": "99"}) == (
+        "SWARM_NODE_GROUP_SIZE=99: must be at most 64; try SWARM_NODE_GROUP_SIZE=8"
+    )
+    assert told(environ={"SWARM_NODE_GRUP_SIZE": "9"}) == (
+        "SWARM_NODE_GRUP_SIZE: no such setting; did you mean SWARM_NODE_GROUP_SIZE?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ("[limits]\ngrup_size_max = 3\n",
+         "limits.grup_size_max in mine.toml: no such setting; did you mean group_size_max?"),
+        ("[limits]\nclock_skew_s = -1\n", "limits.clock_skew_s = -1 in mine.toml: "
+         "must be at least 0; try limits.clock_skew_s = 120"),
+        ("[limits]\ngroup_size_max = 3\n", "--group-size 8: run x allows at most 3; "
+         "try --group-size 3"),
+        ("[node]\ngroup_size = 1\n",
+         "node.group_size = 1 in mine.toml: must be at least 2; try node.group_size = 8"),
+        ("[node]\nlimit = 1\n", "node.limit in mine.toml: no such setting; known: announce"),
+        ("weihgt = 2\n", "environments.0.weihgt in mine.toml: no such setting; "
+         "did you mean weight?"),
+        ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be above 0.0; "
+         "try environments.0.weight = 1.0"),
+        ("parameters = 3\n", "environments.0.parameters = 3 in mine.toml: must be a table"),
+        ("parameters = { day = 2024-01-01 }\n", "environments.0.parameters"),
+        ("version = '7'\n", "environment scripted_sum: this run needs version 7, installed is 1"),
+        ("name = 3\n", "mine.toml: not TOML"),
+        ("[[environments]]\nweight = 2\n", "environments.1.name in mine.toml: is missing; add it"),
+        ("[[environments]]\nname = 'no'\n", "environment no: no such environment; known: arc_1d"),
+        ("[extra]\n", "extra in mine.toml: no such setting; known: environments"),
+    ],
+)  # fmt: skip
+def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, after: str, line: str) -> None:
+    assert told(path=run_file(tmp_path, after=after)).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('name = "x"\n', "environments in mine.toml: is missing; add it"),
+        ('name = "x"\nenvironments = []\n', "environments =  in mine.toml: must have at least 1"),
+        ('name = "A b"\n', "name = A b in mine.toml: must be up to 40 lower-case letters"),
+        ("node = 3\n", "node in mine.toml: must be a table"),
+    ],
+)
+def test_a_wrong_run_is_named(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert told(path=path).startswith(line)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert told(path=tmp_path / "none.toml").endswith("give a TOML file or one of demo, sapo9")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    assert "not UTF-8" in told(path=binary)
+    assert "Is a directory" in told(path=tmp_path)
+
+
+def test_a_model_that_the_run_does_not_allow_is_refused(tmp_path: Path) -> None:
+    path = run_file(tmp_path, before='models = ["a", "b"]\n')
+    assert told({"model": "c"}, path=path) == ("--model c: run x allows only a, b; try --model a")
+
+
+def test_a_node_that_only_takes_from_others_needs_no_group_of_its_own() -> None:
+    assert load_config({"local_groups": 0, "group_size": 1}, {}).group_size == 1
+    assert told({"local_groups": 0, "group_size": 0}).startswith("--group-size 0: must be at least")
+
+
+def test_values_in_a_message_are_short_and_printable() -> None:
+    line = told({"engine": "x\x1b[2J" + "y" * 500})
+    assert "\x1b" not in line
+    assert len(line) < 250
+
+
+def test_every_field_has_a_flag_of_its_own() -> None:
+    flags = [flag_of(field) for field in NodeConfig.model_fields]
+    assert len(set(flags)) == len(flags)
+    assert {"--peer", "--local", "--external", "--group-size", "--data-dir"} <= set(flags)

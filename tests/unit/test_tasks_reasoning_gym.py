@@ -1,0 +1,237 @@
+"""Reasoning-gym as environments: the same everywhere, and safe against what strangers write."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.config import canonical_json
+from node.tasks.base import Problem
+from node.tasks.reasoning_gym import ADAPTER_REVISION, DATASETS, ReasoningGym
+from node.tasks.registry import environment
+from node.tasks.scoring import score_group
+from node.tasks.stream import TaskStream
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+from tests.unit.tasks_support import ALICE, NINE, make_run
+
+PER_ENVIRONMENT = 25
+# of everything below with reasoning-gym 0.1.25; a change means another ADAPTER_REVISION
+DIGEST = "bf433d00824b27fb2b644a173ff01c1a2cd7984e7d2c924775aefa05b3d1ee82"
+
+
+def tasks_of(name: str, count: int = PER_ENVIRONMENT, **parameters: object) -> tuple[Task, ...]:
+    run = make_run({"name": name, "parameters": parameters})
+    return TaskStream(run, ALICE).take(0, count)
+
+
+def digest() -> str:
+    """Of prompts and answers of all nine, in both styles."""
+    sha = hashlib.sha256()
+    for name in NINE:
+        for style in ("full", "terse"):
+            for task in tasks_of(name, prompt=style):
+                problem = environment(name).problem(replace(task, version=""))
+                sha.update(f"{problem.prompt}\0{problem.answer}\0".encode())
+    return sha.hexdigest()
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_problems_are_the_same_in_every_process(hash_seed: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", f"from {__name__} import digest; print(digest())"],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == DIGEST
+    assert (ADAPTER_REVISION, version("reasoning-gym")) == (1, "0.1.25")
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_an_item_depends_on_neither_size_nor_order(name: str) -> None:
+    import reasoning_gym
+
+    few = reasoning_gym.create_dataset(name, seed=5, size=1)
+    many = reasoning_gym.create_dataset(name, seed=5, size=500)
+    late = [many[index] for index in (7, 3)]
+    assert [few[3], few[7]] == late[::-1]
+
+
+@pytest.mark.parametrize("style", ["full", "terse"])
+@pytest.mark.parametrize("name", NINE)
+def test_every_problem_has_a_right_answer_and_a_wrong_one_scores_less(
+    name: str, style: str
+) -> None:
+    for task in tasks_of(name, prompt=style):
+        problem = environment(name).problem(task)
+        scored = score_group(task, [f" {problem.answer}\n", "~" + problem.answer, ""], "exact")
+        assert scored.rewards == (1.0, 0.0, 0.0), problem
+        assert problem.prompt
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_a_terse_prompt_tells_problems_apart(name: str) -> None:
+    """As many different prompts as full questions, so that it holds as much of the problem."""
+    full = [environment(name).problem(task) for task in tasks_of(name, 200)]
+    terse = [environment(name).problem(task) for task in tasks_of(name, 200, prompt="terse")]
+    by_prompt: dict[str, str] = {}
+    for problem in terse:
+        if name not in ("propositional_logic", "fraction_simplification"):  # many right answers
+            assert by_prompt.setdefault(problem.prompt, problem.answer) == problem.answer
+    assert sum(len(p.prompt) for p in terse) < sum(len(p.prompt) for p in full)
+
+
+def test_an_item_that_cannot_be_made_is_drawn_again() -> None:
+    """One decimal place and few values: divisions by zero happen."""
+    source = environment("decimal_arithmetic")
+    tasks = tasks_of(
+        "decimal_arithmetic", 400, min_num_decimal_places=1, max_num_decimal_places=1, min_terms=6
+    )
+    import reasoning_gym
+
+    settings_ = {"min_num_decimal_places": 1, "max_num_decimal_places": 1, "min_terms": 6}
+    failed = 0
+    for task in tasks:
+        assert source.problem(task).answer
+        try:
+            reasoning_gym.create_dataset("decimal_arithmetic", seed=task.seed, **settings_)[
+                task.index
+            ]
+        except ArithmeticError:
+            failed += 1
+    assert failed > 0
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"min_var": 2}, {"min_vars": 0}, {"seed": 3}, {"size": 3}, {"prompt": "long"}],
+)
+def test_wrong_parameters_are_one_line(parameters: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="environment propositional_logic") as told:
+        environment("propositional_logic").problem(
+            tasks_of("propositional_logic", 1, **parameters)[0]
+        )
+    assert "\n" not in str(told.value)
+
+
+# --- what strangers write --------------------------------------------------------------------
+
+
+def problem_of(name: str, **parameters: object) -> Problem:
+    return environment(name).problem(tasks_of(name, 1, **parameters)[0])
+
+
+def test_an_answer_is_never_run_as_code(tmp_path: Path) -> None:
+    touched = tmp_path / "touched"
+    text = f"__import__('pathlib').Path({str(touched)!r}).touch() or [[0]]"
+    for name in NINE:
+        problem = problem_of(name)
+        assert score_group(problem.task, [text], "partial").rewards[0] < 1.0
+    assert not touched.exists()
+
+
+def test_the_library_does_run_answers_as_code(tmp_path: Path) -> None:
+    """Why the test above is worth having: the scorer that is replaced would have run it."""
+    import reasoning_gym
+
+    touched = tmp_path / "touched"
+    dataset = reasoning_gym.create_dataset("binary_matrix", seed=1)
+    dataset.score_answer(f"__import__('pathlib').Path({str(touched)!r}).touch()", dataset[0])
+    assert touched.exists()
+
+
+BOMBS = {
+    "many names": "∨".join(f"{chr(97 + i % 26)}{i}" for i in range(40)),
+    "joined names": "∨".join("P" * (i + 1) for i in range(18)),
+    "invented name": "P∨x",
+    "nesting": "(" * 96 + "P" + ")" * 90,
+    "negations": "¬" * 190 + "P",
+    "long": "P∨" * 30_000 + "Q",
+    "big power": "9e999999999",
+    "digits": "9" * 60,
+    "many digits": "9" * 5000 + "/" + "9" * 5000,
+    "latex": "\\frac{" * 5000,
+    "nan": "nan",
+    "infinity": "-Infinity",
+    "signalling nan": "sNaN",
+    "nul": "\0" * 64,
+    "surrogates": "\ud800" * 16,
+    "brackets": "[" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_bombs_are_worth_nothing_and_cost_no_time(name: str) -> None:
+    problem = problem_of(name)
+    started = time.perf_counter()
+    scored = score_group(problem.task, list(BOMBS.values()), "exact")
+    assert scored.rewards == (0.0,) * len(BOMBS)
+    assert time.perf_counter() - started < 1.0
+
+
+def test_a_formula_with_invented_names_would_pass_unguarded() -> None:
+    import reasoning_gym
+
+    problem = problem_of("propositional_logic", max_complexity=1)
+    premise = problem.entry["metadata"]["premises"][0]
+    hack = f"{premise}∨x"
+    dataset = reasoning_gym.create_dataset("propositional_logic", seed=1)
+    assert dataset.score_answer(hack, problem.entry) == 1.0
+    assert score_group(problem.task, [hack, f"({premise})∨(P)"], "exact").rewards == (0.0, 1.0)
+
+
+def test_tautologies_are_no_full_score() -> None:
+    problem = problem_of("propositional_logic")
+    assert score_group(problem.task, ["P∨¬P"], "exact").rewards == (0.0,)
+    assert score_group(problem.task, ["P∨¬P"], "partial").rewards == (0.25,)
+
+
+def test_a_score_does_not_depend_on_what_ran_before() -> None:
+    coarse = {"precision": 4, "max_num_decimal_places": 2, "min_num_decimal_places": 2}
+    problem = problem_of("decimal_arithmetic")
+    near = f"{problem.answer}04" if "." in problem.answer else f"{problem.answer}.0004"
+    before = score_group(problem.task, [near, problem.answer + "9"], "exact")
+    problem_of("decimal_arithmetic", **coarse)
+    assert score_group(problem.task, [near, problem.answer + "9"], "exact") == before
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(NINE), st.text(max_size=80) | st.text("PQ∧∨¬→↔() ", max_size=60))
+def test_any_text_gets_a_number(name: str, text: str) -> None:
+    problem = problem_of(name)
+    (reward,) = score_group(problem.task, [text], "partial").rewards
+    assert 0.0 <= reward <= 1.0
+
+
+def test_only_the_datasets_that_were_read_are_offered() -> None:
+    assert set(DATASETS) == set(NINE)
+    assert ReasoningGym("bf").version.startswith("reasoning-gym-")
+
+
+def test_the_library_is_not_imported_before_the_first_problem() -> None:
+    code = (
+        "import sys, node.config, node.tasks.verifier; node.config.load_config({}, {});"
+        "print('reasoning_gym' in sys.modules, 'torch' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.split() == ["False", "False"]
+
+
+def test_parameters_are_canonical() -> None:
+    assert canonical_json({"b": 1, "a": [True, "x"]}) == '{"a":[true,"x"],"b":1}'
