@@ -1,0 +1,158 @@
+"""The demo's own part: starting, watching and ending processes. The nodes here are stand-ins that
+speak the real status protocol; that the demo works with real nodes, `make demo` shows."""
+
+import importlib.util
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import trio
+from rich.console import Console
+
+from tests.support import run
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+ADDRESS = "/ip4/127.0.0.1/tcp/4321/p2p/test"
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo_script", ROOT / "scripts" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "demo_script", module)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    spec.loader.exec_module(module)
+
+    async def prepared(*_: object) -> None:
+        """The policy is another test's concern."""
+
+    module.prepare = prepared
+    module.POLL_INTERVAL_S = 0.1
+    module.LEAVE_TIMEOUT_S = 0.5
+    module.TERMINATE_TIMEOUT_S = 0.5
+    return module
+
+
+def stand_ins(
+    demo: ModuleType, behaviours: Sequence[str], rounds: int = 3
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Make the demo start stand-ins; gives the list that its calls (place, peers) go to."""
+    calls: list[tuple[int, tuple[str, ...]]] = []
+
+    def command(_: object, place: int, data_dir: Path, peers: Sequence[str]) -> list[str]:
+        calls.append((place, tuple(peers)))
+        program = [sys.executable, "-m", "tests.unit.demo_node", str(data_dir)]
+        return [*program, ADDRESS, behaviours[place], str(rounds)]
+
+    demo.node_command = command
+    return calls
+
+
+def play(
+    demo: ModuleType, out: Path, nodes: int, *, during: Callable[[], None] | None = None
+) -> tuple[int, str]:
+    settings = demo.parse(["--nodes", str(nodes), "--seconds", "1", "--out", str(out)])
+    text = io.StringIO()
+
+    async def main() -> int:
+        async with trio.open_nursery() as nursery:
+            if during is not None:
+                nursery.start_soon(_soon, during)
+            return await demo.demo(settings, Console(file=text, width=120))
+
+    return run(main), text.getvalue()
+
+
+async def _soon(action: Callable[[], None]) -> None:
+    await trio.sleep(2.5)  # processes take a moment to import
+    action()
+
+
+def test_the_others_are_given_the_address_of_the_first(demo: ModuleType, tmp_path: Path) -> None:
+    calls = stand_ins(demo, ["well", "well"])
+    status, text = play(demo, tmp_path, 2)
+    assert calls == [(0, ()), (1, (ADDRESS,))]
+    assert status == 0, text
+    assert "+20.0 points" in text
+    assert f"--peer {ADDRESS}" in text
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_node_that_fails_is_named_and_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None:
+    stand_ins(demo, ["well", "fails"])
+    status, text = play(demo, tmp_path, 2)
+    assert status == 1
+    assert "node 1 ended with status 3" in text
+    assert "?[31mno such policy" in text  # the end of its log, unable to colour the terminal
+
+
+def test_nothing_goes_on_without_the_first_node(demo: ModuleType, tmp_path: Path) -> None:
+    calls = stand_ins(demo, ["fails", "well"])
+    status, text = play(demo, tmp_path, 2)
+    assert status == 1
+    assert len(calls) == 1
+    assert "node 0 ended with status 3" in text
+
+
+def test_a_stuck_node_is_ended_in_the_end(demo: ModuleType, tmp_path: Path) -> None:
+    demo.START_TIMEOUT_S = 4.0
+    stand_ins(demo, ["stuck"])
+    status, text = play(demo, tmp_path, 1)
+    assert status == 1
+    assert f"node 0 ended with status {-signal.SIGKILL}" in text
+
+
+def test_interrupting_ends_every_node_and_still_sums_up(demo: ModuleType, tmp_path: Path) -> None:
+    stand_ins(demo, ["well", "well"], rounds=3000)
+    started: list[object] = []
+    start_node = demo.start_node
+
+    def remember(*arguments: object) -> object:
+        started.append(start_node(*arguments))
+        return started[-1]
+
+    demo.start_node = remember
+    status, text = play(demo, tmp_path, 2, during=lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert status == 130
+    assert "save and leave" in text
+    assert started
+    assert not any(child.running for child in started)  # type: ignore[attr-defined]
+
+
+def test_an_earlier_demo_is_cleared_and_nothing_else(demo: ModuleType, tmp_path: Path) -> None:
+    ours = tmp_path / "node-0"
+    ours.mkdir()
+    (ours / demo.LOG_NAME).write_text("")
+    other = tmp_path / "node-notes"
+    other.mkdir()
+    (other / "thesis.tex").write_text("precious")
+    demo.clear(demo.parse(["--out", str(tmp_path)]))
+    assert not ours.exists()
+    assert (other / "thesis.tex").exists()
+
+
+def test_the_command_line_of_a_node(demo: ModuleType, tmp_path: Path) -> None:
+    settings = demo.parse(["--seed", "7", "--seconds", "90", "--engine", "torch"])
+    command = demo.node_command(settings, 2, tmp_path, [ADDRESS])
+    assert command[1:4] == ["-m", "node.cli", "join"]
+    pairs = dict(zip(command[4::2], command[5::2], strict=True))
+    assert pairs["--seed"] == "9"
+    assert pairs["--peer"] == ADDRESS
+    assert pairs["--stop-after"] == "90"
+    assert pairs["--listen"].endswith("/tcp/0")
+
+
+@pytest.mark.parametrize("wrong", [["--nodes", "0"], ["--nodes", "99"], ["--seconds", "nan"]])
+def test_wrong_arguments_end_it_with_status_2(demo: ModuleType, wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        demo.parse(wrong)
+    assert ended.value.code == 2
