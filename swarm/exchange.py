@@ -261,7 +261,7 @@ class Exchange:
         if advert_id in self._recent or advert.producer == self._identity.peer_id:
             return False
         self._judge(PeerId(advert.producer), self._check_advert, advert)
-        new = self._judge(PeerId(advert.producer), self._offers.hear, advert, peer)
+        new = self._offers.hear(advert, peer)
         self._remember(advert_id, record, advert)
         if new:
             self._wake.set()

@@ -7,6 +7,7 @@ worthless for another.
 """
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import NewType
 
@@ -23,6 +24,7 @@ SIGNATURE_BYTES = 64
 # multihash "identity", 36 bytes; protobuf: field 1 (type) = 1 (Ed25519), field 2 (data), 32 bytes
 _PEER_ID_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _PEER_ID_TEXT_MAX = 64
+PEER_IDS_CACHED_MAX = 4096
 
 
 def peer_id_of(public_key: bytes) -> PeerId:
@@ -30,6 +32,7 @@ def peer_id_of(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(_PEER_ID_PREFIX + public_key).decode())
 
 
+@lru_cache(maxsize=PEER_IDS_CACHED_MAX)
 def public_key_of(peer_id: str) -> bytes:
     """The raw public key inside an Ed25519 peer id.
 
