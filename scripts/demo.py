@@ -364,7 +364,7 @@ def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
             percent(node.held_out_last),
             points(node.rise_points),
             str(node.rounds),
-            amount(node.generated_tokens).strip(),
+            amount(node.generated_tokens),
             f"{node.local_groups_mean:.1f} a round",
             f"{node.external_groups_mean:.1f} a round",
         )

@@ -19,13 +19,13 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def amount(count: float) -> str:
-    """A count in three digits: 999, 12.3 k, 4.56 M. Powers of 1000; put the unit after it."""
+def amount(count: float, unit: str = "") -> str:
+    """A count in three digits: 999, 12.3 k, 4.56 MB. Prefixes are powers of 1000."""
     size = float(count)
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(size) < 999.5 or unit == "T":
-            digits = 0 if not unit or abs(size) >= 99.95 else 1 if abs(size) >= 9.995 else 2
-            return f"{size:.{digits}f} {unit}"
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(size) < 999.5 or prefix == "T":
+            digits = 0 if not prefix or abs(size) >= 99.95 else 1 if abs(size) >= 9.995 else 2
+            return f"{size:.{digits}f} {prefix}{unit}".rstrip()
         size /= 1000
     raise AssertionError("unreachable")
 

@@ -120,7 +120,7 @@ def _round_line(record: RoundDone) -> Text:
     return Text(
         f"round {record.round}: own reward {record.own_reward:.3f},"
         f" trained on {record.local_groups} own and {record.external_groups} foreign groups,"
-        f" shared {record.groups_shared}, {amount(record.generated_tokens)}tokens,"
+        f" shared {record.groups_shared}, {record.generated_tokens:,} tokens,"
         f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
         f" (generate+score+train), {_peers(record.peers)}"
     )
@@ -146,7 +146,7 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     table.add_row(
         "swarm",
         f"{_peers(len(s.peers))}, {s.accepted} groups in, {sum(s.rejected.values())} rejected,"
-        f" {amount(s.bytes_in)}B in, {amount(s.bytes_out)}B out",
+        f" {amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
     )
     notes = [Text(f"! {printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")

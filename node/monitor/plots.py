@@ -296,17 +296,17 @@ def _percent_axis(ax: Axes) -> None:
 
 
 def _tokens(count: float, _: int | None = None) -> str:
-    return _short(count).strip()
+    return _short(amount(count))
 
 
 def _bytes(count: float, _: int | None = None) -> str:
-    return f"{_short(count)}B"
+    return _short(amount(count, "B"))
 
 
-def _short(count: float) -> str:
+def _short(label: str) -> str:
     """An amount without needless zeros: tick labels stand beside each other."""
-    number, _, unit = amount(count).partition(" ")
-    return f"{float(number):g} {unit}"
+    number, space, unit = label.partition(" ")
+    return f"{float(number):g}{space}{unit}"
 
 
 def _write_counts(ax: Axes, groups: Sequence[Sequence[int]]) -> None:

@@ -357,7 +357,7 @@ def _prose(summaries: Sequence[NodeSummary]) -> str:
     rounds = sum(node.rounds for node in summaries)
     extent = f"{_count(len(summaries), 'node')} in {_count(rounds, 'round')}"
     sentences = [
-        f"{extent} over {duration(longest)}, {amount(tokens)}tokens generated.",
+        f"{extent} over {duration(longest)}, {tokens:,} tokens generated.",
         f"Groups of others were trained on {_count(foreign, 'time')}.",
         _rise_sentence(summaries),
         _rejected_sentence(summaries),
@@ -424,14 +424,14 @@ def _node_row(place: int, node: NodeSummary) -> str:
         _points(node.rise_points),
         f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
         f"{node.rounds:,}",
-        amount(node.generated_tokens).strip(),
+        amount(node.generated_tokens),
         f"{node.local_groups_mean:.1f}",
         f"{node.external_groups_mean:.1f}",
         f"{node.groups_shared:,}",
         f"{node.accepted:,}",
         f"{sum(node.rejected.values()):,}",
-        f"{amount(node.bytes_in)}B",
-        f"{amount(node.bytes_out)}B",
+        amount(node.bytes_in, "B"),
+        amount(node.bytes_out, "B"),
     )
     return f"<tr>{first}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 

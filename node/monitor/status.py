@@ -184,12 +184,19 @@ def _pointed_path(data_dir: Path) -> Path:
 
 
 def render_status(snapshot: StatusSnapshot) -> str:
-    """The snapshot for a terminal, `WIDTH_COLUMNS` wide; notes come first, then the node, then a
-    line for each peer. Texts from peers are stripped of control characters."""
+    """The snapshot for a terminal, `WIDTH_COLUMNS` wide: notes, then the node, a line for each
+    peer, and last the addresses, which may be wider: a folded one could not be copied.
+
+    Texts from peers are stripped of control characters.
+    """
     console = Console(width=WIDTH_COLUMNS, color_system=None, legacy_windows=False)
     with console.capture() as captured:
         console.print(_view(snapshot))
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().splitlines())
+    lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]
+    if snapshot.addresses:
+        lines += ["", "others join with"]
+        lines += [f"  --peer {printable(address, 400)}" for address in snapshot.addresses]
+    return "\n".join(lines)
 
 
 def _view(snapshot: StatusSnapshot) -> RenderableType:
@@ -231,29 +238,24 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
         (
             "pool",
-            f"{s.pool_groups} groups, {s.pool_foreign} of others, {amount(s.pool_bytes)}B",
+            f"{s.pool_groups} groups, {s.pool_foreign} of others, {amount(s.pool_bytes, 'B')}",
         ),
         (
             "from peers",
             f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected",
         ),
-        ("traffic", f"{amount(s.bytes_in)}B in, {amount(s.bytes_out)}B out"),
+        ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
     for protocol, (taken, given) in sorted(s.bytes_by_protocol.items()):
         lines.append(
             (
                 "",
-                f"{printable(protocol, 48)}: {amount(taken)}B in, {amount(given)}B out",
+                f"{printable(protocol, 48)}: {amount(taken, 'B')} in, {amount(given, 'B')} out",
             )
         )
-    trainer = amount(s.trainer_memory_bytes)
-    lines.append(("memory", f"{amount(s.memory_bytes)}B node, {trainer}B trainer"))
-    lines += [("address" if first else "", at) for first, at in _first(s.addresses)]
+    trainer = amount(s.trainer_memory_bytes, "B")
+    lines.append(("memory", f"{amount(s.memory_bytes, 'B')} node, {trainer} trainer"))
     return lines
-
-
-def _first(items: tuple[str, ...]) -> list[tuple[bool, str]]:
-    return [(position == 0, item) for position, item in enumerate(items)]
 
 
 def _held_out(s: StatusSnapshot) -> str:

@@ -183,7 +183,8 @@ def _listening(path: Path) -> trio.socket.SocketType:
 def test_the_view_fits_a_terminal_and_says_what_matters() -> None:
     text = render_status(snapshot(notes=("pool is full", "one peer only")))
     lines = text.splitlines()
-    assert max(len(line) for line in lines) <= status.WIDTH_COLUMNS
+    assert lines[-1] == f"  --peer {snapshot().addresses[0]}"  # whole, to be copied
+    assert max(len(line) for line in lines[:-1]) <= status.WIDTH_COLUMNS
     assert lines[:2] == ["! pool is full", "! one peer only"]
     for part in (
         "training, round 12",
@@ -208,7 +209,9 @@ def test_a_node_that_just_started_can_be_viewed() -> None:
 def test_what_peers_call_themselves_cannot_steer_the_terminal() -> None:
     evil = PeerStatus("x\x1b[2J", ("/ip4/\x1b]0;owned\x07/[bold]",), "a\r\nb", 0, 0, {})
     many = tuple(evil for _ in range(200))
-    text = render_status(snapshot(peers=many, notes=("\x1b[31mred",), rejected={"\x1b[1m": 1}))
+    text = render_status(
+        snapshot(addresses=(), peers=many, notes=("\x1b[31mred",), rejected={"\x1b[1m": 1})
+    )
     assert all(char.isprintable() or char == "\n" for char in text)
     assert "[bold]" in text  # shown, not obeyed
     assert "and 168 more" in text
