@@ -289,7 +289,7 @@ class Pool:
             for group_id in group_ids:
                 table = self._table_of(group_id)
                 (marked,) = self._db.execute(
-                    f"SELECT trained_round FROM {table} WHERE group_id = ?",  # noqa: S608
+                    f"SELECT trained_round FROM {table} WHERE group_id = ?",
                     (group_id,),
                 ).fetchone()
                 if marked is not None and marked != round_number:
@@ -297,20 +297,20 @@ class Pool:
                         f"group {group_id.hex()} was trained on in round {marked} already"
                     )
                 self._db.execute(
-                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",  # noqa: S608
+                    f"UPDATE {table} SET trained_round = ? WHERE group_id = ?",
                     (round_number, group_id),
                 )
 
     def _table_of(self, group_id: GroupId) -> str:
         for table in ("groups", "tombstones"):
-            query = f"SELECT 1 FROM {table} WHERE group_id = ?"  # noqa: S608
+            query = f"SELECT 1 FROM {table} WHERE group_id = ?"
             if self._db.execute(query, (group_id,)).fetchone() is not None:
                 return table
         raise LocalProtocolError(f"group {group_id.hex()} was never in the pool")
 
     def _is_known(self, column: str, value: bytes) -> bool:
         query = (
-            f"SELECT 1 FROM groups WHERE {column} = ?1"  # noqa: S608
+            f"SELECT 1 FROM groups WHERE {column} = ?1"
             f" UNION ALL SELECT 1 FROM tombstones WHERE {column} = ?1"
         )
         return self._db.execute(query, (value,)).fetchone() is not None
@@ -322,7 +322,7 @@ class Pool:
         untrained = "" if own else " AND trained_round IS NOT NULL"
         return bool(
             self._remove(
-                "seq = (SELECT seq FROM groups WHERE producer = ?"  # noqa: S608
+                "seq = (SELECT seq FROM groups WHERE producer = ?"
                 f"{untrained} ORDER BY trained_round IS NULL, seq LIMIT 1)",
                 (producer,),
             )
@@ -334,7 +334,7 @@ class Pool:
             removed = (
                 self._remove_first("trained_round IS NOT NULL", ())
                 or self._remove_first(
-                    "NOT own AND producer = (SELECT producer FROM groups WHERE NOT own"  # noqa: S608
+                    "NOT own AND producer = (SELECT producer FROM groups WHERE NOT own"
                     f" GROUP BY producer ORDER BY {what} DESC, min(seq) LIMIT 1)",
                     (),
                 )
@@ -345,19 +345,19 @@ class Pool:
 
     def _remove_first(self, condition: str, values: tuple[object, ...]) -> int:
         return self._remove(
-            f"seq = (SELECT seq FROM groups WHERE {condition} ORDER BY seq LIMIT 1)",  # noqa: S608
+            f"seq = (SELECT seq FROM groups WHERE {condition} ORDER BY seq LIMIT 1)",
             values,
         )
 
     def _remove(self, condition: str, values: tuple[object, ...]) -> int:
         """Replace groups by tombstones and the oldest tombstones by nothing."""
         self._db.execute(
-            "INSERT INTO tombstones (group_id, task_key, trained_round)"  # noqa: S608
+            "INSERT INTO tombstones (group_id, task_key, trained_round)"
             f" SELECT group_id, task_key, trained_round FROM groups WHERE {condition} ORDER BY seq",
             values,
         )
         removed = self._db.execute(
-            f"DELETE FROM groups WHERE {condition} RETURNING producer, bytes",  # noqa: S608
+            f"DELETE FROM groups WHERE {condition} RETURNING producer, bytes",
             values,
         ).fetchall()
         for producer, size in removed:

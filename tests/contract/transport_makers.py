@@ -7,10 +7,15 @@ identity, in order, none of them connected yet.
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from random import Random
+
+import trio
 
 from swarm.identity import Identity
+from swarm.simulation.links import LinkProfile, SimulatedLinks
 from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.memory import MemoryNetwork
 
 Open = Callable[[Sequence[Identity]], AbstractAsyncContextManager[Sequence[Transport]]]
 
@@ -34,4 +39,19 @@ async def open_libp2p_hosts(identities: Sequence[Identity]) -> AsyncIterator[Seq
         ]
 
 
-MAKERS = (TransportMaker("libp2p", open_libp2p_hosts, virtual=False),)
+HOME = LinkProfile(latency_s=0.002, jitter_s=0.001, up_bytes_per_s=5e7, down_bytes_per_s=5e7)
+
+
+@asynccontextmanager
+async def open_memory_hosts(identities: Sequence[Identity]) -> AsyncIterator[Sequence[Transport]]:
+    """Hosts of one simulated network, whose links are not the same in any two messages."""
+    async with trio.open_nursery() as nursery:
+        network = MemoryNetwork(Random(0), SimulatedLinks(HOME), nursery)
+        yield [network.join(identity.peer_id) for identity in identities]
+        nursery.cancel_scope.cancel()
+
+
+MAKERS = (
+    TransportMaker("libp2p", open_libp2p_hosts, virtual=False),
+    TransportMaker("memory", open_memory_hosts, virtual=True),
+)

@@ -1,0 +1,135 @@
+"""How long a message takes between two hosts, and whether it comes through.
+
+One formula for each message. It waits for its sender's uplink, which all that host's messages
+share, and occupies it for `bytes / up`; then come latency and an exponential jitter; then it
+occupies the receiver's downlink for `bytes / down`, which overlaps with its own arrival, as bytes
+are passed on while others still come.
+
+Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
+lost, but each lost packet delays it by a retransmission timeout and is sent again.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from swarm.errors import ConfigError
+from swarm.identity import PeerId
+from swarm.transport.memory import Flight
+
+PACKET_BYTES = 1460
+OVERHEAD_BYTES = 80  # headers of a message, whatever its size
+RETRANSMIT_AFTER_S = 0.2  # at least; otherwise two round trips
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProfile:
+    """A host's access to the network. Latency, jitter and loss are of a whole path between two
+    such hosts, one way; between unlike hosts they are in the middle."""
+
+    latency_s: float = 0.0
+    jitter_s: float = 0.0  # mean of what is added to the latency
+    up_bytes_per_s: float = math.inf
+    down_bytes_per_s: float = math.inf
+    loss: float = 0.0  # of packets, and of gossip messages
+    duplication: float = 0.0  # of gossip messages
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "jitter_s"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"link {name} is {getattr(self, name)}: must be 0 or more")
+        for name in ("up_bytes_per_s", "down_bytes_per_s"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"link {name} is {getattr(self, name)}: must be over 0")
+        for name in ("loss", "duplication"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ConfigError(f"link {name} is {getattr(self, name)}: must be in [0, 1)")
+
+
+class SimulatedLinks:
+    """The links of all hosts and how long each is busy. Serves one `MemoryNetwork`."""
+
+    def __init__(
+        self, profile: LinkProfile, hosts: Mapping[PeerId, LinkProfile] | None = None
+    ) -> None:
+        """`hosts` names those whose profile differs."""
+        self._profile = profile
+        self._hosts = dict(hosts or {})
+        self._up_busy_until_s: dict[PeerId, float] = {}
+        self._down_busy_until_s: dict[PeerId, float] = {}
+
+    def path(self, source: PeerId, target: PeerId) -> LinkProfile:
+        """One direction between two hosts: the source's uplink and the target's downlink."""
+        one, other = self._of(source), self._of(target)
+        if one is other:
+            return one
+        return LinkProfile(
+            latency_s=(one.latency_s + other.latency_s) / 2,
+            jitter_s=(one.jitter_s + other.jitter_s) / 2,
+            up_bytes_per_s=one.up_bytes_per_s,
+            down_bytes_per_s=other.down_bytes_per_s,
+            loss=1.0 - math.sqrt((1.0 - one.loss) * (1.0 - other.loss)),
+            duplication=(one.duplication + other.duplication) / 2,
+        )
+
+    def send(
+        self,
+        source: PeerId,
+        target: PeerId,
+        payload_bytes: int,
+        now_s: float,
+        rng: Random,
+        *,
+        reliable: bool,
+    ) -> Flight:
+        """Put a message on its way."""
+        path = self.path(source, target)
+        size = payload_bytes + OVERHEAD_BYTES
+        losses = _losses(math.ceil(size / PACKET_BYTES), path.loss, rng) if reliable else 0
+        start_s = max(now_s, self._up_busy_until_s.get(source, 0.0))
+        depart_s = start_s + (size + losses * PACKET_BYTES) / path.up_bytes_per_s
+        self._up_busy_until_s[source] = depart_s
+        latency_s = path.latency_s
+        if path.jitter_s > 0.0:
+            latency_s += rng.expovariate(1.0 / path.jitter_s)
+        return Flight(
+            first_s=start_s + latency_s,
+            last_s=depart_s + latency_s + losses * max(RETRANSMIT_AFTER_S, 4.0 * path.latency_s),
+            wire_bytes=size,
+            copies=1 if reliable else _copies(path, rng),
+        )
+
+    def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
+        """When a message whose last byte reaches the target's downlink now is there in full."""
+        rate = self._of(target).down_bytes_per_s
+        # a retransmission pauses the transfer: it does not occupy the downlink
+        start_s = max(
+            now_s - (flight.last_s - flight.first_s), self._down_busy_until_s.get(target, 0.0)
+        )
+        done_s = max(now_s, start_s + flight.wire_bytes / rate)
+        self._down_busy_until_s[target] = done_s
+        return done_s
+
+    def _of(self, host: PeerId) -> LinkProfile:
+        return self._hosts.get(host, self._profile)
+
+
+def _losses(packets: int, loss: float, rng: Random) -> int:
+    """How many transmissions fail until each packet came through: one draw for each failure."""
+    if loss == 0.0:
+        return 0
+    losses, through = 0, 0
+    while True:
+        through += math.floor(math.log(1.0 - rng.random()) / math.log(1.0 - loss))
+        if through >= packets:
+            return losses
+        losses += 1
+
+
+def _copies(path: LinkProfile, rng: Random) -> int:
+    if path.loss > 0.0 and rng.random() < path.loss:
+        return 0
+    if path.duplication > 0.0 and rng.random() < path.duplication:
+        return 2
+    return 1

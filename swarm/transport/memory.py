@@ -1,0 +1,565 @@
+"""A transport within one process, over simulated links and the clock that trio has.
+
+The network above runs on it unchanged; under a virtual clock, hours pass in seconds and a seed
+replays a run. What is simulated: handshakes of several round trips, latency, bandwidth, loss,
+partitions, crashes, and every limit on serving. What is simpler than on a real network: gossip
+floods over all connections between subscribers and never repairs a loss, who subscribes to what
+is known at once, and both ends see the end of a connection at the same moment.
+
+A partition is a black hole: connections over it stay, requests over it stall until it heals or
+they time out, gossip over it is lost.
+"""
+
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from types import TracebackType
+from typing import Protocol, Self
+
+import trio
+
+from swarm.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    RequestTimeout,
+    SwarmError,
+)
+from swarm.identity import PeerId, public_key_of
+from swarm.transport.base import (
+    GOSSIP_BYTES_MAX,
+    GOSSIP_QUEUE_MAX,
+    GossipMessage,
+    Handler,
+    ServeLimits,
+    TransportCounters,
+    Validator,
+)
+
+HANDSHAKE_ROUND_TRIPS = 3  # TCP, Noise, the stream multiplexer
+HANDSHAKE_BYTES = 200
+REFUSAL_BYTES = 16
+LINK_GOSSIP_MAX = 256  # gossip messages in flight from one host to another; more are dropped
+SEEN_MESSAGES_MAX = 8192  # newest message ids that a host remembers
+
+_ADDRESS = re.compile(r"/memory/([0-9]{1,9})/p2p/([1-9A-HJ-NP-Za-km-z]{1,64})")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A message on its way: when its first and last byte reach the receiver's downlink.
+
+    `copies` is how often it arrives: 0 means lost, 2 duplicated.
+    """
+
+    first_s: float
+    last_s: float
+    wire_bytes: int
+    copies: int
+
+
+class LinkModel(Protocol):
+    """How messages travel. It is stateful: what one message occupies, the next has to wait for."""
+
+    def send(
+        self,
+        source: PeerId,
+        target: PeerId,
+        payload_bytes: int,
+        now_s: float,
+        rng: Random,
+        *,
+        reliable: bool,
+    ) -> Flight:
+        """Put a message on its way. A reliable one is always one copy, but may be late."""
+        ...
+
+    def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
+        """When a message is there in full; called when its last byte reaches the downlink."""
+        ...
+
+
+Observer = Callable[[str, PeerId, PeerId, str, bytes], None]
+"""Told of each event in the network: (what, source, target, protocol or topic, payload)."""
+
+
+def _ignore(what: str, source: PeerId, target: PeerId, about: str, payload: bytes) -> None:
+    pass
+
+
+class MemoryNetwork:
+    """All hosts and what lies between them. Its tasks run in `nursery`; a bug in a handler ends it.
+
+    `rng` draws jitter, loss and duplication, nothing else.
+    """
+
+    def __init__(
+        self,
+        rng: Random,
+        links: LinkModel,
+        nursery: trio.Nursery,
+        observe: Observer = _ignore,
+    ) -> None:
+        self._rng = rng
+        self._links = links
+        self._nursery = nursery
+        self._observe = observe
+        self._hosts: dict[int, MemoryTransport] = {}  # by the number in their address
+        self._numbers: dict[PeerId, int] = {}
+        self._cuts: list[tuple[frozenset[PeerId], frozenset[PeerId]]] = []
+        self._healed = trio.Event()
+        self._messages = 0
+
+    def join(self, peer_id: PeerId) -> "MemoryTransport":
+        """Put a host on the network. It keeps its address over crash and restart.
+
+        Raises:
+            LocalProtocolError: it is on the network already.
+        """
+        number = self._numbers.setdefault(peer_id, len(self._numbers))
+        if (host := self._hosts.get(number)) is not None and host.is_open:
+            raise LocalProtocolError(f"{peer_id} is on the network already")
+        self._hosts[number] = MemoryTransport(self, peer_id, number)
+        self._observe("join", peer_id, peer_id, "", b"")
+        return self._hosts[number]
+
+    def crash(self, peer_id: PeerId) -> None:
+        """Take a host off the network at once, as when its process is killed."""
+        self._host(peer_id).close()
+
+    def restart(self, peer_id: PeerId) -> "MemoryTransport":
+        """Put a host that crashed or left on the network again, under the same address.
+
+        Raises:
+            LocalProtocolError: it was never on the network, or still is.
+        """
+        self._host(peer_id)
+        return self.join(peer_id)
+
+    def partition(
+        self, sources: Collection[PeerId], targets: Collection[PeerId], *, one_way: bool = False
+    ) -> None:
+        """Let nothing through from `sources` to `targets`, nor back unless `one_way`."""
+        here, there = frozenset(sources), frozenset(targets)
+        self._cuts.append((here, there))
+        if not one_way:
+            self._cuts.append((there, here))
+
+    def heal(self) -> None:
+        """End all partitions."""
+        self._cuts.clear()
+        self._healed.set()
+        self._healed = trio.Event()
+
+    def _host(self, peer_id: PeerId) -> "MemoryTransport":
+        if peer_id not in self._numbers:
+            raise LocalProtocolError(f"{peer_id} was never on the network")
+        return self._hosts[self._numbers[peer_id]]
+
+    def _is_cut(self, source: PeerId, target: PeerId) -> bool:
+        return any(source in here and target in there for here, there in self._cuts)
+
+    async def _pass_cuts(self, source: PeerId, target: PeerId) -> None:
+        while self._is_cut(source, target):
+            await self._healed.wait()
+
+    def _send(self, source: PeerId, target: PeerId, size: int, *, reliable: bool) -> Flight:
+        now_s = trio.current_time()
+        return self._links.send(source, target, size, now_s, self._rng, reliable=reliable)
+
+    async def _land(self, source: PeerId, target: PeerId, flight: Flight) -> None:
+        """Wait until a reliable message is there in full."""
+        await trio.sleep_until(flight.last_s)
+        await self._pass_cuts(source, target)
+        await trio.sleep_until(self._links.receive(target, flight, trio.current_time()))
+
+    async def _carry(self, source: PeerId, target: PeerId, size: int) -> None:
+        await self._land(source, target, self._send(source, target, size, reliable=True))
+
+    async def _dial(self, source: "MemoryTransport", number: int, peer_id: PeerId) -> None:
+        host = self._hosts.get(number)
+        if host is None:
+            await trio.sleep_forever()  # until the caller's time is up: nobody is there to refuse
+        for _ in range(HANDSHAKE_ROUND_TRIPS):
+            await self._carry(source.peer_id, host.peer_id, HANDSHAKE_BYTES)
+            await self._carry(host.peer_id, source.peer_id, HANDSHAKE_BYTES)
+            host = self._hosts[number]
+            if not host.is_open:
+                raise PeerUnreachable(f"nobody answers at /memory/{number}")
+            if not source.is_open:
+                raise PeerUnreachable("this host is off the network")
+            if host.peer_id != peer_id:
+                raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
+        if peer_id not in source._connections:
+            connection = _Connection(source, host)
+            source._connections[peer_id] = host._connections[source.peer_id] = connection
+            self._observe("connect", source.peer_id, peer_id, "", b"")
+
+    def _hang_up(self, connection: "_Connection") -> None:
+        one, other = connection.one, connection.other
+        del one._connections[other.peer_id], other._connections[one.peer_id]
+        self._observe("disconnect", one.peer_id, other.peer_id, "", b"")
+        for exchange in list(connection.exchanges):
+            exchange.scope.cancel()
+
+    async def _run_exchange(self, exchange: "_Exchange") -> None:
+        """One request on its way to the server, through its handler, and back."""
+        client, server = exchange.client.peer_id, exchange.server.peer_id
+        try:
+            with exchange.scope:
+                try:
+                    response = await self._serve(exchange)
+                except RequestRefused as refusal:
+                    await self._carry(server, client, REFUSAL_BYTES)
+                    self._observe("refusal", server, client, exchange.protocol, b"")
+                    exchange.settle(RequestRefused(str(refusal)))
+                else:
+                    self._observe("response", server, client, exchange.protocol, response)
+                    exchange.settle(response)
+        finally:
+            del exchange.connection.exchanges[exchange]
+            exchange.settle(PeerUnreachable(f"the connection to {server} was lost"))
+
+    async def _serve(self, exchange: "_Exchange") -> bytes:
+        client, server = exchange.client.peer_id, exchange.server
+        flight = self._send(client, server.peer_id, len(exchange.payload), reliable=True)
+        await trio.sleep_until(flight.first_s)
+        await self._pass_cuts(client, server.peer_id)
+        service = server._services.get(exchange.protocol)
+        if service is None:
+            raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
+        with service.place(client):
+            return await self._serve_in_time(exchange, service, flight)
+
+    async def _serve_in_time(
+        self, exchange: "_Exchange", service: "_Service", flight: Flight
+    ) -> bytes:
+        client, server = exchange.client.peer_id, exchange.server.peer_id
+        service.check_request(exchange.payload)
+        delivered: bytes | None = None
+        with trio.move_on_after(service.limits.timeout_s):
+            await self._land(client, server, flight)
+            self._observe("request", client, server, exchange.protocol, exchange.payload)
+            response = await service.handle(client, exchange.payload)
+            # the client stops to read where its own limit is
+            await self._carry(server, client, min(len(response), exchange.response_bytes_max + 1))
+            delivered = response
+        if delivered is None:
+            service.count_refused()
+            raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
+        return delivered
+
+    def _flood(
+        self, host: "MemoryTransport", message: "_Message", received_from: PeerId | None
+    ) -> None:
+        """Send a message to all connected subscribers but where it came from."""
+        for peer_id in host.peers():
+            target = host._connections[peer_id].far(host)
+            if message.topic not in target._subscriptions:
+                continue
+            if peer_id in (received_from, message.origin):
+                continue
+            if host._in_flight[peer_id] >= LINK_GOSSIP_MAX:
+                host.counters.dropped[message.topic] += 1
+                continue
+            host._in_flight[peer_id] += 1
+            self._nursery.start_soon(self._pass_on, host, target, message)
+
+    async def _pass_on(
+        self, source: "MemoryTransport", target: "MemoryTransport", message: "_Message"
+    ) -> None:
+        here, there = source.peer_id, target.peer_id
+        connection = source._connections.get(there)
+        flight = self._send(here, there, len(message.payload), reliable=False)
+        await trio.sleep_until(flight.last_s)
+        copies = 0 if self._is_cut(here, there) else flight.copies
+        if copies == 0:
+            self._observe("lost", here, there, message.topic, message.payload)
+        for _ in range(copies):
+            await trio.sleep_until(self._links.receive(there, flight, trio.current_time()))
+            if connection is not None and source._connections.get(there) is connection:
+                self._hear(target, here, message)
+        source._in_flight[there] -= 1
+
+    def _hear(self, host: "MemoryTransport", sender: PeerId, message: "_Message") -> None:
+        subscription = host._subscriptions.get(message.topic)
+        if subscription is None or not host._is_news(message.number):
+            return
+        self._observe("gossip", sender, host.peer_id, message.topic, message.payload)
+        host.counters.bytes_in[message.topic] += len(message.payload)
+        host.counters.messages_in[message.topic] += 1
+        if subscription.validate(sender, message.payload):
+            host._deliver(subscription, GossipMessage(sender, message.payload), message.topic)
+            self._flood(host, message, sender)
+
+
+class MemoryTransport:
+    """One host's end of a `MemoryNetwork`; made by its `join`. Leaves when its context ends."""
+
+    def __init__(self, network: MemoryNetwork, peer_id: PeerId, number: int) -> None:
+        self._network = network
+        self._peer_id = peer_id
+        self._number = number
+        self._counters = TransportCounters()
+        self._connections: dict[PeerId, _Connection] = {}
+        self._services: dict[str, _Service] = {}
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._in_flight: Counter[PeerId] = Counter()
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self.is_open = True
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the network: connections, requests being served and subscriptions end."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._network._observe("leave", self._peer_id, self._peer_id, "", b"")
+        for connection in list(self._connections.values()):
+            self._network._hang_up(connection)
+        for subscription in self._subscriptions.values():
+            subscription.channel.close()
+        self._subscriptions.clear()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This host's own id."""
+        return self._peer_id
+
+    @property
+    def counters(self) -> TransportCounters:
+        """Live counters."""
+        return self._counters
+
+    def addresses(self) -> tuple[str, ...]:
+        """The one address of this host."""
+        return (f"/memory/{self._number}/p2p/{self._peer_id}",)
+
+    def peers(self) -> tuple[PeerId, ...]:
+        """Connected peers, in order of their ids."""
+        return tuple(sorted(self._connections))
+
+    async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
+        """Dial `/memory/<number>/p2p/<peer id>`."""
+        number, peer_id = _parse_address(address)
+        await trio.lowlevel.checkpoint()
+        if peer_id == self._peer_id:
+            raise PeerUnreachable(f"{address} is this node's own address")
+        if peer_id in self._connections:
+            return peer_id
+        with trio.move_on_after(timeout_s):
+            await self._network._dial(self, number, peer_id)
+            return peer_id
+        raise PeerUnreachable(f"no answer from {address} within {timeout_s} s")
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connection to a peer, if there is one."""
+        await trio.lowlevel.checkpoint()
+        if (connection := self._connections.get(peer)) is not None:
+            self._network._hang_up(connection)
+
+    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+        """Answer requests of a protocol."""
+        if protocol in self._services:
+            raise LocalProtocolError(f"{protocol} is served already")
+        self._services[protocol] = _Service(protocol, handler, limits, self._counters)
+
+    async def request(
+        self,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        response_bytes_max: int,
+    ) -> bytes:
+        """Send one request and wait for the answer. A server works on when its client gives up."""
+        await trio.lowlevel.checkpoint()
+        connection = self._connections.get(peer)
+        if connection is None:
+            raise PeerUnreachable(f"not connected to {peer}")
+        exchange = _Exchange(connection, self, protocol, payload, response_bytes_max)
+        connection.exchanges[exchange] = None
+        self._counters.bytes_out[protocol] += len(payload)
+        self._counters.messages_out[protocol] += 1
+        self._network._nursery.start_soon(self._network._run_exchange, exchange)
+        with trio.move_on_after(timeout_s):
+            await exchange.done.wait()
+        result = exchange.result
+        if result is None:
+            raise RequestTimeout(f"no answer from {peer} within {timeout_s} s")
+        if isinstance(result, SwarmError):
+            raise result
+        if len(result) > response_bytes_max:
+            raise RemoteProtocolError(Reject.OVERSIZE, f"answer over {response_bytes_max} bytes")
+        self._counters.bytes_in[protocol] += len(result)
+        self._counters.messages_in[protocol] += 1
+        return result
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Gossip a payload to the subscribers of a topic."""
+        await trio.lowlevel.checkpoint()
+        if len(payload) > GOSSIP_BYTES_MAX:
+            raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
+        self._counters.bytes_out[topic] += len(payload)
+        self._counters.messages_out[topic] += 1
+        self._network._messages += 1
+        message = _Message(self._network._messages, self._peer_id, topic, payload)
+        self._is_news(message.number)
+        self._network._flood(self, message, None)
+
+    async def subscribe(
+        self, topic: str, validate: Validator
+    ) -> trio.MemoryReceiveChannel[GossipMessage]:
+        """Start to receive a topic, and to forward it."""
+        await trio.lowlevel.checkpoint()
+        if topic in self._subscriptions:
+            raise LocalProtocolError(f"{topic} is subscribed to already")
+        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+        if self.is_open:
+            self._subscriptions[topic] = _Subscription(validate, send)
+        else:
+            send.close()
+        return receive
+
+    def _is_news(self, number: int) -> bool:
+        """Whether a message is seen for the first time; from now on it is not."""
+        if number in self._seen:
+            return False
+        self._seen[number] = None
+        if len(self._seen) > SEEN_MESSAGES_MAX:
+            self._seen.popitem(last=False)
+        return True
+
+    def _deliver(self, subscription: "_Subscription", message: GossipMessage, topic: str) -> None:
+        try:
+            subscription.channel.send_nowait(message)
+        except (trio.WouldBlock, trio.BrokenResourceError):  # full, or its reader is gone
+            self._counters.dropped[topic] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    number: int  # no other message of this network has it
+    origin: PeerId
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    validate: Validator
+    channel: trio.MemorySendChannel[GossipMessage]
+
+
+@dataclass(eq=False, slots=True)
+class _Connection:
+    one: MemoryTransport
+    other: MemoryTransport
+    exchanges: "dict[_Exchange, None]" = field(default_factory=dict)
+
+    def far(self, near: MemoryTransport) -> MemoryTransport:
+        return self.other if near is self.one else self.one
+
+
+@dataclass(eq=False, slots=True)
+class _Exchange:
+    """One request and what becomes of it; `result` is None until it is settled."""
+
+    connection: _Connection
+    client: MemoryTransport
+    protocol: str
+    payload: bytes
+    response_bytes_max: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)
+    result: bytes | SwarmError | None = None
+
+    @property
+    def server(self) -> MemoryTransport:
+        return self.connection.far(self.client)
+
+    def settle(self, result: bytes | SwarmError) -> None:
+        if self.result is None:
+            self.result = result
+            self.done.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Service:
+    """One served protocol and who is being served."""
+
+    protocol: str
+    handler: Handler
+    limits: ServeLimits
+    counters: TransportCounters
+    busy: Counter[PeerId] = field(default_factory=Counter)
+
+    @contextmanager
+    def place(self, client: PeerId) -> Iterator[None]:
+        """Hold one of the places.
+
+        Raises:
+            RequestRefused: all are taken.
+        """
+        if self.busy.total() >= self.limits.concurrent_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: too many requests at a time")
+        if self.busy[client] >= self.limits.concurrent_per_peer_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
+        self.busy[client] += 1
+        try:
+            yield
+        finally:
+            self.busy[client] -= 1
+            if not self.busy[client]:
+                del self.busy[client]
+
+    def check_request(self, payload: bytes) -> None:
+        if len(payload) > self.limits.request_bytes_max:
+            self.count_refused()
+            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
+
+    async def handle(self, client: PeerId, payload: bytes) -> bytes:
+        self.counters.bytes_in[self.protocol] += len(payload)
+        self.counters.messages_in[self.protocol] += 1
+        try:
+            response = await self.handler(client, payload)
+        except RemoteProtocolError as error:
+            raise RequestRefused(str(error)) from error
+        if len(response) > self.limits.response_bytes_max:
+            raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
+        self.counters.bytes_out[self.protocol] += len(response)
+        self.counters.messages_out[self.protocol] += 1
+        return response
+
+    def count_refused(self) -> None:
+        self.counters.refused[self.protocol] += 1
+
+
+def _parse_address(address: str) -> tuple[int, PeerId]:
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise ConfigError(f"address {address!r}: must be /memory/<number>/p2p/<peer id>")
+    try:
+        public_key_of(match[2])
+    except RemoteProtocolError as error:
+        raise ConfigError(f"address {address!r}: {error.detail}") from None
+    return int(match[1]), PeerId(match[2])
