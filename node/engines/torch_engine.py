@@ -9,11 +9,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from transformers import DynamicCache
 
 from node.engines.base import Sampling
+from node.training import lean
 from node.training.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
@@ -129,31 +131,43 @@ def _batches(
         yield batch
 
 
+class _Decoder(Protocol):
+    """Rows of a batch, some tokens on."""
+
+    logits: torch.Tensor  # (rows, V), of each row's next token
+
+    def select(self, rows: list[int]) -> None:
+        """Go on with these rows alone; ascending positions in the present batch."""
+        ...
+
+    def step(self, tokens: torch.Tensor) -> None:
+        """Take one more token (rows,) for each row."""
+        ...
+
+
 class _HuggingFaceDecoder:
     """Decoding through any Hugging Face causal LM with its own cache."""
 
-    def __init__(self, policy: Policy, prompts: Sequence[list[int]]) -> None:
-        """Run the prompts, right padded; causal attention keeps real tokens off the pads."""
+    def __init__(
+        self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]
+    ) -> None:
+        """Run the prompts, right padded: causal attention keeps real tokens off the pads."""
         self._model = policy.model
-        self._lengths = torch.tensor([len(ids) for ids in prompts], device=policy.device)
-        width = int(self._lengths.max())
-        ids = torch.full((len(prompts), width), policy.eos_id)
-        for index, row in enumerate(prompts):
-            ids[index, : len(row)] = torch.tensor(row)
-        ids = ids.to(policy.device)
-        self._mask = torch.arange(width, device=ids.device) < self._lengths[:, None]
+        ids, lengths = lean.pad_right(prompts, policy.eos_id)
+        ids, self._lengths = ids.to(policy.device), lengths.to(policy.device)
+        self._mask = torch.arange(ids.shape[1], device=ids.device) < self._lengths[:, None]
         out = self._model(input_ids=ids, use_cache=True)
         self._cache: DynamicCache = out.past_key_values
-        self.logits = out.logits[torch.arange(len(prompts)), self._lengths - 1]  # (rows, V)
+        self.logits = out.logits[torch.arange(len(prompts)), self._lengths - 1]
+        self.select(list(owners))
 
-    def select(self, rows: torch.Tensor) -> None:
-        """Continue with these rows of the batch, repeats allowed."""
-        self._cache.batch_select_indices(rows)
-        self._lengths, self._mask = self._lengths[rows], self._mask[rows]
-        self.logits = self.logits[rows]
+    def select(self, rows: list[int]) -> None:
+        chosen = torch.tensor(rows, device=self._mask.device)
+        self._cache.batch_select_indices(chosen)
+        self._lengths, self._mask = self._lengths[chosen], self._mask[chosen]
+        self.logits = self.logits[chosen]
 
     def step(self, tokens: torch.Tensor) -> None:
-        """Take one more token for each row."""
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=True)
         out = self._model(
             input_ids=tokens[:, None],
@@ -166,14 +180,96 @@ class _HuggingFaceDecoder:
         self.logits = out.logits[:, -1]
 
 
+class _LeanDecoder:
+    """Decoding small models in a grid of prompts by rows, prompts never copied to their rows."""
+
+    def __init__(
+        self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
+    ) -> None:
+        self._model = lean.LeanModel(policy.model)
+        self._above, hidden = lean.mixed_segments(self._model, prompts, policy.eos_id)
+        self._next = torch.tensor([len(ids) for ids in prompts])
+        self._cells, each = _grid(owners)
+        shape = (len(prompts), self._model.key_value_heads, each, room, self._model.head_size)
+        self._cache = lean.RowCache(
+            [(torch.empty(shape), torch.empty(shape)) for _ in range(self._model.layers)]
+        )
+        self._each = each
+        self.logits = self._model.logits(hidden)[torch.tensor(owners)]
+
+    def select(self, rows: list[int]) -> None:
+        self.logits = self.logits[rows]
+        cells = [self._cells[row] for row in rows]
+        alive = sorted({prompt for prompt, _ in cells})
+        place = {prompt: index for index, prompt in enumerate(alive)}
+        self._cells, each = _grid([place[prompt] for prompt, _ in cells])
+        source = torch.zeros(len(alive), each, dtype=torch.long)  # old column of each new cell
+        for (prompt, column), (_, old) in zip(self._cells, cells, strict=True):
+            source[prompt, column] = old
+        kept = torch.tensor(alive)
+        for index, (keys, values) in enumerate(self._cache.layers):
+            self._cache.layers[index] = (
+                _columns(keys[kept], source),
+                _columns(values[kept], source),
+            )
+        self._above = [_kept_segment(segment, kept) for segment in self._above]
+        self._next, self._each = self._next[kept], each
+
+    def step(self, tokens: torch.Tensor) -> None:
+        prompts, columns = (list(side) for side in zip(*self._cells, strict=True))
+        ids = torch.zeros(len(self._next), self._each, 1, dtype=torch.long)
+        ids[prompts, columns, 0] = tokens
+        hidden, _ = self._model.run(ids, self._next, self._above, self._cache)
+        self._next = self._next + 1
+        self.logits = self._model.logits(hidden[prompts, columns, 0])
+
+
+def _grid(owners: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
+    """A cell (prompt, column) for each row, and how many columns that takes."""
+    counts: Counter[int] = Counter()
+    cells = []
+    for owner in owners:
+        cells.append((owner, counts[owner]))
+        counts[owner] += 1
+    return cells, max(counts.values())
+
+
+def _columns(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """(P, K, g, ...) -> (P, K, g', ...): for each prompt its columns `source` (P, g')."""
+    index = source[:, None, :, None, None].expand(
+        -1, tensor.shape[1], -1, tensor.shape[3], tensor.shape[4]
+    )
+    return tensor.gather(2, index)
+
+
+def _kept_segment(segment: lean.Segment, kept: torch.Tensor) -> lean.Segment:
+    """The segment for some of its prompts; one that all prompts share stays as it is."""
+    if segment.layers[0][0].shape[0] == 1:
+        return segment
+    bias = segment.bias[kept] if segment.bias is not None else None
+    return lean.Segment([(keys[kept], values[kept]) for keys, values in segment.layers], bias)
+
+
+def _open_decoder(
+    policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
+) -> _Decoder:
+    if lean.supports(policy.model):
+        return _LeanDecoder(policy, prompts, owners, room)
+    return _HuggingFaceDecoder(policy, prompts, owners)
+
+
 def _sample(
     policy: Policy, encoded: Sequence[list[int]], rows: Sequence[_Row], sampling: Sampling
 ) -> None:
     """Sample one batch of rows to their ends."""
     owners = sorted({row.owner for row in rows})
     place = {owner: index for index, owner in enumerate(owners)}
-    decoder = _HuggingFaceDecoder(policy, [encoded[owner] for owner in owners])
-    decoder.select(torch.tensor([place[row.owner] for row in rows], device=policy.device))
+    decoder = _open_decoder(
+        policy,
+        [encoded[owner] for owner in owners],
+        [place[row.owner] for row in rows],
+        sampling.max_new_tokens,
+    )
     limits = [
         min(sampling.max_new_tokens, policy.context_tokens - len(encoded[row.owner]))
         for row in rows
@@ -187,22 +283,27 @@ def _sample(
         running = []
         columns = zip(live, tokens.tolist(), logprobs.tolist(), strict=True)
         for position, (index, token, logprob) in enumerate(columns):
-            row = rows[index]
-            if row.stopped or len(row.tokens) >= limits[index]:
-                continue
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.stopped = token in policy.eos_ids
-            if not row.stopped and len(row.tokens) < limits[index]:
+            if _take(rows[index], token, logprob, limits[index], policy.eos_ids):
                 running.append(position)
         if not running:
             return
         if len(running) < _KEEP_SHARE * len(live):
-            kept = torch.tensor(running, device=policy.device)
-            decoder.select(kept)
-            tokens = tokens[kept]
+            decoder.select(running)
+            tokens = tokens[running]
             live = [live[position] for position in running]
         decoder.step(tokens)
+
+
+def _take(
+    row: _Row, token: int, logprob: float, limit: int, eos_ids: frozenset[int]
+) -> bool:
+    """Add a token to a row that still runs; whether it runs on."""
+    if row.stopped or len(row.tokens) >= limit:
+        return False
+    row.tokens.append(token)
+    row.logprobs.append(logprob)
+    row.stopped = token in eos_ids
+    return not row.stopped and len(row.tokens) < limit
 
 
 def _finish(

@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from node.training import lean, losses
 from swarm.errors import ConfigError
 
 TINY_VERSION = 1  # goes into the cache key: raise it when the recipe below changes its result
@@ -182,20 +183,42 @@ def _loss(
     tokenizer: PreTrainedTokenizerFast,
     prompt_loss: float,
 ) -> tuple[torch.Tensor, float]:
-    length = max(len(prompt) + len(answer) for prompt, answer in batch)
-    ids = torch.full((len(batch), length), tokenizer.pad_token_id)
-    weights = torch.zeros(len(batch), length)
-    answers = torch.zeros(len(batch), length)
-    for row, (prompt, answer) in enumerate(batch):
-        end = len(prompt) + len(answer)
-        ids[row, :end] = torch.tensor(prompt + answer)
-        weights[row, 1 : len(prompt)] = prompt_loss / len(prompt)
-        weights[row, len(prompt) : end] = 1.0 / len(answer)
-        answers[row, len(prompt) : end] = 1.0
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), ids[:, 1:], reduction="none"
+    """The weighted loss of a batch, and the mean probability of sampling a whole answer."""
+    kinds: dict[tuple[int, ...], list[tuple[list[int], list[int]]]] = {}
+    for pair in batch:
+        kinds.setdefault(tuple(pair[0][: lean.COMMON_TOKENS_MIN]), []).append(pair)
+    network = lean.LeanModel(model)
+    loss, sampled_right = torch.zeros(()), 0.0
+    for pairs in kinds.values():
+        part, right = _kind_loss(network, pairs, tokenizer.pad_token_id, prompt_loss)
+        loss = loss + part / len(batch)
+        sampled_right += right / len(batch)
+    return loss, sampled_right
+
+
+def _kind_loss(
+    network: lean.LeanModel,
+    pairs: Sequence[tuple[list[int], list[int]]],
+    fill: int,
+    prompt_loss: float,
+) -> tuple[torch.Tensor, float]:
+    """Summed losses of prompts that begin alike; what they have in common is run once."""
+    shared = min(
+        lean.common_length([prompt for prompt, _ in pairs]),
+        min(len(prompt) for prompt, _ in pairs) - 1,
     )
-    loss = (losses * weights[:, 1:]).sum() / len(batch)
-    sampled_right = (-(losses.detach() * answers[:, 1:]).sum(dim=1)).exp().mean()
-    return loss, float(sampled_right)
+    above = []
+    if shared:
+        common = torch.tensor([[pairs[0][0][:shared]]])
+        above = [lean.as_segment(network.run(common, torch.zeros(1, dtype=torch.long))[1])]
+    ids, _ = lean.pad_right([prompt[shared:] + answer for prompt, answer in pairs], fill)
+    weights, answers = torch.zeros(ids.shape), torch.zeros(ids.shape)
+    for row, (prompt, answer) in enumerate(pairs):
+        begin, end = len(prompt) - shared, len(prompt) - shared + len(answer)
+        weights[row, :begin] = prompt_loss / begin
+        weights[row, begin:end] = 1.0 / len(answer)
+        answers[row, begin:end] = 1.0
+    hidden, _ = network.run(ids[None, :, :-1], torch.tensor([shared]), above)
+    logprobs = losses.token_logprobs(network.logits(hidden[0]), ids[:, 1:])
+    loss = -(logprobs * weights[:, 1:]).sum()
+    return loss, float((logprobs.detach() * answers[:, 1:]).sum(dim=1).exp().sum())

@@ -1,8 +1,9 @@
 """One GRPO update from rollout groups, independent of padding, order and micro-batch split.
 
 A group's prompt is run once: its keys and values are then shared, with gradients, by all its
-completions (`_shared`). Models with recurrent state take the plain way, one full row for each
-completion (`_plain`). Both give the same log-probs but for rounding.
+completions: `_lean` for small models of known families, which also run what several prompts have
+in common once, `_shared` for others. Models with recurrent state take the plain way, one full row
+for each completion (`_plain`). All give the same log-probs but for rounding.
 
 Groups whose advantages are all zero have no gradient. They are not computed and do not enter the
 denominator of the loss: means are over the tokens that are trained.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from node.training import losses
+from node.training import lean, losses
 from node.training.base import TrainingGroup, TrainReport
 from node.training.policy import Policy
 from node.training.spec import TrainerSpec
@@ -61,6 +62,7 @@ class GroupTrainer:
         self.spec = spec
         self.micro_batch_tokens = micro_batch_tokens
         self.policy_version = 0  # optimizer updates so far
+        self._lean_fits = lean.supports(policy.model)
         self.optimizer = torch.optim.Adam(
             [p for p in policy.model.parameters() if p.requires_grad], lr=spec.learning_rate
         )
@@ -76,7 +78,7 @@ class GroupTrainer:
             strict=True,
         ):
             row.weight = weight
-        batches = list(pack(units, self.micro_batch_tokens))
+        batches = list(pack(units, self.micro_batch_tokens, alike=self._lean_fits))
         try:
             first, grad_norm, clipped, seen = self._updates(batches)
         except BaseException:
@@ -193,7 +195,7 @@ class GroupTrainer:
         with self.policy.autocast():
             if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
                 return self._plain(units)
-            return self._shared(units)
+            return self._lean(units) if self._lean_fits else self._shared(units)
 
     def _plain(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
         result = []
@@ -204,6 +206,29 @@ class GroupTrainer:
             span = slice(len(prompt) - 1, len(prompt) - 1 + len(tokens))
             result.append(losses.token_logprobs(logits[index, span], ids[index, 1:][span]))
         return result
+
+    def _lean(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+        """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
+        model = lean.LeanModel(self.policy.model)
+        above, _ = lean.prompt_segments(
+            model, [unit.prompt[:-1] for unit in units], self.policy.eos_id
+        )
+        each = max(len(unit.rows) for unit in units)
+        tails: list[list[int]] = []
+        for unit in units:
+            tails += [unit.prompt[-1:] + row.tokens for row in unit.rows]
+            tails += [[self.policy.eos_id] * 2] * (each - len(unit.rows))
+        ids, _ = lean.pad_right(tails, self.policy.eos_id)
+        start = torch.tensor([len(unit.prompt) - 1 for unit in units])
+        hidden, _ = model.run(ids[:, :-1].view(len(units), each, -1), start, above)
+        values = losses.token_logprobs(
+            model.logits(hidden), ids[:, 1:].view(len(units), each, -1)
+        )
+        return [
+            values[place, index, : len(row.tokens)]
+            for place, unit in enumerate(units)
+            for index, row in enumerate(unit.rows)
+        ]
 
     def _shared(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
         """Prompts without their last token fill the cache; completions, that token put first,
@@ -245,16 +270,18 @@ class GroupTrainer:
         return ids.to(self.policy.device), mask.to(self.policy.device)
 
 
-def pack(units: Sequence[_Unit], tokens_max: int) -> Iterator[list[_Unit]]:
+def pack(units: Sequence[_Unit], tokens_max: int, *, alike: bool) -> Iterator[list[_Unit]]:
     """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
 
     Units are ordered by prompt length, so that little is padded; a unit too large for one
-    micro-batch is split by rows.
+    micro-batch is split by rows. With `alike`, only prompts with a common beginning meet.
     """
+    start = lean.COMMON_TOKENS_MIN if alike else 0
     batch: list[_Unit] = []
-    for unit in sorted(units, key=lambda unit: len(unit.prompt)):
+    for unit in sorted(units, key=lambda unit: (unit.prompt[:start], len(unit.prompt))):
         for piece in _pieces(unit, tokens_max):
-            if batch and padded_tokens([*batch, piece]) > tokens_max:
+            other = bool(batch) and batch[0].prompt[:start] != piece.prompt[:start]
+            if batch and (other or padded_tokens([*batch, piece]) > tokens_max):
                 yield batch
                 batch = []
             batch.append(piece)

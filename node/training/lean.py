@@ -1,0 +1,300 @@
+"""A lean forward pass for small models of the Llama family (Llama, Qwen2, Qwen3), with gradients.
+
+It computes what the Hugging Face module computes, from the same parameters. What it saves is work
+on text that many rows have in common: rows lie in a grid of P prompts with g rows each, and what
+stands before a row is kept once for each prompt (or once for all) and never copied to its rows.
+Scores are held in full, so it is meant for small models; others take the Hugging Face path.
+
+Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d hidden size,
+K key-value heads, r query heads for each of them, S tokens before, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+PARAMETERS_MAX = 50_000_000
+COMMON_TOKENS_MIN = 16  # a shorter common beginning is not worth a pass of its own
+_MODEL_TYPES = ("qwen3", "qwen2", "llama")
+_HIDDEN = float("-inf")
+
+KeyValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer
+
+
+@dataclass(slots=True)
+class Segment:
+    """Text that stands before the rows: keys and values (P or 1, K, S, D) of each layer."""
+
+    layers: KeyValues
+    bias: torch.Tensor | None = None  # (P, 1, 1, S): 0, or -inf on padding; None: no padding
+
+
+@dataclass(slots=True)
+class RowCache:
+    """Room for the rows' own keys and values while decoding: (P, K, g, room, D) a layer."""
+
+    layers: KeyValues
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer's weights, with projections of the same input joined."""
+
+    norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether the lean pass computes this model."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        getattr(config, "model_type", "") in _MODEL_TYPES
+        and kinds == {"full_attention"}
+        and config.hidden_act == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and next(model.parameters()).device.type == "cpu"
+        and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
+    )
+
+
+def common_length(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens all rows begin with alike."""
+    first, last = min(rows), max(rows)
+    for index, (left, right) in enumerate(zip(first, last, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(last))
+
+
+class LeanModel:
+    """The weights of one model at one moment, joined; build it anew after they change."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self._body = model.model
+        self._head = model.lm_head.weight
+        self._eps = config.rms_norm_eps
+        self._heads = config.num_attention_heads
+        self.key_value_heads = config.num_key_value_heads
+        self.head_size = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self._layers = [_join(layer) for layer in self._body.layers]
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., d) -> (..., V)."""
+        return functional.linear(hidden, self._head)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        start: torch.Tensor,
+        above: Sequence[Segment] = (),
+        cache: RowCache | None = None,
+    ) -> tuple[torch.Tensor, KeyValues]:
+        """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start` (P,), and
+        the rows' keys and values (P, K, g, C, D).
+
+        Rows see `above`, then themselves causally; with `cache` (C = 1) also what it holds, and
+        they are added to it.
+        """
+        prompts, each, count = ids.shape
+        x = functional.embedding(ids, self._body.embed_tokens.weight)
+        positions = start[:, None] + torch.arange(count)
+        cos, sin = self._body.rotary_emb(x, positions)  # (P, C, D)
+        turn = (cos[:, None, :, None], sin[:, None, :, None])
+        causal = None
+        if count > 1:
+            causal = torch.full((count, count), _HIDDEN).triu(1)
+        collected: KeyValues = []
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, x, turn)
+            if cache is not None:
+                key, value = _extend(cache, index, key, value)
+            mixed = _attend(query, [segment.layers[index] for segment in above],
+                            [segment.bias for segment in above], key, value, causal)
+            x = x + functional.linear(
+                mixed.reshape(prompts, each, count, -1), layer.out, layer.out_bias
+            )
+            gate, up = functional.linear(
+                functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps), layer.gate_up
+            ).chunk(2, dim=-1)
+            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            collected.append((key, value))
+        if cache is not None:
+            cache.used += count
+        return functional.rms_norm(x, x.shape[-1:], self._body.norm.weight, self._eps), collected
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query (P, K, g, r, C, D), key and value (P, K, g, C, D), rotated."""
+        prompts, each, count, _ = x.shape
+        normed = functional.rms_norm(x, x.shape[-1:], layer.norm, self._eps)
+        joined = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        joined = joined.view(prompts, each, count, -1, self.head_size)
+        few = self.key_value_heads
+        query, key, value = joined.split([self._heads, few, few], dim=3)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query = functional.rms_norm(query, query.shape[-1:], layer.q_norm, self._eps)
+            key = functional.rms_norm(key, key.shape[-1:], layer.k_norm, self._eps)
+        query, key = _rotate(query, turn), _rotate(key, turn)
+        query = query.reshape(prompts, each, count, few, -1, self.head_size)
+        return (
+            query.permute(0, 3, 1, 4, 2, 5),
+            key.permute(0, 3, 1, 2, 4),
+            value.permute(0, 3, 1, 2, 4),
+        )
+
+
+def _join(layer: torch.nn.Module) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biased = parts[0].bias is not None
+    return _Layer(
+        norm=layer.input_layernorm.weight,
+        qkv=torch.cat([part.weight for part in parts]),
+        qkv_bias=torch.cat([part.bias for part in parts]) if biased else None,
+        q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
+        k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+        out=attention.o_proj.weight,
+        out_bias=attention.o_proj.bias,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight,
+    )
+
+
+def _rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * turn[0] + torch.cat([-right, left], dim=-1) * turn[1]
+
+
+def _extend(
+    cache: RowCache, index: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = cache.layers[index]
+    end = cache.used + key.shape[3]
+    keys[:, :, :, cache.used : end] = key
+    values[:, :, :, cache.used : end] = value
+    return keys[:, :, :, :end], values[:, :, :, :end]
+
+
+def _attend(
+    query: torch.Tensor,
+    above: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    biases: Sequence[torch.Tensor | None],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: torch.Tensor | None,
+) -> torch.Tensor:
+    """Mixed values (P, g, C, K, r, D) for queries (P, K, g, r, C, D)."""
+    prompts, few, each, per, count, size = query.shape
+    query = query * size**-0.5
+    flat = query.reshape(prompts, few, each * per * count, size)
+    by_row = query.reshape(prompts, few, each, per * count, size)
+    scores = []
+    for (keys, _), bias in zip(above, biases, strict=True):
+        part = flat @ keys.transpose(-1, -2)
+        scores.append(part if bias is None else part + bias)
+    own = by_row @ key.transpose(-1, -2)  # (P, K, g, r C, S own)
+    if causal is not None:
+        own = (own.unflatten(3, (per, count)) + causal).flatten(3, 4)
+    scores.append(own.flatten(2, 3))
+    shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+    pieces = shares.split([part.shape[-1] for part in scores], dim=-1)
+    mixed = (pieces[-1].unflatten(2, (each, -1)) @ value).flatten(2, 3)
+    for piece, (_, values) in zip(pieces, above, strict=False):
+        mixed = mixed + piece @ values
+    return mixed.view(prompts, few, each, per, count, size).permute(0, 2, 4, 1, 3, 5)
+
+
+def pad_right(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (rows, longest) and their lengths (rows,)."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), fill)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    return ids, torch.tensor([len(row) for row in rows])
+
+
+def padding_bias(lengths: torch.Tensor, width: int) -> torch.Tensor | None:
+    """The bias of a right-padded segment; None where nothing is padded."""
+    hidden = torch.arange(width) >= lengths[:, None]
+    if not bool(hidden.any()):
+        return None
+    bias = torch.zeros(hidden.shape).masked_fill(hidden, _HIDDEN)
+    return bias[:, None, None, :]
+
+
+def prompt_segments(
+    model: LeanModel, prompts: Sequence[Sequence[int]], fill: int
+) -> tuple[list[Segment], torch.Tensor]:
+    """What stands before the rows of each prompt: their common beginning once, then the rest of
+    each; and the last hidden state of each prompt (P, d). Every prompt has at least one token."""
+    shared = common_length(prompts) if len(prompts) > 1 else 0
+    shared = min(shared, min(len(prompt) for prompt in prompts) - 1)
+    above: list[Segment] = []
+    if shared >= COMMON_TOKENS_MIN:
+        ids = torch.tensor([[prompts[0][:shared]]])
+        _, keys = model.run(ids, torch.zeros(1, dtype=torch.long))
+        above.append(as_segment(keys))
+    else:
+        shared = 0
+    ids, lengths = pad_right([prompt[shared:] for prompt in prompts], fill)
+    hidden, keys = model.run(ids[:, None], torch.full((len(prompts),), shared), above)
+    segments = [*above, as_segment(keys, padding_bias(lengths, ids.shape[1]))]
+    return segments, hidden[torch.arange(len(prompts)), 0, lengths - 1]
+
+
+def mixed_segments(
+    model: LeanModel, prompts: Sequence[Sequence[int]], fill: int
+) -> tuple[list[Segment], torch.Tensor]:
+    """As `prompt_segments`, for prompts of several kinds: those that begin alike are run together
+    and their keys and values laid side by side. Without gradients."""
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        kinds.setdefault(tuple(prompt[:COMMON_TOKENS_MIN]), []).append(index)
+    if len(kinds) == 1:
+        return prompt_segments(model, prompts, fill)
+    width = max(len(prompt) for prompt in prompts)
+    room = (len(prompts), model.key_value_heads, width, model.head_size)
+    layers = [(torch.zeros(room), torch.zeros(room)) for _ in range(model.layers)]
+    last: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
+    for members in kinds.values():
+        segments, hidden = prompt_segments(model, [prompts[i] for i in members], fill)
+        for place, index in enumerate(members):
+            last[index] = hidden[place]
+        begin = 0
+        for segment in segments:
+            end = begin + segment.layers[0][0].shape[2]
+            for (keys, values), (more_keys, more_values) in zip(
+                layers, segment.layers, strict=True
+            ):
+                keys[members, :, begin:end] = more_keys
+                values[members, :, begin:end] = more_values
+            begin = end
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    return [Segment(layers, padding_bias(lengths, width))], torch.stack(last)
+
+
+def as_segment(layers: KeyValues, bias: torch.Tensor | None = None) -> Segment:
+    """Keys and values of single rows (P, K, 1, S, D) as text for others."""
+    return Segment([(key.squeeze(2), value.squeeze(2)) for key, value in layers], bias)
