@@ -130,7 +130,7 @@ def summarise(name: str, life: History) -> NodeSummary:
     """A node's numbers from its history."""
     rounds = [record for _, record in life.rounds]
     last = rounds[-1] if rounds else None
-    times = [time_s for series in (life.rounds, life.held_out) for time_s, _ in series]
+    times = _times(life)
     tenth = max(1, len(rounds) // 10)
     return NodeSummary(
         name=name,
@@ -231,7 +231,8 @@ def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"
 
 
 def _times(life: History) -> list[float]:
-    return [time_s for series in (life.rounds, life.held_out) for time_s, _ in series]
+    series = (life.rounds, life.held_out, life.troubles)
+    return [time_s for events in series for time_s, _ in events]
 
 
 def sharing_matrix(nodes: Sequence[_Node]) -> tuple[list[str], list[list[int]]]:
@@ -312,6 +313,7 @@ th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align
 th:first-child, td:first-child { text-align: left; }
 thead th { color: var(--soft); font-weight: 500; vertical-align: bottom; }
 tfoot td { font-weight: 600; border-bottom: 0; }
+td.text { text-align: left; white-space: normal; }
 .dot { display: inline-block; width: .7em; height: .7em; border-radius: 50%;
   margin-right: .45em; }
 figure { margin: 1.5rem 0; padding: 1rem; background: var(--card);
@@ -340,8 +342,7 @@ def _page(
 <title>{escape(title)}</title><style>{_CSS}</style></head><body>
 <h1>{escape(title)}</h1>
 {_prose(summaries)}
-<h2>Nodes</h2>
-<div class="scroll">{_nodes_table(summaries)}</div>
+{_nodes_tables(summaries)}
 {_environments(nodes)}
 <h2>Curves</h2>
 {figures or "<p>Nothing was logged to draw yet.</p>"}
@@ -392,48 +393,72 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-_COLUMNS: Final = (
+_LEARNING: Final = (
     "node", "held-out<br>start", "held-out<br>end", "rise<br>(points)",
     "own reward<br>start → end", "rounds", "generated<br>tokens", "own groups<br>a round (I)",
-    "foreign groups<br>a round (J)", "shared", "accepted", "rejected", "in", "out",
+    "foreign groups<br>a round (J)",
+)  # fmt: skip
+_NETWORK: Final = (
+    "node", "groups<br>shared", "groups<br>accepted", "records<br>rejected", "bytes<br>in",
+    "bytes<br>out", "starts", "troubles",
 )  # fmt: skip
 
 
-def _nodes_table(summaries: Sequence[NodeSummary]) -> str:
-    head = "".join(f"<th>{column}</th>" for column in _COLUMNS)
-    rows = "\n".join(_node_row(place, node) for place, node in enumerate(summaries))
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], foot: str = "") -> str:
+    """`columns` and the first cell of each row are HTML already; the other cells are text."""
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    body = "\n".join(
+        f"<tr><td>{row[0]}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in row[1:])}</tr>"
+        for row in rows
+    )
     return (
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
-        f"<tfoot>{_mean_row(summaries)}</tfoot></table>"
-        '<p class="soft">Own reward is the mean over the first and over the last tenth of the'
-        " rounds; I and J are means over all rounds of what was really trained on.</p>"
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody>'
+        f"<tfoot>{foot}</tfoot></table></div>"
     )
 
 
-def _node_row(place: int, node: NodeSummary) -> str:
+def _node_cell(place: int, node: NodeSummary) -> str:
     from node.monitor.plots import colour
 
     hint = escape(f"{node.peer_id} {node.model} {node.engine}", quote=True)
-    first = (
-        f'<td title="{hint}"><span class="dot" style="background:{colour(place)}"></span>'
-        f"{escape(node.name)}</td>"
+    dot = f'<span class="dot" style="background:{colour(place)}"></span>'
+    return f'<span title="{hint}">{dot}{escape(node.name)}</span>'
+
+
+def _nodes_tables(summaries: Sequence[NodeSummary]) -> str:
+    learning = [
+        (
+            _node_cell(place, node),
+            percent(node.held_out_first),
+            percent(node.held_out_last),
+            _points(node.rise_points),
+            f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
+            f"{node.rounds:,}",
+            amount(node.generated_tokens),
+            f"{node.local_groups_mean:.1f}",
+            f"{node.external_groups_mean:.1f}",
+        )
+        for place, node in enumerate(summaries)
+    ]
+    network = [
+        (
+            _node_cell(place, node),
+            f"{node.groups_shared:,}",
+            f"{node.accepted:,}",
+            f"{sum(node.rejected.values()):,}",
+            amount(node.bytes_in, "B"),
+            amount(node.bytes_out, "B"),
+            str(node.starts),
+            str(node.troubles),
+        )
+        for place, node in enumerate(summaries)
+    ]
+    return (
+        f"<h2>Learning</h2>{_table(_LEARNING, learning, _mean_row(summaries))}"
+        '<p class="soft">Own reward is the mean over the first and over the last tenth of the'
+        " rounds; I and J are means over all rounds of what was really trained on.</p>"
+        f"<h2>Network</h2>{_table(_NETWORK, network)}"
     )
-    cells = (
-        percent(node.held_out_first),
-        percent(node.held_out_last),
-        _points(node.rise_points),
-        f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
-        f"{node.rounds:,}",
-        amount(node.generated_tokens),
-        f"{node.local_groups_mean:.1f}",
-        f"{node.external_groups_mean:.1f}",
-        f"{node.groups_shared:,}",
-        f"{node.accepted:,}",
-        f"{sum(node.rejected.values()):,}",
-        amount(node.bytes_in, "B"),
-        amount(node.bytes_out, "B"),
-    )
-    return f"<tr>{first}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _mean_row(summaries: Sequence[NodeSummary]) -> str:
@@ -444,7 +469,7 @@ def _mean_row(summaries: Sequence[NodeSummary]) -> str:
         percent(_mean([n.held_out_last for n in measured if n.held_out_last is not None])),
         _points(_mean([n.rise_points for n in measured if n.rise_points is not None])),
     ]
-    filler = "<td></td>" * (len(_COLUMNS) - len(cells))
+    filler = "<td></td>" * (len(_LEARNING) - len(cells))
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{filler}</tr>"
 
 
@@ -463,16 +488,17 @@ def _environments(nodes: Sequence[_Node]) -> str:
     names = sorted({name for rates in (*first, *last) for name in rates})
     if not names:
         return ""
-    rows = "".join(
-        f"<tr><td>{escape(name)}</td>"
-        f"<td>{percent(_mean([rates[name] for rates in first if name in rates]))}</td>"
-        f"<td>{percent(_mean([rates[name] for rates in last if name in rates]))}</td></tr>"
+    rows = [
+        (
+            escape(name),
+            percent(_mean([rates[name] for rates in first if name in rates])),
+            percent(_mean([rates[name] for rates in last if name in rates])),
+        )
         for name in names
-    )
+    ]
     return (
         "<h2>Held-out pass rate by environment, mean over nodes</h2>"
-        "<table><thead><tr><th>environment</th><th>start</th><th>end</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table>"
+        f"{_table(('environment', 'start', 'end'), rows)}"
     )
 
 
@@ -480,11 +506,10 @@ def _troubles(nodes: Sequence[_Node]) -> str:
     found = [(time_s, node.name, t.what) for node in nodes for time_s, t in node.life.troubles]
     if not found:
         return ""
-    start_s = min(min([*_times(node.life), *(t for t, _ in node.life.troubles)], default=0.0)
-                  for node in nodes if node.life.troubles)  # fmt: skip
+    start_s = min(time_s for node in nodes for time_s in _times(node.life))
     rows = "".join(
         f"<tr><td>{escape(name)}</td><td>{escape(duration(time_s - start_s))}</td>"
-        f'<td style="text-align:left;white-space:normal">{escape(printable(what, 400))}</td></tr>'
+        f'<td class="text">{escape(printable(what, 400))}</td></tr>'
         for time_s, name, what in sorted(found)[:TROUBLES_SHOWN_MAX]
     )
     more = len(found) - TROUBLES_SHOWN_MAX
