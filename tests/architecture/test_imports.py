@@ -34,6 +34,7 @@ VIOLATIONS = {
     ],
     "production code does not import the simulation": [
         ("node/planted.py", "import swarm.simulation"),
+        ("node/planted.py", "import node.simulated"),
         ("swarm/planted.py", "from swarm import simulation"),
         ("coordinator/planted.py", "import swarm.simulation"),
     ],
