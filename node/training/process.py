@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 import trio
 
@@ -23,17 +23,11 @@ from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
-if TYPE_CHECKING:
-    from node.training.tiny import TinyRecipe
-
 LOG_BYTES_MAX = 1_048_576  # of the child's standard error; then the file is begun anew
 LOG_NAME = "trainer.log"
 STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
 _RECEIVE_BYTES = 262_144
-
-Progress = Callable[[float, str], None]
-
 
 class _Channel:
     """One child process and its frames. Not for use by two tasks at a time.
@@ -50,7 +44,7 @@ class _Channel:
         self._sent = 0  # id of the last request
         self._answered = 0  # id of the last one answered in full
 
-    async def call(self, request: dict[str, Any], progress: Progress | None) -> Any:
+    async def call(self, request: dict[str, Any]) -> Any:
         """The result of one request.
 
         Raises:
@@ -59,12 +53,9 @@ class _Channel:
         """
         frame = await trio.to_thread.run_sync(wire.encode, {**request, "id": self._sent + 1})
         while self._answered < self._sent:
-            await self._next_answer(None)
+            await self._next_answer()
         await self._write(frame)
-        while True:
-            answer = await self._next_answer(progress)
-            if answer is not None:
-                return _result(answer, request["op"])
+        return _result(await self._next_answer(), request["op"])
 
     async def _write(self, frame: bytes) -> None:
         whole = False
@@ -81,13 +72,8 @@ class _Channel:
             raise ChildFailed("the trainer process took no request and was ended")
         self._sent += 1
 
-    async def _next_answer(self, progress: Progress | None) -> dict[str, Any] | None:
-        """One frame; None where it only tells progress."""
+    async def _next_answer(self) -> dict[str, Any]:
         message = await self._receive()
-        if "progress" in message:
-            if progress is not None:
-                progress(message["progress"], message["line"])
-            return None
         self._answered = message["id"]
         return message
 
@@ -182,8 +168,7 @@ class TrainerProcess:
                         "op": "load",
                         "spec": self._spec.to_record(),
                         "checkpoint": str(checkpoint) if checkpoint is not None else None,
-                    },
-                    None,
+                    }
                 )
             except BaseException:
                 await self._close()
@@ -240,7 +225,7 @@ class TrainerProcess:
                 raise LocalProtocolError(f"trainer, {op}: called before start")
             if not self.alive:
                 raise ChildFailed(await self._channel.obituary())
-            return await self._channel.call({"op": op, **arguments}, None)
+            return await self._channel.call({"op": op, **arguments})
 
     async def _close(self) -> None:
         if self._channel is not None:
@@ -258,32 +243,6 @@ async def open_trainer(
         yield trainer
     finally:
         await trainer.stop()
-
-
-async def warm_tiny(
-    draw: Callable[[int], Sequence[tuple[str, str]]],
-    directory: Path,
-    data_directory: Path,
-    progress: Progress,
-    recipe: "TinyRecipe",
-) -> float:
-    """Run `tiny.make_tiny` in a child process of its own.
-
-    `draw` makes that many (prompt, answer) pairs; it is called once, in a thread. `progress` is
-    called on the event loop. Returns the estimated share of right answers.
-    """
-    pairs = await trio.to_thread.run_sync(draw, recipe.steps * recipe.batch)
-    channel = _Channel(await _spawn(data_directory / LOG_NAME))
-    request = {
-        "op": "make_tiny",
-        "pairs": [list(pair) for pair in pairs],
-        "directory": str(directory),
-        "recipe": asdict(recipe),
-    }
-    try:
-        return float(await channel.call(request, progress))
-    finally:
-        await channel.close()
 
 
 class InProcessTrainer:
@@ -342,9 +301,7 @@ def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Compl
 
 
 async def _spawn(log: Path) -> trio.Process:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not log.exists() or log.stat().st_size > LOG_BYTES_MAX
-    with log.open("wb" if fresh else "ab") as stderr:
+    with await trio.to_thread.run_sync(_open_log, log) as stderr:
         return await trio.lowlevel.open_process(
             [sys.executable, "-m", "node.training.worker"],
             stdin=subprocess.PIPE,
@@ -352,3 +309,10 @@ async def _spawn(log: Path) -> trio.Process:
             stderr=stderr,
             start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
         )
+
+
+def _open_log(log: Path) -> BinaryIO:
+    """For appending; begun anew once it is over its limit."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    fresh = not log.exists() or log.stat().st_size > LOG_BYTES_MAX
+    return log.open("wb" if fresh else "ab")

@@ -5,11 +5,8 @@ competence, from which reinforcement learning can start. On one machine the same
 the same bits: one thread, one seeded generator, no timing in any decision.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,39 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from node.training import lean, losses
+from node.training.recipe import TinyRecipe, recipe_key
 from swarm.errors import ConfigError
 
-TINY_VERSION = 1  # goes into the cache key: raise it when the recipe below changes its result
+__all__ = ["TinyRecipe", "byte_tokenizer", "make_tiny", "recipe_key"]
+
 BOS, EOS, PAD, ANSWER = "<bos>", "<eos>", "<pad>", "<answer>"
 
 Pair = tuple[str, str]  # prompt, one correct answer
 Progress = Callable[[float, str], None]  # share done in [0, 1], one line about it
-
-
-@dataclass(frozen=True, slots=True)
-class TinyRecipe:
-    """Everything but the pairs that decides the tiny model's weights."""
-
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
-    key_value_heads: int = 2
-    head_size: int = 32
-    intermediate: int = 384
-    context_tokens: int = 1024
-    seed: int = 0
-    batch: int = 32
-    learning_rate: float = 3e-3
-    ramp_steps: int = 30
-    steps: int = 400
-    target: float = 0.45  # stop early once this share of fresh answers would be sampled right
-    prompt_loss: float = 0.1  # weight of prompt tokens against answer tokens
-
-
-def recipe_key(recipe: TinyRecipe, source: str) -> str:
-    """Cache key of a warmed model; `source` names all that decides the pairs."""
-    content = json.dumps([TINY_VERSION, asdict(recipe), source], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

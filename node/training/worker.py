@@ -25,7 +25,6 @@ from node.training import checkpoint, memory, wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
 from node.training.policy import load_policy
 from node.training.spec import TrainerSpec
-from node.training.tiny import TinyRecipe, make_tiny
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
@@ -112,13 +111,10 @@ class _Server:
             raise LocalProtocolError("the trainer process has loaded no model yet")
         return self._core
 
-    def answer(self, request: dict[str, Any], answers: BinaryIO) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What goes wrong is in the answer, with its traceback."""
         try:
-            if request["op"] == "make_tiny":
-                result: Any = _make_tiny(request, answers)
-            else:
-                result = self._operations[request["op"]](request)
+            result = self._operations[request["op"]](request)
         except MemoryError as error:
             return _failure(request, "memory", f"out of memory: {error}")
         except torch.OutOfMemoryError as error:
@@ -166,19 +162,7 @@ def main() -> None:
         if request["op"] == "stop":
             _write(answers, {"id": request["id"], "ok": None})
             return
-        _write(answers, server.answer(request, answers))
-
-
-def _make_tiny(request: dict[str, Any], answers: BinaryIO) -> float:
-    """Warm up the tiny preset; progress goes out as answers before the answer."""
-
-    def progress(share: float, line: str) -> None:
-        _write(answers, {"id": request["id"], "progress": share, "line": line})
-
-    pairs = ((prompt, answer) for prompt, answer in request["pairs"])
-    return make_tiny(
-        pairs, Path(request["directory"]), progress, TinyRecipe(**request["recipe"])
-    )
+        _write(answers, server.answer(request))
 
 
 def _write(answers: BinaryIO, message: dict[str, Any]) -> None:

@@ -1,0 +1,33 @@
+"""What the tiny preset is made by. Free of torch, so that the node's own process can hold it."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+TINY_VERSION = 1  # goes into the cache key: raise it when `tiny` makes something else of a recipe
+
+
+@dataclass(frozen=True, slots=True)
+class TinyRecipe:
+    """Everything but the pairs that decides the tiny model's weights."""
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    key_value_heads: int = 2
+    head_size: int = 32
+    intermediate: int = 384
+    context_tokens: int = 1024
+    seed: int = 0
+    batch: int = 32
+    learning_rate: float = 3e-3
+    ramp_steps: int = 30
+    steps: int = 400
+    target: float = 0.45  # stop early once this share of fresh answers would be sampled right
+    prompt_loss: float = 0.1  # weight of prompt tokens against answer tokens
+
+
+def recipe_key(recipe: TinyRecipe, source: str) -> str:
+    """Cache key of a warmed model; `source` names all that decides the pairs."""
+    content = json.dumps([TINY_VERSION, asdict(recipe), source], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
