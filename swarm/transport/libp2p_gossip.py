@@ -24,7 +24,7 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
-from libp2p.pubsub.rpc_queue import RpcQueue
+from libp2p.pubsub.rpc_queue import PriorityQueue
 from libp2p.pubsub.validators import signature_validator
 
 from swarm.transport.base import GOSSIP_BYTES_MAX
@@ -35,7 +35,11 @@ DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 PRUNE_BACK_OFF_S = 5
 PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
+PEER_QUEUE_BYTES_MAX = 33_554_432
 RPC_BYTES_MAX = 1_048_576
+SEEN_MAX = 65_536
+SEEN_TTL_S = 120.0
+TOPIC_CHARS_MAX = 256
 TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
 LENGTH_PREFIX_BYTES_MAX = 5
@@ -110,6 +114,53 @@ class Router(GossipSub):
         super().send_rpc(peer_id, rpc, priority)
 
 
+class SeenMessages:
+    """Ids of the messages of the last minutes.
+
+    Upstream keeps as many as strangers send, and a thread for each host that never ends.
+    """
+
+    def __init__(self) -> None:
+        self._expires_at_s: dict[bytes, float] = {}  # in the order of expiry
+
+    def has(self, key: bytes) -> bool:
+        return key in self._expires_at_s
+
+    def add(self, key: bytes) -> bool:
+        """Remember an id; whether it is new."""
+        now_s = trio.current_time()
+        while self._expires_at_s:
+            oldest = next(iter(self._expires_at_s))
+            if len(self._expires_at_s) < SEEN_MAX and self._expires_at_s[oldest] > now_s:
+                break
+            del self._expires_at_s[oldest]
+        if key in self._expires_at_s:
+            return False
+        self._expires_at_s[key] = now_s + SEEN_TTL_S
+        return True
+
+
+class BoundedQueue(PriorityQueue):
+    """What waits for one peer. Upstream holds 32 messages of any size; here bytes count too."""
+
+    def __init__(self, messages_max: int) -> None:
+        super().__init__(messages_max)
+        self._bytes = 0
+
+    def push(self, rpc: rpc_pb2.RPC, priority: bool = False) -> bool:
+        size = rpc.ByteSize()
+        if self._bytes + size > PEER_QUEUE_BYTES_MAX or not super().push(rpc, priority):
+            return False
+        self._bytes += size
+        return True
+
+    def pop(self) -> rpc_pb2.RPC | None:
+        rpc = super().pop()
+        if rpc is not None:
+            self._bytes -= rpc.ByteSize()
+        return rpc
+
+
 class Gossip(Pubsub):
     """Reads, checks and hands on messages; one message after the other for each peer."""
 
@@ -123,6 +174,8 @@ class Gossip(Pubsub):
             max_subscriptions_per_peer=TOPICS_PER_PEER_MAX,
             max_inbound_rpc_size=RPC_BYTES_MAX,
         )
+        self.seen_messages.stop()
+        self.seen_messages = cast("Any", SeenMessages())
         self._deliver = deliver
         self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
         self.counter = secrets.randbits(62)
@@ -132,7 +185,7 @@ class Gossip(Pubsub):
         try:
             await self._read_messages(stream, peer_id)
         except StreamEOF:
-            return
+            await stream.close()
         except (BaseLibp2pError, DecodeError, ValueError) as error:
             log.debug("gossip stream of %s ended: %s", peer_id, error)
             await stream.reset()
@@ -155,7 +208,8 @@ class Gossip(Pubsub):
         for message in rpc.publish:
             await self.push_msg(peer_id, message)
         for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
-            self.handle_subscription(peer_id, subscription)
+            if len(subscription.topicid) <= TOPIC_CHARS_MAX:
+                self.handle_subscription(peer_id, subscription)
         if rpc.HasField("control"):
             await self.router.handle_rpc(rpc, peer_id)
 
@@ -177,16 +231,14 @@ class Gossip(Pubsub):
         await super()._handle_new_peer(peer_id)
         queue = self.peer_queues.get(peer_id)
         if queue is not None and self._queue_max is not None:
-            _widen(queue, self._queue_max)
+            wide = BoundedQueue(self._queue_max)
+            while (rpc := queue._queue.pop()) is not None:
+                wide.push(rpc)
+            queue._queue = wide
 
     async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
         rpc_msg.ClearField("senderRecord")
         return await super().write_msg(stream, rpc_msg)
-
-
-def _widen(queue: RpcQueue, messages_max: int) -> None:
-    """Upstream offers no argument for the length of a peer's queue."""
-    queue._queue.max_size = messages_max
 
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 import trio
+from cryptography.exceptions import InvalidTag
 from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn, ITransport
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
@@ -32,7 +33,7 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError, Multiselect
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
-from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
 from libp2p.transport.exceptions import MuxerUpgradeFailure
@@ -44,16 +45,16 @@ from swarm.errors import ConfigError
 
 LIBP2P_VERSION = "0.8.1"
 
-NOISE_RECORD_BYTES = 65_535  # of ciphertext; 16 of them authenticate
-NOISE_TAG_BYTES = 16
+NOISE_PLAIN_BYTES = 65_535 - 16  # in one record
 SOCKET_READ_BYTES = 262_144
-FRAME_BYTES_MAX = NOISE_RECORD_BYTES - NOISE_TAG_BYTES - yamux.HEADER_SIZE  # one record per frame
+FRAME_BYTES_MAX = 4 * NOISE_PLAIN_BYTES - yamux.HEADER_SIZE  # fills whole records
 OUTBOX_BYTES_MAX = 262_144  # frames of one connection that wait for the socket
 OUTBOX_CONTROL_MAX = 4_096  # control frames that wait; a peer that causes more is cut off
 WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
 WRITE_STALL_MAX_S = 60.0  # without progress on the socket the connection counts as dead
 PING_INTERVAL_S = 10.0
 PING_TIMEOUT_S = 30.0  # generous: a peer that trains on one core answers late
+BODY_TIMEOUT_S = 60.0  # for the rest of a frame whose header has come
 CLOSE_FLUSH_S = 0.5
 UPGRADE_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 256
@@ -108,42 +109,56 @@ class FastNoiseSession(SecureSession):
             conn=session.conn,
         )
         self._raw = raw
-        self._noise: Any = session.conn.noise_state  # type: ignore[attr-defined]
-        self._sealed = bytearray()
-        self._opened = bytearray()
+        protocol = session.conn.noise_state.noise_protocol  # type: ignore[attr-defined]
+        self._sealer: Any = protocol.cipher_state_encrypt
+        self._opener: Any = protocol.cipher_state_decrypt
+        self._sealed = b""  # the start of a record whose end has not come yet
+        self._opened: deque[memoryview] = deque()
+        self._opened_bytes = 0
 
     async def read(self, n: int | None = None) -> bytes:
-        want = n if n is not None else 1
-        while len(self._opened) < want:
-            self._sealed += await self._read_socket()
-            self._open_records()
-        taken = len(self._opened) if n is None else n
-        data = bytes(self._opened[:taken])
-        del self._opened[:taken]
-        return data
+        """Exactly `n` bytes, or what there is."""
+        while self._opened_bytes < (1 if n is None else n):
+            data = await self._raw.read(SOCKET_READ_BYTES)
+            if not data:
+                raise ConnectionClosedError("connection closed by peer", transport="tcp")
+            self._open_records(self._sealed + data if self._sealed else data)
+        return self._take(self._opened_bytes if n is None else n)
 
-    async def _read_socket(self) -> bytes:
-        data = await self._raw.read(SOCKET_READ_BYTES)
-        if not data:
-            raise ConnectionClosedError("connection closed by peer", transport="tcp")
-        return data
-
-    def _open_records(self) -> None:
+    def _open_records(self, data: bytes) -> None:
+        view = memoryview(data)
         at = 0
-        view = bytes(self._sealed)
         while len(view) - at >= 2:
             end = at + 2 + int.from_bytes(view[at : at + 2], "big")
             if end > len(view):
                 break
-            self._opened += self._noise.decrypt(view[at + 2 : end])
+            try:
+                record = self._opener.decrypt_with_ad(b"", view[at + 2 : end])
+            except InvalidTag:
+                raise ConnectionClosedError("forged Noise record", transport="tcp") from None
+            self._opened.append(memoryview(record))
+            self._opened_bytes += len(record)
             at = end
-        del self._sealed[:at]
+        self._sealed = data[at:]
+
+    def _take(self, count: int) -> bytes:
+        self._opened_bytes -= count
+        parts: list[memoryview] = []
+        while count:
+            record = self._opened[0]
+            parts.append(record[:count])
+            if len(record) > count:
+                self._opened[0] = record[count:]
+                break
+            count -= len(record)
+            self._opened.popleft()
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
 
     async def write(self, data: bytes) -> None:
-        step = NOISE_RECORD_BYTES - NOISE_TAG_BYTES
+        view = memoryview(data)
         parts: list[bytes] = []
-        for at in range(0, len(data), step):
-            sealed = self._noise.encrypt(data[at : at + step])
+        for at in range(0, len(view), NOISE_PLAIN_BYTES):
+            sealed = self._sealer.encrypt_with_ad(b"", view[at : at + NOISE_PLAIN_BYTES])
             parts.append(len(sealed).to_bytes(2, "big"))
             parts.append(sealed)
         await self._raw.write(b"".join(parts))
@@ -299,6 +314,30 @@ class EventStream(YamuxStream):
         if self._send_window <= 0:
             raise MuxedStreamError(f"receiver took nothing for {WINDOW_WAIT_MAX_S:.0f} s")
 
+    async def read(self, n: int | None = -1) -> bytes:
+        """Up to `n` bytes, or all there are; waits for the first.
+
+        Upstream takes the lock of all streams several times for each read.
+        """
+        await trio.lowlevel.checkpoint()
+        while not (buffer := self.conn.stream_buffers.get(self.stream_id)):
+            if self.reset_received:
+                raise MuxedStreamReset("stream was reset")
+            if buffer is None or self.recv_closed:
+                raise MuxedStreamEOF("stream is closed for receiving")
+            if self._closed:
+                raise MuxedStreamReset("stream is closed")
+            await self.conn.stream_events[self.stream_id].wait()
+            if self.stream_id in self.conn.stream_events:
+                self.conn.stream_events[self.stream_id] = trio.Event()
+        data = bytes(buffer if n is None or n < 0 or n >= len(buffer) else buffer[:n])
+        del buffer[: len(data)]
+        if self._closed and not buffer:
+            self.conn._finalize_stream_locked(self, fully_closed=True)
+        else:
+            await self._auto_tune_and_send_window_update(bytes_read=len(data))
+        return data
+
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         buffered = len(self.conn.stream_buffers.get(self.stream_id, b""))
         slack = self.target_recv_window - (self.recv_window + buffered)
@@ -343,6 +382,14 @@ class HardYamux(Yamux):
             await super()._write_frame(data)
         else:
             await self._outbox.put(data)
+
+    async def _read_data_body(self, length: int) -> bytes:
+        """Upstream copies each body twice more than the session does."""
+        with trio.fail_after(BODY_TIMEOUT_S):
+            data = await self.secured_conn.read(length)
+            while len(data) < length:
+                data += await self.secured_conn.read(length - len(data))
+        return data
 
     async def _write_frames(self, outbox: Outbox) -> None:
         try:

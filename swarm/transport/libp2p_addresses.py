@@ -1,0 +1,109 @@
+"""Multiaddrs: what may be dialled, what may be listened on, and what to tell others."""
+
+import socket
+from collections.abc import Iterable, Sequence
+
+import ifaddr
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import PeerId, public_key_of
+
+LISTEN_MAX = 16
+DIALLED = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
+    """Split `/…/p2p/<peer id>` into where to dial and whom to expect.
+
+    Raises:
+        ConfigError: the text is no such multiaddr.
+    """
+    where, _, peer = text.rpartition("/p2p/")
+    try:
+        public_key_of(peer)
+        return parse_tcp_address(where), PeerId(peer)
+    except RemoteProtocolError:
+        raise ConfigError(f"{text!r}: give an address that ends in /p2p/<peer id>") from None
+
+
+def parse_tcp_address(text: str) -> Multiaddr:
+    """A multiaddr of an IP address or DNS name and a TCP port.
+
+    Raises:
+        ConfigError: the text is something else.
+    """
+    try:
+        address = Multiaddr(text)
+        names = [protocol.name for protocol in address.protocols()]
+    except (MultiaddrError, ValueError):
+        names = []
+    if len(names) != 2 or names[0] not in DIALLED:
+        raise ConfigError(f"{text!r}: give a multiaddr like /ip4/203.0.113.7/tcp/4001")
+    if names[1] != "tcp":
+        raise ConfigError(f"{text!r}: only TCP is supported, for example /ip4/0.0.0.0/tcp/4001")
+    return address
+
+
+def parse_listen(listen: Sequence[str]) -> list[Multiaddr]:
+    if not 0 < len(listen) <= LISTEN_MAX:
+        raise ConfigError(f"listen: give 1 to {LISTEN_MAX} addresses like /ip4/0.0.0.0/tcp/0")
+    addresses = [parse_tcp_address(text) for text in listen]
+    for address in addresses:
+        if next(iter(address.protocols())).name not in ("ip4", "ip6"):
+            raise ConfigError(f"listen {address}: give an IP address, not a name")
+    return addresses
+
+
+def probe_port(address: Multiaddr) -> None:
+    """Upstream shares a port that another program of the same user listens on, without a word.
+
+    Raises:
+        ConfigError: the port is taken, or the address is not ours.
+    """
+    protocols = [protocol.name for protocol in address.protocols()]
+    family = socket.AF_INET6 if protocols[0] == "ip6" else socket.AF_INET
+    host = address.value_for_protocol(protocols[0])
+    port = int(address.value_for_protocol("tcp") or 0)
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {address}: {error.strerror}: choose another address or port"
+            ) from None
+
+
+def _expand(address: Multiaddr) -> list[str]:
+    """The address, or one for each interface where it means all of them."""
+    text = str(address)
+    for any_host, is_ip6 in (("/ip4/0.0.0.0/", False), ("/ip6/::/", True)):
+        if text.startswith(any_host):
+            port = text.removeprefix(any_host)
+            hosts = _interface_hosts(is_ip6)
+            return [f"/{'ip6' if is_ip6 else 'ip4'}/{host}/{port}" for host in hosts]
+    return [text]
+
+
+def _interface_hosts(is_ip6: bool) -> list[str]:
+    """IP addresses of this machine; link-local ones need a zone and are left out."""
+    found: list[str] = []
+    for adapter in ifaddr.get_adapters():
+        for ip in adapter.ips:
+            host = ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip
+            if ip.is_IPv6 == is_ip6 and not host.startswith("fe80"):
+                found.append(host)
+    return found
+
+
+def _is_loopback(text: str) -> bool:
+    return text.startswith(("/ip4/127.", "/ip6/::1/"))
+
+
+def usable(bound: Iterable[Multiaddr], announced: Sequence[str], peer: PeerId) -> tuple[str, ...]:
+    """Every address under which others may dial: announced first, loopback last."""
+    texts = [*announced, *(text for address in bound for text in _expand(address))]
+    ordered = sorted(dict.fromkeys(texts), key=_is_loopback)
+    return tuple(f"{text}/p2p/{peer}" for text in ordered)
