@@ -428,16 +428,17 @@ def _open(path: Path | str) -> sqlite3.Connection:
 def _prepare(db: sqlite3.Connection, path: Path | str) -> None:
     db.execute("PRAGMA busy_timeout = 0")
     db.execute("PRAGMA locking_mode = EXCLUSIVE")  # the sums in memory bear only one writer
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    is_new = version == 0 and tables == 0
+    if not is_new and not 0 < version <= SCHEMA_VERSION:
+        found = "no pool" if version == 0 else f"a pool of version {version}"
+        raise ConfigError(f"pool {path} is {found}: name another file or a newer program")
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = NORMAL")
     db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if version == 0 and tables == 0:
+    if is_new:
         db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}COMMIT;")
-    elif version == 0 or version > SCHEMA_VERSION:
-        found = "no pool" if version == 0 else f"a pool of version {version}"
-        raise ConfigError(f"pool {path} is {found}: name another file or a newer program")
     elif db.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
         raise _DamagedFileError
 

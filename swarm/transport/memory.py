@@ -216,6 +216,8 @@ class MemoryNetwork:
                 try:
                     response = await self._serve(exchange)
                 except RequestRefused as refusal:
+                    if exchange.abandoned:
+                        return
                     await self._carry(server, client, REFUSAL_BYTES)
                     self._observe("refusal", server, client, exchange.protocol, b"")
                     exchange.settle(RequestRefused(str(refusal)))
@@ -235,25 +237,28 @@ class MemoryNetwork:
         if service is None:
             raise RequestRefused(f"{server.peer_id} does not serve {exchange.protocol}")
         with service.place(client):
-            return await self._serve_in_time(exchange, service, flight)
+            exchange.held = True
+            try:
+                return await self._serve_in_time(exchange, service, flight)
+            finally:
+                exchange.held = False
 
     async def _serve_in_time(
         self, exchange: "_Exchange", service: "_Service", flight: Flight
     ) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         service.check_request(exchange.payload)
-        delivered: bytes | None = None
-        with trio.move_on_after(service.limits.timeout_s):
+        response = b""
+        with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
             self._observe("request", client, server, exchange.protocol, exchange.payload)
             response = await service.handle(client, exchange.payload)
             # the client stops to read where its own limit is
             await self._carry(server, client, min(len(response), exchange.response_bytes_max + 1))
-            delivered = response
-        if delivered is None:
+        if patience.cancelled_caught:
             service.count_refused()
             raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
-        return delivered
+        return response
 
     def _flood(
         self, host: "MemoryTransport", message: "_Message", received_from: PeerId | None
@@ -399,8 +404,11 @@ class MemoryTransport:
         self._counters.bytes_out[protocol] += len(payload)
         self._counters.messages_out[protocol] += 1
         self._network._nursery.start_soon(self._network._run_exchange, exchange)
-        with trio.move_on_after(timeout_s):
-            await exchange.done.wait()
+        try:
+            with trio.move_on_after(timeout_s):
+                await exchange.done.wait()
+        finally:
+            exchange.abandon()
         result = exchange.result
         if result is None:
             raise RequestTimeout(f"no answer from {peer} within {timeout_s} s")
@@ -490,6 +498,8 @@ class _Exchange:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     done: trio.Event = field(default_factory=trio.Event)
     result: bytes | SwarmError | None = None
+    held: bool = False  # it has a place at the server, and with it a time limit there
+    abandoned: bool = False  # nobody waits for the result any more
 
     @property
     def server(self) -> MemoryTransport:
@@ -499,6 +509,11 @@ class _Exchange:
         if self.result is None:
             self.result = result
             self.done.set()
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        if not self.held:
+            self.scope.cancel()
 
 
 @dataclass(eq=False, slots=True)

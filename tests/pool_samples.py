@@ -1,0 +1,29 @@
+"""Groups as they come to a pool: signed, verified, small."""
+
+from dataclasses import replace
+
+from swarm import codec
+from swarm.identity import Identity
+from swarm.rollouts import Task, VerifiedGroup
+from tests.wire_samples import sample_group
+
+CREATED_AT_S = 1_000
+EXPIRES_AT_S = 2_000
+PRODUCERS = tuple(Identity(bytes([i]) * 32) for i in range(1, 6))
+
+
+def make_group(
+    producer: int, index: int, *, variant: int = 0, expires_at_s: int = EXPIRES_AT_S
+) -> tuple[bytes, VerifiedGroup]:
+    """The group of one producer's task; another variant is another group for the same task."""
+    identity = PRODUCERS[producer]
+    group = replace(
+        sample_group(),
+        producer=identity.peer_id,
+        round=variant,
+        task=Task("sums", "1", "{}", 7, index),
+        created_at_s=CREATED_AT_S,
+        expires_at_s=expires_at_s,
+    )
+    group_id, record = codec.sign_group(group, identity)
+    return record, VerifiedGroup(group_id, group, f"prompt {index}", (0.25, 1.0))

@@ -1,0 +1,146 @@
+"""The pool against a model that keeps the same rules with lists."""
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from swarm.errors import LocalProtocolError
+from swarm.pool import AddResult, Pool, PoolLimits
+from swarm.rollouts import GroupId
+from tests.pool_samples import CREATED_AT_S, PRODUCERS, make_group
+
+OWN = 0
+LIMITS = PoolLimits(groups_max=6, groups_per_producer_max=3, tombstones_max=1000)
+
+SAMPLES = {
+    (producer, index, variant): make_group(
+        producer, index, variant=variant, expires_at_s=CREATED_AT_S + 50 + 13 * index
+    )
+    for producer in range(len(PRODUCERS))
+    for index in range(6)
+    for variant in range(2)
+}
+
+
+@dataclass
+class Row:
+    """One group in the model."""
+
+    producer: int
+    index: int
+    expires_at_s: int
+    trained: bool = False
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Rows are in order of arrival; `tasks` and `trained` remember for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = Pool(":memory:", LIMITS)
+        self.now_s = float(CREATED_AT_S)
+        self.rows: dict[GroupId, Row] = {}
+        self.tasks: dict[tuple[int, int], GroupId] = {}
+        self.trained: dict[GroupId, int] = {}
+
+    def teardown(self) -> None:
+        self.pool.close()
+
+    @rule(key=st.sampled_from(sorted(SAMPLES)))
+    def add(self, key: tuple[int, int, int]) -> None:
+        record, verified = SAMPLES[key]
+        expected = self.expected_add(key, verified.group_id)
+        own = key[0] == OWN
+        assert self.pool.add(record, verified, own=own, now_s=self.now_s) is expected
+
+    def expected_add(self, key: tuple[int, int, int], group_id: GroupId) -> AddResult:
+        producer, index, _ = key
+        self.drop_expired()
+        if group_id in self.tasks.values():
+            return AddResult.KNOWN
+        if (producer, index) in self.tasks:
+            return AddResult.DUPLICATE_TASK
+        mine = [each for each, row in self.rows.items() if row.producer == producer]
+        if len(mine) >= LIMITS.groups_per_producer_max:
+            gone = [each for each in mine if self.rows[each].trained]
+            if not gone and producer != OWN:
+                return AddResult.QUOTA
+            del self.rows[(gone or mine)[0]]
+        if len(self.rows) >= LIMITS.groups_max:
+            del self.rows[self.first_to_go()]
+        expires_at_s = SAMPLES[key][1].group.expires_at_s
+        self.rows[group_id] = Row(producer, index, expires_at_s)
+        self.tasks[producer, index] = group_id
+        return AddResult.ADDED
+
+    def first_to_go(self) -> GroupId:
+        for group_id, row in self.rows.items():
+            if row.trained:
+                return group_id
+        foreign = [row.producer for row in self.rows.values() if row.producer != OWN]
+        # max takes the first of equals: the producer whose oldest group is the oldest
+        largest = max(foreign, key=foreign.count) if foreign else OWN
+        return next(each for each, row in self.rows.items() if row.producer == largest)
+
+    def drop_expired(self) -> int:
+        gone = [each for each, row in self.rows.items() if row.expires_at_s <= self.now_s]
+        for each in gone:
+            del self.rows[each]
+        return len(gone)
+
+    @precondition(lambda self: self.tasks)
+    @rule(data=st.data(), round_number=st.integers(0, 3))
+    def mark(self, data: st.DataObject, round_number: int) -> None:
+        choice = st.lists(st.sampled_from(sorted(self.tasks.values())), max_size=3, unique=True)
+        ids = data.draw(choice)
+        if any(self.trained.get(each, round_number) != round_number for each in ids):
+            try:
+                self.pool.mark_trained(ids, round_number)
+            except LocalProtocolError:
+                return
+            raise AssertionError("a group was marked for two rounds")
+        self.pool.mark_trained(ids, round_number)
+        for each in ids:
+            self.trained[each] = round_number
+            if each in self.rows:
+                self.rows[each].trained = True
+
+    @rule(seconds=st.integers(0, 30))
+    def wait(self, seconds: int) -> None:
+        self.now_s += seconds
+
+    @rule()
+    def expire(self) -> None:
+        assert self.pool.expire(self.now_s) == self.drop_expired()
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        statistics = self.pool.statistics()
+        assert statistics.groups <= LIMITS.groups_max
+        shares = statistics.by_producer.values()
+        assert all(0 < share <= LIMITS.groups_per_producer_max for share in shares)
+        assert statistics.groups == sum(shares) == statistics.own + statistics.foreign
+
+    @invariant()
+    def the_pool_holds_what_the_model_holds(self) -> None:
+        all_ids = [verified.group_id for _, verified in SAMPLES.values()]
+        assert {each for each in all_ids if self.pool.has(each)} == set(self.rows)
+        assert self.pool.ids_seen(all_ids) == set(self.tasks.values())
+        for own in (False, True):
+            expected = sorted(
+                each
+                for each, row in self.rows.items()
+                if (row.producer == OWN) is own
+                and not row.trained
+                and row.expires_at_s > self.now_s
+            )
+            found = self.pool.eligible(own=own, now_s=self.now_s)
+            assert [each.group_id for each in found] == expected
+
+
+PoolMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, database=None
+)
+TestPoolMachine = PoolMachine.TestCase
