@@ -252,6 +252,7 @@ class NodeConfig(_Frozen):
 
     # files and keys
     data_dir: Path = Path("swarm-data")
+    cache_dir: Path | None = None  # of made policies; None: swarm-node in the user's cache
     key_file: Path | None = None  # None: identity.pem in the data directory
     passphrase_env: Annotated[str, Field(min_length=1)] = PASSPHRASE_VARIABLE  # where to look
 

@@ -71,7 +71,7 @@ def test_the_passphrase_is_no_setting() -> None:
 def test_settings_are_frozen() -> None:
     config = load_config({}, {})
     with pytest.raises(ValidationError):
-        config.seed = 3  # type: ignore[misc]
+        config.seed = 3
 
 
 # --- runs ------------------------------------------------------------------------------------
