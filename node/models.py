@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from node.config import NodeConfig, RunConfig
-from node.training.spec import TinyRecipe, recipe_key
+from node.training.tiny import TinyRecipe, recipe_key
 from swarm.errors import ChildFailed
 
 TINY = "tiny"
@@ -26,18 +26,12 @@ DONE_FILE = "config.json"  # part of every complete model directory
 STEP_LINES_MAX = 20
 
 
-def cache_directory() -> Path:
-    """`SWARM_NODE_CACHE`, else `swarm-node` in the user's cache directory."""
-    chosen = os.environ.get("SWARM_NODE_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "swarm-node"
-
-
-def tiny_directory(run: RunConfig) -> Path:
+def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
     """Where the warmed tiny policy of a run is, or will be."""
     key = recipe_key(TinyRecipe(), run.model_dump_json(include={"environments", "reward"}))
-    return cache_directory() / "policies" / f"{TINY}-{run.name}-{key[:16]}"
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = cache_dir or user_cache / "swarm-node"
+    return cache.absolute() / "policies" / f"{TINY}-{run.name}-{key[:16]}"
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
@@ -48,33 +42,34 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
     """
     if config.model != TINY:
         return config.model
-    directory = tiny_directory(config.run)
+    directory = tiny_directory(config.run, config.cache_dir)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # nodes that start together make it once
         if not (directory / DONE_FILE).exists():
             say("making and warming the tiny policy on this run's tasks (once, then cached)")
-            _make_in_child(config.run)
+            _make_in_child(config.run, directory)
     return str(directory)
 
 
-def _make_in_child(run: RunConfig) -> None:
+def _make_in_child(run: RunConfig, directory: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "node.models"], input=run.model_dump_json().encode(), check=False
+        [sys.executable, "-m", "node.models", str(directory)],
+        input=run.model_dump_json().encode(),
+        check=False,
     )
     if finished.returncode != 0:
         raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
 
 
-def _make_here(run: RunConfig) -> None:
+def _make_here(run: RunConfig, directory: Path) -> None:
     """The child: draw the tasks, warm the model, give it its name when it is whole."""
     from node.training.tiny import make_tiny
 
-    final = tiny_directory(run)
-    partial = final.with_suffix(".partial")
+    partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     make_tiny(_pairs(run), partial, _Progress(), TinyRecipe())
-    partial.rename(final)
+    partial.rename(directory)
 
 
 def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
@@ -106,4 +101,4 @@ class _Progress:
 
 
 if __name__ == "__main__":
-    _make_here(RunConfig.model_validate_json(sys.stdin.read()))
+    _make_here(RunConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))
