@@ -12,6 +12,7 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.monitor.records import StatusSnapshot
 from node.node import Node, Record
 from node.node import World as NodeWorld
 from node.sapo import Progress
@@ -42,6 +43,7 @@ class SimulatedNode:
     pool: Pool
     records: list[Record] = field(default_factory=list)
     leaving: trio.Event = field(default_factory=trio.Event)
+    shown: StatusSnapshot | None = None  # for the caller, e.g. the state at the end of a run
 
 
 def build(
