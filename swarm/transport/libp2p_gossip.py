@@ -28,7 +28,7 @@ from libp2p.pubsub.rpc_queue import PriorityQueue
 from libp2p.pubsub.validators import signature_validator
 
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p_workarounds import HardHost, Workarounds
+from swarm.transport.libp2p_workarounds import HardHost, HardYamux, Workarounds
 
 MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
@@ -189,7 +189,24 @@ class Gossip(Pubsub):
         except (BaseLibp2pError, DecodeError, ValueError) as error:
             log.debug("gossip stream of %s ended: %s", peer_id, error)
             await stream.reset()
-            self._handle_dead_peer(peer_id)
+            if _alive(stream):  # else the peer may have said its topics on another connection
+                self._handle_dead_peer(peer_id)
+
+    async def handle_dead_peer_queue(self) -> None:
+        """Where a peer has another connection left, move our stream there at once.
+
+        Upstream waits until a message is lost on the dead stream, and then forgets the topics
+        of a peer that has no reason to say them again.
+        """
+        self.event_handle_dead_peer_queue_started.set()
+        async with self.dead_peer_receive_channel:
+            async for peer_id in self.dead_peer_receive_channel:
+                if not self._peer_is_connected(peer_id):
+                    self._handle_dead_peer(peer_id)
+                elif peer_id in self.peers and not _alive(self.peers[peer_id]):
+                    del self.peers[peer_id]
+                    self.peer_queues.pop(peer_id).close()
+                    self._schedule_peer_stream_retry(peer_id)
 
     async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
         buffer = bytearray()
@@ -239,6 +256,12 @@ class Gossip(Pubsub):
     async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
         rpc_msg.ClearField("senderRecord")
         return await super().write_msg(stream, rpc_msg)
+
+
+def _alive(stream: INetStream) -> bool:
+    """Whether the connection under a stream is."""
+    assert isinstance(stream.muxed_conn, HardYamux)
+    return stream.muxed_conn.alive
 
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:

@@ -19,7 +19,6 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
-from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
@@ -63,6 +62,7 @@ from swarm.transport.libp2p_workarounds import (
     HardHost,
     HardSwarm,
     HardYamux,
+    Stream,
     Workarounds,
     require_version,
 )
@@ -120,7 +120,7 @@ class Libp2pTransport:
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._network = HardSwarm(keys, self._id, workarounds)
-        self._host = HardHost(self._network, [])
+        self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
         self._gossip = Gossip(self._host, self._router, self._deliver, workarounds)
@@ -197,7 +197,7 @@ class Libp2pTransport:
         handlers raise propagates.
         """
         assert isinstance(stream, NetStream)
-        assert isinstance(stream.muxed_stream, YamuxStream)
+        assert isinstance(stream.muxed_stream, Stream)
         inbound = InboundStream(stream.muxed_stream)
         peer = PeerId(str(stream.muxed_conn.peer_id))
         handlers = self._host.multiselect.handlers

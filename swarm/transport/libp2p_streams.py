@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import trio
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.stream_muxer.yamux.yamux import YamuxStream
 from libp2p.utils import encode_delim
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
+from swarm.transport.libp2p_workarounds import Stream
 
 ANSWERED, REFUSED = 0, 1
 LENGTH = struct.Struct("!I")
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class Reader:
     """Exact reads from a stream, which it may read ahead of."""
 
-    def __init__(self, stream: YamuxStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._rest = b""
 
@@ -87,7 +87,7 @@ class InboundStream:
     leaves together with the response, unless the peer waits for it.
     """
 
-    def __init__(self, stream: YamuxStream) -> None:
+    def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._reader = Reader(stream)
         self._reply = b""
@@ -157,7 +157,7 @@ class InboundStream:
         await finish(self._stream)
 
 
-async def finish(stream: YamuxStream) -> None:
+async def finish(stream: Stream) -> None:
     """After our end is closed: wait for the peer's, and forget the stream either way."""
     if stream.recv_closed:
         return
@@ -171,13 +171,13 @@ async def finish(stream: YamuxStream) -> None:
         await reset(stream)
 
 
-async def reset(stream: YamuxStream) -> None:
+async def reset(stream: Stream) -> None:
     """Give a stream up; the connection goes on."""
     with trio.move_on_after(RESET_TIMEOUT_S):
         await stream.reset()
 
 
-async def _write(stream: YamuxStream, head: bytes, payload: bytes) -> None:
+async def _write(stream: Stream, head: bytes, payload: bytes) -> None:
     if len(payload) <= INLINE_BYTES_MAX:
         await stream.write(head + payload)
     else:
@@ -192,7 +192,7 @@ async def _write(stream: YamuxStream, head: bytes, payload: bytes) -> None:
 class Sending:
     """The sending half of one request."""
 
-    stream: YamuxStream
+    stream: Stream
     protocol: str
     payload: bytes
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -214,7 +214,7 @@ class Sending:
                 log.debug("request on %s not sent: %r", self.protocol, error)
 
 
-async def receive(stream: YamuxStream, protocol: str, response_bytes_max: int) -> bytes:
+async def receive(stream: Stream, protocol: str, response_bytes_max: int) -> bytes:
     """Read one answer.
 
     Raises:

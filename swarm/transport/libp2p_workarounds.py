@@ -7,7 +7,7 @@ host refuses to start on any other version of libp2p.
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -353,6 +353,7 @@ def _new_stream(stream_id: int, conn: Yamux, is_initiator: bool) -> YamuxStream:
     return kind(stream_id, conn, is_initiator)
 
 
+Stream = YamuxStream  # what others call it: the module's own name now makes streams
 yamux.YamuxStream = _new_stream  # type: ignore[assignment, misc]
 
 
@@ -575,10 +576,10 @@ class HardHost(BasicHost):
     whole program, and stores as many pushed addresses as a peer likes.
     """
 
-    def __init__(self, network: HardSwarm, announce: Sequence[Multiaddr]) -> None:
+    def __init__(self, network: HardSwarm, addresses: Callable[[], Sequence[str]]) -> None:
         super().__init__(
             network,
-            announce_addrs=announce or None,
+            addrs_factory=lambda _: [Multiaddr(text) for text in addresses()],
             disable_identify_address_discovery=True,
         )
         self.remove_stream_handler(TProtocol("/ipfs/id/push/1.0.0"))
