@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 PARAMETERS_MAX = 50_000_000
 COMMON_TOKENS_MIN = 16  # a shorter common beginning is not worth a pass of its own
+SAVED_TOKENS_MIN = 256  # nor is one that saves fewer tokens than this in all
 _MODEL_TYPES = ("qwen3", "qwen2", "llama")
 _HIDDEN = float("-inf")
 
@@ -77,6 +78,24 @@ def common_length(rows: Sequence[Sequence[int]]) -> int:
         if left != right:
             return index
     return min(len(first), len(last))
+
+
+def alike(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Indices of prompts by common beginning: a set for each that is worth a pass of its own, and
+    one for all the others. Each set is ordered by length."""
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
+        kinds.setdefault(tuple(prompts[index][:COMMON_TOKENS_MIN]), []).append(index)
+    sets, others = [], []
+    for _, members in sorted(kinds.items()):
+        shared = common_length([prompts[index] for index in members])
+        if shared * (len(members) - 1) >= SAVED_TOKENS_MIN:
+            sets.append(members)
+        else:
+            others += members
+    if others:
+        sets.append(sorted(others, key=lambda index: len(prompts[index])))
+    return sets
 
 
 class LeanModel:
@@ -269,16 +288,14 @@ def mixed_segments(
 ) -> tuple[list[Segment], torch.Tensor]:
     """As `prompt_segments`, for prompts of several kinds: those that begin alike are run together
     and their keys and values laid side by side. Without gradients."""
-    kinds: dict[tuple[int, ...], list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        kinds.setdefault(tuple(prompt[:COMMON_TOKENS_MIN]), []).append(index)
+    kinds = alike(prompts)
     if len(kinds) == 1:
         return prompt_segments(model, prompts, fill)
     width = max(len(prompt) for prompt in prompts)
     room = (len(prompts), model.key_value_heads, width, model.head_size)
     layers = [(torch.zeros(room), torch.zeros(room)) for _ in range(model.layers)]
     last: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
-    for members in kinds.values():
+    for members in kinds:
         segments, hidden = prompt_segments(model, [prompts[i] for i in members], fill)
         for place, index in enumerate(members):
             last[index] = hidden[place]

@@ -37,7 +37,8 @@ class _Channel:
     """
 
     def __init__(self, process: trio.Process) -> None:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self.process = process
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()

@@ -11,19 +11,19 @@ TINY_VERSION = 1  # goes into the cache key: raise it when `tiny` makes somethin
 class TinyRecipe:
     """Everything but the pairs that decides the tiny model's weights."""
 
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 4
+    hidden: int = 192
+    layers: int = 2
+    heads: int = 6
     key_value_heads: int = 2
     head_size: int = 32
-    intermediate: int = 384
+    intermediate: int = 704
     context_tokens: int = 1024
     seed: int = 0
     batch: int = 32
     learning_rate: float = 3e-3
     ramp_steps: int = 30
-    steps: int = 400
-    target: float = 0.45  # stop early once this share of fresh answers would be sampled right
+    steps: int = 600
+    target: float = 0.35  # stop early once this share of fresh answers would be sampled right
     prompt_loss: float = 0.1  # weight of prompt tokens against answer tokens
 
 

@@ -19,7 +19,7 @@ class TrainerSpec:
     """
 
     model: str
-    learning_rate: float = 5e-4  # for the tiny preset; 1e-6 to 1e-5 suits models from the hub
+    learning_rate: float = 2e-4  # for the tiny preset; 1e-6 to 1e-5 suits models from the hub
     updates_per_batch: int = 1
     aggregation: Aggregation = "token_mean"
     clip_low: float = 0.2

@@ -157,12 +157,10 @@ def _loss(
     prompt_loss: float,
 ) -> tuple[torch.Tensor, float]:
     """The weighted loss of a batch, and the mean probability of sampling a whole answer."""
-    kinds: dict[tuple[int, ...], list[tuple[list[int], list[int]]]] = {}
-    for pair in batch:
-        kinds.setdefault(tuple(pair[0][: lean.COMMON_TOKENS_MIN]), []).append(pair)
     network = lean.LeanModel(model)
     loss, sampled_right = torch.zeros(()), 0.0
-    for pairs in kinds.values():
+    for members in lean.alike([prompt for prompt, _ in batch]):
+        pairs = [batch[index] for index in members]
         part, right = _kind_loss(network, pairs, tokenizer.pad_token_id, prompt_loss)
         loss = loss + part / len(batch)
         sampled_right += right / len(batch)

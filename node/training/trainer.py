@@ -78,7 +78,8 @@ class GroupTrainer:
             strict=True,
         ):
             row.weight = weight
-        batches = list(pack(units, self.micro_batch_tokens, alike=self._lean_fits))
+        kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
+        batches = list(pack(units, self.micro_batch_tokens, kinds))
         try:
             first, grad_norm, clipped, seen = self._updates(batches)
         except BaseException:
@@ -270,23 +271,24 @@ class GroupTrainer:
         return ids.to(self.policy.device), mask.to(self.policy.device)
 
 
-def pack(units: Sequence[_Unit], tokens_max: int, *, alike: bool) -> Iterator[list[_Unit]]:
+def pack(
+    units: Sequence[_Unit], tokens_max: int, kinds: Sequence[Sequence[int]] | None = None
+) -> Iterator[list[_Unit]]:
     """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
 
     Units are ordered by prompt length, so that little is padded; a unit too large for one
-    micro-batch is split by rows. With `alike`, only prompts with a common beginning meet.
+    micro-batch is split by rows. With `kinds`, sets of indices, only units of one set meet.
     """
-    start = lean.COMMON_TOKENS_MIN if alike else 0
-    batch: list[_Unit] = []
-    for unit in sorted(units, key=lambda unit: (unit.prompt[:start], len(unit.prompt))):
-        for piece in _pieces(unit, tokens_max):
-            other = bool(batch) and batch[0].prompt[:start] != piece.prompt[:start]
-            if batch and (other or padded_tokens([*batch, piece]) > tokens_max):
-                yield batch
-                batch = []
-            batch.append(piece)
-    if batch:
-        yield batch
+    for kind in kinds if kinds is not None else [range(len(units))]:
+        batch: list[_Unit] = []
+        for unit in sorted((units[index] for index in kind), key=lambda unit: len(unit.prompt)):
+            for piece in _pieces(unit, tokens_max):
+                if batch and padded_tokens([*batch, piece]) > tokens_max:
+                    yield batch
+                    batch = []
+                batch.append(piece)
+        if batch:
+            yield batch
 
 
 def padded_tokens(units: Sequence[_Unit]) -> int:
