@@ -271,9 +271,9 @@ class Screen:
 
 def nodes_table(children: Sequence[Child], elapsed_s: float, seconds: float) -> RenderableType:
     """One row for each node."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("node", no_wrap=True)
-    table.add_column("doing", no_wrap=True, min_width=11)
+    table.add_column("doing", no_wrap=True, min_width=10)
     for name in ("peers", "round", "reward", "held-out %", "shared", "got", "used", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for child in children:
@@ -292,7 +292,7 @@ def row(child: Child) -> tuple[str, ...]:
     rounds = [record for _, record in child.life.rounds]
     return (
         f"{child.place} {short_id(now.peer_id)}",
-        printable(now.phase, 11) if child.running else "left",
+        printable(now.phase, 10) if child.running else "left",
         str(len(now.peers)),
         str(now.round),
         "–" if now.own_reward is None else f"{now.own_reward:.2f}",
@@ -328,7 +328,8 @@ async def start_all(settings: Settings, console: Console, children: list[Child])
     console.print(f"Starting {settings.nodes} nodes; what they print is in {settings.out}/node-*/")
     children.append(start_node(settings, 0, ()))
     address = await first_address(children[0])
-    console.print(Text(f"Node 0 listens; another one would join it with\n  --peer {address}"))
+    console.print("Node 0 listens; any other node could join it with")
+    console.print(f"  --peer {address}", soft_wrap=True, highlight=False)  # whole, to be copied
     for place in range(1, settings.nodes):
         children.append(start_node(settings, place, (address,)))
 
@@ -352,10 +353,15 @@ async def watch(settings: Settings, console: Console, children: Sequence[Child])
 def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
     """What came of it: a row for each node and their mean."""
     table = Table(
-        title="Held-out tasks passed", title_justify="left", box=None, padding=(0, 2, 0, 0)
+        title="Held-out tasks passed, in percent; rise in points",
+        caption="own, others': groups trained on in a round, mean",
+        title_justify="left",
+        caption_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     table.add_column("node", no_wrap=True)
-    for name in ("start", "end", "rise", "rounds", "tokens", "own groups", "others' groups"):
+    for name in ("start", "end", "rise", "rounds", "tokens", "own", "others'"):
         table.add_column(name, justify="right", no_wrap=True)
     for child, node in zip(children, summary.nodes, strict=True):
         table.add_row(
@@ -365,8 +371,8 @@ def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
             points(node.rise_points),
             str(node.rounds),
             amount(node.generated_tokens),
-            f"{node.local_groups_mean:.1f} a round",
-            f"{node.external_groups_mean:.1f} a round",
+            f"{node.local_groups_mean:.1f}",
+            f"{node.external_groups_mean:.1f}",
         )
     mean = Text(points(summary.rise_points_mean), style="bold")
     table.add_row("mean", "", "", mean, *("",) * 4, style="bold")
@@ -375,7 +381,7 @@ def summary_table(children: Sequence[Child], summary: ReportSummary) -> Table:
 
 def points(rise: float | None) -> str:
     """A rise in percentage points."""
-    return "–" if rise is None else f"{rise:+.1f} points"
+    return "–" if rise is None else f"{rise:+.1f}"
 
 
 def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
