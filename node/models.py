@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from node.config import NodeConfig, RunConfig
-from node.training.tiny import TinyRecipe, recipe_key
+from node.training.recipe import TinyRecipe, recipe_key
 from swarm.errors import ChildFailed
 
 TINY = "tiny"
@@ -28,7 +28,7 @@ STEP_LINES_MAX = 20
 
 def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
     """Where the warmed tiny policy of a run is, or will be."""
-    key = recipe_key(TinyRecipe(), run.model_dump_json(include={"environments", "reward"}))
+    key = recipe_key(TinyRecipe(), run.run_id)  # which also decides what is held out
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = cache_dir or user_cache / "swarm-node"
     return cache.absolute() / "policies" / f"{TINY}-{run.name}-{key[:16]}"
@@ -73,13 +73,16 @@ def _make_here(run: RunConfig, directory: Path) -> None:
 
 
 def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
-    from node.tasks.registry import environment
-    from node.tasks.stream import assigned_task
+    """Problems of a stream of their own, none of them held out."""
+    from node.tasks.scoring import pose
+    from node.tasks.stream import assigned_task, held_out_tasks
 
+    chars_max = run.limits.prompt_chars_max
+    held_out = {pose(task, chars_max).prompt for task in held_out_tasks(run)}
     for index in count():
-        task = assigned_task(run, WARM_UP_PRODUCER, index)
-        problem = environment(task.environment).problem(task)
-        yield problem.prompt, problem.answer
+        problem = pose(assigned_task(run, WARM_UP_PRODUCER, index), chars_max)
+        if problem.prompt not in held_out:
+            yield problem.prompt, problem.answer
 
 
 class _Progress:

@@ -15,6 +15,7 @@ from node.config import NodeConfig
 from node.engines.base import RolloutEngine
 from node.monitor.records import HeldOut, PeerStatus, RoundDone, StatusSnapshot
 from node.sapo import Progress, Sapo
+from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
 from swarm.discovery import AddressBook, Discovery
@@ -71,12 +72,13 @@ class Node:
         self.progress = Progress()
         self.last_round: RoundDone | None = None
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
+        self._guard = HeldOutGuard(config.run, verifier)
         self.exchange = Exchange(
             self._exchange_rules(),
             identity,
             transport,
             pool,
-            verifier.verify,
+            self._guard.verify,
             now_s=world.now_s,
             rng=Random(world.rng.random()),
             run_sync=world.run_sync,
@@ -158,6 +160,7 @@ class Node:
             engine,
             trainer,
             self._verifier,
+            self._guard,
             self.exchange,
             progress,
             tokenizer=info.tokenizer,

@@ -29,7 +29,7 @@ from node.config import NodeConfig
 from node.engines.base import RolloutEngine
 from node.evaluation import evaluate, score
 from node.monitor.records import HeldOut, RoundDone
-from node.tasks.stream import assigned_task
+from node.tasks.held_out import Assignment, HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
@@ -82,6 +82,7 @@ class Sapo:
         engine: RolloutEngine,
         trainer: Trainer,
         verifier: Verifier,
+        guard: HeldOutGuard,
         exchange: Exchange,
         progress: Progress,
         *,
@@ -96,6 +97,7 @@ class Sapo:
         self._engine = engine
         self._trainer = trainer
         self._verifier = verifier
+        self._guard = guard
         self._exchange = exchange
         self._tokenizer = tokenizer
         self._now_s = now_s
@@ -147,29 +149,25 @@ class Sapo:
         index = self.progress.next_index
         groups: list[OwnGroup] = []
         for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
-            tasks = [
-                assigned_task(self._config.run, self._peer_id, index + offset)
-                for offset in range(wanted)
-            ]
-            index += wanted
-            groups += await self._attempt(tasks, self._seed("generate", number, attempt), clock)
+            if wanted == 0:
+                break
+            assigned, index = await self._guard.assignments(self._peer_id, index, wanted)
+            groups += await self._attempt(assigned, self._seed("generate", number, attempt), clock)
             if sum(informative(group.rewards) for group in groups) >= wanted:
                 break
         return groups, index
 
     async def _attempt(
-        self, tasks: Sequence[Task], seed: int, clock: "_Stopwatch"
+        self, assigned: Sequence[Assignment], seed: int, clock: "_Stopwatch"
     ) -> list[OwnGroup]:
-        if not tasks:
-            return []
         self._on_phase("generating")
-        problems = await self._verifier.problems(tasks)
-        prompts = [problem.prompt for problem in problems]
+        prompts = [assignment.prompt for assignment in assigned]
         completions = await self._engine.generate(
             prompts, self._config.group_size, self._sampling, seed
         )
         clock.lap("generate")
         self._on_phase("scoring")
+        tasks = [assignment.task for assignment in assigned]
         rewards = await score(self._verifier, tasks, completions)
         clock.lap("score")
         return [

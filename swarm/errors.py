@@ -28,6 +28,7 @@ class Reject(StrEnum):
     EXPIRED = "expired"  # past its expiry, or with a life longer than the run allows
     FUTURE = "future"  # created later than our clock plus the allowed skew
     UNASSIGNED_TASK = "unassigned_task"  # not the task that this producer has at this index
+    HELD_OUT = "held_out"  # a problem of the evaluation set, which nobody may train on
     DUPLICATE_TASK = "duplicate_task"  # a second group for a task that its producer already did
     NOT_REQUESTED = "not_requested"  # an answer holds a record that was not asked for
     UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it

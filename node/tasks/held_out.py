@@ -1,0 +1,82 @@
+"""Keeps the held-out problems out of training: what is evaluated on is never trained on.
+
+The held-out tasks have seeds of their own, but a small problem space repeats itself: the same
+prompt can come up under another seed. So a node skips tasks of its stream whose prompt is held
+out, and refuses foreign groups for such prompts, which no honest node makes.
+"""
+
+from dataclasses import dataclass
+
+import trio
+
+from node.config import RunConfig
+from node.tasks.stream import assigned_task, held_out_tasks
+from node.tasks.verifier import Verifier
+from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.rollouts import RolloutGroup, Task
+
+SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A task of the node's own stream and its prompt."""
+
+    task: Task
+    prompt: str
+
+
+class HeldOutGuard:
+    """Knows the run's held-out prompts, from their first use on."""
+
+    def __init__(self, run: RunConfig, verifier: Verifier) -> None:
+        self._run = run
+        self._verifier = verifier
+        self._prompts: frozenset[str] | None = None
+        self._lock = trio.Lock()
+
+    async def prompts(self) -> frozenset[str]:
+        """The held-out prompts."""
+        async with self._lock:
+            if self._prompts is None:
+                problems = await self._verifier.problems(held_out_tasks(self._run))
+                self._prompts = frozenset(problem.prompt for problem in problems)
+            return self._prompts
+
+    async def verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
+        held_out = await self.prompts()
+        prompt, rewards = await self._verifier.verify(group)
+        if prompt in held_out:
+            raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
+        return prompt, rewards
+
+    async def assignments(
+        self, producer: PeerId, index: int, count: int
+    ) -> tuple[list[Assignment], int]:
+        """The producer's next `count` tasks from data position `index` that are not held out, and
+        the position after them.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        held_out = await self.prompts()
+        found: list[Assignment] = []
+        last = index + count * (1 + SKIPS_PER_TASK_MAX)
+        while len(found) < count:
+            wanted = count - len(found)
+            if index >= last:
+                raise ConfigError(
+                    f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
+                    "held_out.tasks or widen the environments' parameters"
+                )
+            tasks = [assigned_task(self._run, producer, index + n) for n in range(wanted)]
+            problems = await self._verifier.problems(tasks)
+            found += [
+                Assignment(task, problem.prompt)
+                for task, problem in zip(tasks, problems, strict=True)
+                if problem.prompt not in held_out
+            ]
+            index += wanted
+        return found, index
