@@ -120,5 +120,8 @@ if [ -n "${TORCH_INDEX_URL:-}" ]; then
   pip_install --index-url "$TORCH_INDEX_URL" --no-deps torch
 fi
 pip_install --editable '.[dev]'
+# trio brings its types itself; these stubs, which libp2p pulls in, describe an older trio and would
+# hide them from mypy.
+rm -rf .venv/lib/python*/site-packages/trio-stubs
 touch "$stamp"
 say "Installed in $((SECONDS - started)) s"

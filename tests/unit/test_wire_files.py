@@ -1,4 +1,4 @@
-"""Old bytes stay readable: each file in `tests/wire` decodes to the sample that it was made from."""
+"""Old bytes stay readable: each file in `tests/wire` decodes to the sample it was made from."""
 
 import hashlib
 from pathlib import Path
