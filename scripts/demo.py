@@ -103,7 +103,7 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
 def environment(settings: Settings) -> dict[str, str]:
     """Of every process. A policy made anew is made beside the results; the user's cache stays."""
     if settings.fresh_policy:
-        return os.environ | {"XDG_CACHE_HOME": str((settings.out / "cache").absolute())}
+        return os.environ | {"SWARM_NODE_CACHE_DIR": str((settings.out / "cache").absolute())}
     return dict(os.environ)
 
 
@@ -134,7 +134,7 @@ def clear(settings: Settings) -> None:
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
     if settings.fresh_policy:
-        shutil.rmtree(settings.out / "cache" / "swarm-node", ignore_errors=True)
+        shutil.rmtree(settings.out / "cache" / "policies", ignore_errors=True)
 
 
 async def prepare(settings: Settings, console: Console) -> None:
@@ -394,7 +394,7 @@ def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
     if len(children) > 1 and not any(node.foreign_groups for node in summary.nodes):
         found.append("no node trained on another's groups")
     if summary.rise_points_mean is None:
-        found.append("no node was evaluated on the held-out tasks")
+        found.append("no node was evaluated a second time on the held-out tasks")
     return found
 
 

@@ -36,6 +36,7 @@ MATRIX_LABELS_MAX: Final = 24
 MATRIX_LEVEL_NAMES_MAX: Final = 12
 POINTS_MAX: Final = 1500  # of one curve; longer ones are averaged in equal bins
 SMOOTHING_ROUNDS: Final = 15
+PERCENT_SPAN_MIN: Final = 20.0  # of a pass-rate axis: smaller differences are mostly chance
 PNG_DPI: Final = 144
 _INK: Final = "#010203"  # stands for the page's text colour in the SVG
 _GRID: Final = "#808080"
@@ -292,6 +293,10 @@ def _legend(figure: Figure, ax: Axes, curves: Sequence[Curve]) -> None:
 
 def _percent_axis(ax: Axes) -> None:
     ax.set_ylabel("held-out tasks passed (%)")
+    bottom, top = ax.get_ylim()
+    if top - bottom < PERCENT_SPAN_MIN:
+        bottom = min(max(0.0, (bottom + top - PERCENT_SPAN_MIN) / 2), 100.0 - PERCENT_SPAN_MIN)
+        ax.set_ylim(bottom, bottom + PERCENT_SPAN_MIN)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
 
 

@@ -37,6 +37,7 @@ class NodeSummary:
     rounds: int
     generated_tokens: int
     seconds: float  # from the first to the last event
+    evaluations: int
     held_out_first: float | None
     held_out_last: float | None
     reward_first: float | None  # mean over the first tenth of the rounds
@@ -53,8 +54,8 @@ class NodeSummary:
 
     @property
     def rise_points(self) -> float | None:
-        """How many percentage points the held-out pass rate rose."""
-        if self.held_out_first is None or self.held_out_last is None:
+        """Percentage points by which the held-out pass rate rose; None without a second look."""
+        if self.evaluations < 2 or self.held_out_first is None or self.held_out_last is None:
             return None
         return 100 * (self.held_out_last - self.held_out_first)
 
@@ -69,7 +70,7 @@ class ReportSummary:
 
     @property
     def rise_points_mean(self) -> float | None:
-        """Mean rise over the nodes that were evaluated."""
+        """Mean rise over the nodes that were evaluated at least twice."""
         rises = [node.rise_points for node in self.nodes if node.rise_points is not None]
         return sum(rises) / len(rises) if rises else None
 
@@ -141,6 +142,7 @@ def summarise(name: str, life: History) -> NodeSummary:
         rounds=len(rounds),
         generated_tokens=last.generated_tokens_total if last else 0,
         seconds=max(times) - min(times) if times else 0.0,
+        evaluations=len(life.held_out),
         held_out_first=life.held_out_first,
         held_out_last=life.held_out_last,
         reward_first=_mean([r.own_reward for r in rounds[:tenth]]),
@@ -369,7 +371,7 @@ def _prose(summaries: Sequence[NodeSummary]) -> str:
 def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
     rises = [node.rise_points for node in summaries if node.rise_points is not None]
     if not rises:
-        return "No node was evaluated on the held-out tasks."
+        return "No node was evaluated twice on the held-out tasks, so nothing is said of a rise."
     mean = sum(rises) / len(rises)
     return (
         f"From the first to the last evaluation the held-out pass rate changed by {mean:+.1f}"

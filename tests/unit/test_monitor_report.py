@@ -111,7 +111,7 @@ def test_rejected_records_get_a_picture_and_a_sentence(tmp_path: Path) -> None:
     assert "rejected" in {path.stem for path in summary.pictures}
     text = " ".join(Page(summary.html.read_text()).texts)
     assert "7 records rejected: malformed 5, expired 2." in text
-    assert "No node was evaluated" in text
+    assert "No node was evaluated twice" in text
 
 
 def test_a_node_that_did_nothing_yet_is_reported_so(tmp_path: Path) -> None:
@@ -154,6 +154,12 @@ def test_effective_counts_are_means_over_rounds() -> None:
     node = summarise("x", life)
     assert node.external_groups_mean == 1.5
     assert node.local_groups_mean == 4.0
+    assert node.rise_points is None
+
+
+def test_one_evaluation_is_no_rise() -> None:
+    node = summarise("x", history([(0.0, held_out(0, 0.5))]))
+    assert node.held_out_first == node.held_out_last == 0.5
     assert node.rise_points is None
 
 
