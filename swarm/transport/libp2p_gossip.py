@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import trio
 from google.protobuf.message import DecodeError
-from libp2p.abc import INetStream
+from libp2p.abc import INetConn, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.network.stream.exceptions import StreamEOF, StreamError
@@ -193,20 +193,30 @@ class Gossip(Pubsub):
                 self._handle_dead_peer(peer_id)
 
     async def handle_dead_peer_queue(self) -> None:
-        """Where a peer has another connection left, move our stream there at once.
-
-        Upstream waits until a message is lost on the dead stream, and then forgets the topics
-        of a peer that has no reason to say them again.
-        """
+        """Upstream keeps a dead stream where the peer has another connection left."""
         self.event_handle_dead_peer_queue_started.set()
         async with self.dead_peer_receive_channel:
             async for peer_id in self.dead_peer_receive_channel:
-                if not self._peer_is_connected(peer_id):
+                stream = self.peers.get(peer_id)
+                if stream is None or not _alive(stream):
                     self._handle_dead_peer(peer_id)
-                elif peer_id in self.peers and not _alive(self.peers[peer_id]):
-                    del self.peers[peer_id]
-                    self.peer_queues.pop(peer_id).close()
-                    self._schedule_peer_stream_retry(peer_id)
+
+    def _handle_dead_peer(self, peer_id: ID) -> None:
+        """Forget a peer, or move our stream to another connection to it.
+
+        Upstream forgets even then the topics of a peer that has no reason to say them again.
+        """
+        stream = self.peers.get(peer_id)
+        if stream is None or _alive(stream) or not self._peer_is_connected(peer_id):
+            super()._handle_dead_peer(peer_id)
+            return
+        del self.peers[peer_id]
+        self.peer_queues.pop(peer_id).close()
+        self._schedule_peer_stream_retry(peer_id)
+
+    def _peer_is_connected(self, peer_id: ID) -> bool:
+        connections = self.host.get_network().get_connections(peer_id)
+        return any(_alive(connection) for connection in connections)
 
     async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
         buffer = bytearray()
@@ -258,10 +268,10 @@ class Gossip(Pubsub):
         return await super().write_msg(stream, rpc_msg)
 
 
-def _alive(stream: INetStream) -> bool:
-    """Whether the connection under a stream is."""
-    assert isinstance(stream.muxed_conn, HardYamux)
-    return stream.muxed_conn.alive
+def _alive(user: INetStream | INetConn) -> bool:
+    """Whether the muxed connection under a stream or a connection is alive."""
+    assert isinstance(user.muxed_conn, HardYamux)
+    return user.muxed_conn.alive
 
 
 def _whole_message(buffer: bytearray) -> tuple[int, int] | None:

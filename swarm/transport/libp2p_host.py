@@ -219,7 +219,10 @@ class Libp2pTransport:
         if protocol is None:
             await inbound.reset()
         else:
-            await self._serve_stream(inbound, peer, protocol, self._served[protocol])
+            try:
+                await self._serve_stream(inbound, peer, protocol, self._served[protocol])
+            except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
+                self._nursery.start_soon(_raise, error)
 
     async def _serve_stream(
         self, inbound: InboundStream, peer: PeerId, protocol: str, served: _Served
@@ -400,6 +403,10 @@ def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoRetu
     if isinstance(error, MuxedStreamEOF):
         raise RemoteProtocolError(Reject.MALFORMED, "the answer is cut short") from error
     raise RequestRefused(f"{peer} reset the stream") from error
+
+
+async def _raise(error: Exception) -> None:
+    raise error
 
 
 async def _never_called(stream: INetStream) -> None:
