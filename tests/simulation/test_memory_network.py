@@ -157,6 +157,19 @@ def test_no_request_is_lost_but_some_are_late() -> None:
     check(body, 2, LinkProfile(latency_s=0.1, loss=0.2))
 
 
+def test_gossip_in_flight_dies_with_its_connection() -> None:
+    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+        a, b = hosts
+        await link(a, b)
+        channel = await b.subscribe(TOPIC, accept)
+        await a.publish(TOPIC, b"gone")
+        await a.disconnect(b.peer_id)
+        await trio.sleep(1.0)
+        assert drain(channel) == []
+
+    check(body, 2)
+
+
 # --- partitions ----------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,6 +142,39 @@ def test_bytes_are_bounded_and_taken_from_who_holds_most_of_them() -> None:
     with Pool(":memory:", PoolLimits(bytes_max=sizes[0] - 1)) as pool:
         record, verified = make_group(0, 0)
         assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.QUOTA
+
+
+def test_few_large_groups_cannot_push_out_many_small_ones() -> None:
+    with Pool(":memory:", LIMITS) as pool:
+        put(pool, 0, 0)
+        small = pool.statistics().bytes
+    with Pool(":memory:", PoolLimits(bytes_max=20 * small)) as pool:
+        many = [put(pool, 0, index) for index in range(6)]
+        large = []
+        for index in range(3):
+            record, verified = make_group(1, index)
+            verified = replace(verified, prompt="p" * (6 * small))
+            assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
+            large.append(verified.group_id)
+        assert held(pool, many) == [True] * 6
+        assert held(pool, large) == [False, True, True]
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "pool.sqlite"
+    with Pool(path, PoolLimits(groups_max=10)) as pool:
+        ids = [put(pool, index % 2, index) for index in range(10)]
+        before = pool.statistics(NOW_S)
+        (pages,) = pool._db.execute("PRAGMA page_count").fetchone()
+        pool._db.execute(f"PRAGMA max_page_count = {pages}")
+        record, verified = make_group(2, 0)
+        large = replace(verified, prompt="p" * 100_000)
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            pool.add(record, large, own=False, now_s=NOW_S)
+        assert pool.statistics(NOW_S) == before
+        assert held(pool, ids) == [True] * 10
+        pool._db.execute(f"PRAGMA max_page_count = {10 * pages}")
+        assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
 
 
 def test_tombstones_are_bounded_and_the_newest_stay() -> None:
