@@ -1,0 +1,243 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.training.base import TrainingGroup
+from node.training.policy import Policy
+from node.training.spec import TrainerSpec
+from node.training.trainer import GroupTrainer
+from swarm.rollouts import FinishReason
+from tests.unit.training_support import (
+    gpt2_directory,
+    group,
+    mamba_directory,
+    open_policy,
+    qwen_directory,
+)
+
+SPEC = TrainerSpec("test", grad_norm_max=1e9)
+MANY = 100_000  # tokens: one micro-batch
+LONG = "what all of these prompts have in common, which is worth a pass of its own: "
+
+
+@pytest.fixture(params=[qwen_directory, gpt2_directory, mamba_directory])
+def policy(request, tmp_path) -> Policy:
+    """One model for each way through the forward pass: lean, shared, plain."""
+    return open_policy(request.param(tmp_path))
+
+
+@pytest.fixture
+def qwen(tmp_path) -> Policy:
+    return open_policy(qwen_directory(tmp_path))
+
+
+def ragged(policy: Policy) -> list[TrainingGroup]:
+    """Groups of 2, 4 and 8, own and foreign, prompts of different lengths."""
+    eight = [str(7 * k) + "x" * (k % 3) for k in range(8)]
+    return [
+        group(policy, "1+1=", ["2", "13"], [1.0, -1.0]),
+        group(policy, "say something longer:", ["a", "bb", "ccc", ""], [0.5, -1.5, 0.7, 0.3]),
+        group(policy, "12/16=", eight, [1.0, -1.0] * 4, own=False),
+    ]
+
+
+def alike(policy: Policy) -> list[TrainingGroup]:
+    """Prompts with a long common beginning."""
+    return [
+        group(policy, LONG + "?" * k, ["yes", "n", "maybe"], [1.0, -0.4, -0.6])
+        for k in range(1, 7)
+    ]
+
+
+def update(policy: Policy, groups, spec=SPEC, micro_batch_tokens=MANY):
+    """Loss and gradient of one batch: a step of plain gradient descent, undone afterwards."""
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    trainer = GroupTrainer(policy, spec, micro_batch_tokens)
+    trainer.optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)
+    report = trainer.train(groups)
+    after = dict(policy.model.named_parameters())
+    gradient = torch.cat([(before[name] - after[name].detach()).flatten() for name in before])
+    with torch.no_grad():
+        for name, value in before.items():
+            after[name].copy_(value)
+    return report, gradient
+
+
+def close(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.allclose(left, right, rtol=1e-4, atol=1e-5)
+
+
+def reference(policy: Policy, groups) -> tuple[float, torch.Tensor]:
+    """Loss and gradient from the definition: one unpadded sequence at a time."""
+    parameters = list(policy.model.parameters())
+    total = sum(len(c.token_ids) for g in groups for c in g.completions)
+    loss = torch.zeros(())
+    for one in groups:
+        prompt = policy.encode_prompt(one.prompt)
+        for completion, advantage in zip(one.completions, one.advantages, strict=True):
+            ids = torch.tensor([[*prompt, *completion.token_ids]])
+            logprobs = policy.model(ids).logits[0].log_softmax(-1)
+            for offset, token in enumerate(completion.token_ids):
+                logprob = logprobs[len(prompt) - 1 + offset, token]
+                loss = loss - advantage * (logprob - logprob.detach()).exp() / total
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in parameters])
+    policy.model.zero_grad()
+    return float(loss.detach()), gradient
+
+
+@pytest.mark.parametrize("batch", [ragged, alike])
+def test_the_update_is_the_one_of_the_definition(policy, batch):
+    groups = batch(policy)
+    loss, gradient = reference(policy, groups)
+    report, ours = update(policy, groups)
+    assert report.loss == pytest.approx(loss, abs=1e-5)
+    assert gradient.norm() > 0.01
+    assert close(ours, gradient)
+    assert report.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-3)
+
+
+@pytest.mark.parametrize("batch", [ragged, alike])
+def test_order_and_micro_batches_do_not_matter(policy, batch):
+    groups = batch(policy)
+    report, gradient = update(policy, groups)
+    turned = [
+        replace(g, completions=g.completions[::-1], advantages=g.advantages[::-1])
+        for g in reversed(groups)
+    ]
+    for other, tokens in ((turned, MANY), (groups, 40), (turned, 1)):
+        again, same = update(policy, other, micro_batch_tokens=tokens)
+        assert again.loss == pytest.approx(report.loss, abs=1e-5)
+        assert again.own_logprob == pytest.approx(report.own_logprob, abs=1e-5)
+        assert close(same, gradient)
+
+
+def test_a_batch_is_the_weighted_sum_of_its_groups(qwen):
+    groups = ragged(qwen)
+    whole, gradient = update(qwen, groups)
+    parts = [update(qwen, [one]) for one in groups]
+    shares = [report.trained_tokens / whole.trained_tokens for report, _ in parts]
+    assert whole.loss == pytest.approx(
+        sum(share * report.loss for share, (report, _) in zip(shares, parts, strict=True)),
+        abs=1e-5,
+    )
+    total = sum(share * part for share, (_, part) in zip(shares, parts, strict=True))
+    assert close(gradient, total)
+
+
+def test_sequence_mean_weighs_completions_alike(qwen):
+    groups = [group(qwen, "1+1=", ["2", "1234567"], [1.0, -1.0])]
+    report, _ = update(qwen, groups, replace(SPEC, aggregation="sequence_mean"))
+    assert report.loss == pytest.approx(0.0, abs=1e-6)
+    report, _ = update(qwen, groups)
+    assert report.loss == pytest.approx((-2 + 8) / 10, abs=1e-6)
+
+
+def test_the_end_of_sequence_token_is_trained(qwen):
+    ended = group(qwen, "1+1=", ["2", "3"], [1.0, -1.0])
+    cut = replace(
+        ended,
+        completions=tuple(
+            replace(c, token_ids=c.token_ids[:-1], finish_reason=FinishReason.LENGTH)
+            for c in ended.completions
+        ),
+    )
+    with_eos, one = update(qwen, [ended])
+    without, other = update(qwen, [cut])
+    assert (with_eos.trained_tokens, without.trained_tokens) == (4, 2)
+    assert not close(one, other)
+
+
+def test_foreign_text_is_encoded_again_and_ended_where_it_ended(qwen):
+    own = group(qwen, "1+1=", ["2", "33"], [1.0, -1.0])
+    strange = tuple(replace(c, token_ids=(1, 2, 3), logprobs=(0.0,) * 3) for c in own.completions)
+    foreign = replace(own, completions=strange, own_tokens=False)
+    report, gradient = update(qwen, [foreign])
+    same, expected = update(qwen, [own])
+    assert report.trained_tokens == same.trained_tokens == 5
+    assert torch.equal(gradient, expected)
+    assert report.foreign_logprob == same.own_logprob
+    assert math.isnan(report.own_logprob)
+    assert math.isnan(same.foreign_logprob)
+
+
+def test_cut_foreign_text_gets_no_end(qwen):
+    cut = group(qwen, "1+1=", ["2", "33"], [1.0, -1.0], own=False)
+    cut = replace(
+        cut,
+        completions=tuple(replace(c, finish_reason=FinishReason.LENGTH) for c in cut.completions),
+    )
+    assert update(qwen, [cut])[0].trained_tokens == 3
+
+
+def test_completions_too_long_for_the_context_are_skipped_and_counted(qwen):
+    groups = [group(qwen, "1+1=", ["2", "3", "9" * 200], [1.0, -0.5, -0.5], own=False)]
+    report, gradient = update(qwen, groups)
+    short = [group(qwen, "1+1=", ["2", "3"], [1.0, -0.5], own=False)]
+    assert report.skipped_completions == 1
+    assert torch.equal(gradient, update(qwen, short)[1])
+
+
+def test_groups_without_advantage_change_nothing(qwen):
+    groups = ragged(qwen)
+    idle = group(qwen, "2+2=", ["4", "4"], [0.0, 0.0])
+    report, gradient = update(qwen, groups)
+    again, same = update(qwen, [idle, *groups])
+    assert torch.equal(gradient, same)
+    assert (again.loss, again.trained_tokens) == (report.loss, report.trained_tokens)
+
+
+def test_a_batch_without_any_advantage_is_no_update(qwen):
+    report, gradient = update(qwen, [group(qwen, "2+2=", ["4", "4"], [0.0, 0.0])])
+    assert (report.policy_version, report.trained_tokens, report.grad_norm) == (0, 0, 0.0)
+    assert not gradient.any()
+    assert update(qwen, [])[0].loss == 0.0
+
+
+def test_one_update_per_batch_never_clips_and_several_do(qwen):
+    groups = ragged(qwen)
+    spec = TrainerSpec("test", learning_rate=0.01)
+    assert GroupTrainer(qwen, spec, MANY).train(groups).clip_fraction == 0.0
+    several = GroupTrainer(qwen, replace(spec, updates_per_batch=4), MANY).train(groups)
+    assert several.clip_fraction > 0.0
+    assert several.policy_version == 4
+
+
+def test_old_log_probs_are_those_before_the_first_update(qwen):
+    groups = ragged(qwen)
+    expected = GroupTrainer(qwen, SPEC, MANY).train(groups)
+    fresh = GroupTrainer(qwen, replace(SPEC, updates_per_batch=3), MANY)
+    with_old = fresh.train(groups)
+    assert with_old.own_logprob != expected.own_logprob  # the policy has moved in between
+    assert math.isfinite(with_old.loss)
+
+
+def test_the_gradient_is_clipped_to_the_norm(qwen):
+    report, gradient = update(qwen, ragged(qwen), replace(SPEC, grad_norm_max=0.01))
+    assert report.grad_norm > 0.01
+    assert float(gradient.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_training_makes_good_answers_likelier(qwen):
+    groups = [group(qwen, "1+1=", ["2", "3"], [1.0, -1.0])]
+    trainer = GroupTrainer(qwen, TrainerSpec("test", learning_rate=1e-3), MANY)
+    before = [sum(row) for row in trainer.logprobs(groups)[0]]
+    for _ in range(5):
+        trainer.train(groups)
+    after = [sum(row) for row in trainer.logprobs(groups)[0]]
+    assert after[0] > before[0]
+    assert after[1] < before[1]
+
+
+def test_a_failed_update_leaves_the_policy_as_it_was(qwen):
+    trainer = GroupTrainer(qwen, SPEC, MANY)
+    before = [p.detach().clone() for p in qwen.model.parameters()]
+    bad = group(qwen, "1+1=", ["2", "3"], [1.0, -1.0])
+    bad = replace(bad, completions=tuple(replace(c, token_ids=(10**6,)) for c in bad.completions))
+    with pytest.raises(IndexError):
+        trainer.train([*ragged(qwen), bad])
+    assert all(torch.equal(a, b) for a, b in zip(before, qwen.model.parameters(), strict=True))
+    assert all(p.grad is None for p in qwen.model.parameters())
+    assert trainer.policy_version == 0

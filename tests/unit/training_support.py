@@ -1,0 +1,90 @@
+"""Models small enough to make within a test, with tokenizers to match."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+
+from node.training.base import TrainingGroup
+from node.training.policy import Policy, load_policy
+from node.training.recipe import TinyRecipe
+from node.training.tiny import blank_model, byte_tokenizer
+from swarm.rollouts import Completion, FinishReason
+
+SMALL = TinyRecipe(
+    hidden=32, layers=2, heads=4, key_value_heads=2, head_size=8, intermediate=48,
+    context_tokens=128, batch=8, steps=12, ramp_steps=3,
+)  # fmt: skip
+
+
+def qwen_directory(directory: Path, seed: int = 0) -> Path:
+    """A Qwen3 with random weights, which the lean pass supports."""
+    tokenizer = byte_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = blank_model(SMALL, tokenizer)
+        with torch.no_grad():
+            for parameter in model.parameters():  # random weights alone are nearly uniform
+                parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def gpt2_directory(directory: Path) -> Path:
+    """A GPT-2, which takes the Hugging Face path: learned positions, no rotary ones."""
+    tokenizer = byte_tokenizer()
+    config = GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=128,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    return _save(GPT2LMHeadModel, config, tokenizer, directory)
+
+
+def mamba_directory(directory: Path) -> Path:
+    """A model with recurrent state."""
+    tokenizer = byte_tokenizer()
+    config = MambaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    return _save(MambaForCausalLM, config, tokenizer, directory)
+
+
+def _save(kind, config, tokenizer, directory: Path) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(config)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def open_policy(directory: Path) -> Policy:
+    return load_policy(str(directory), "cpu")
+
+
+def group(
+    policy: Policy,
+    prompt: str,
+    texts: Sequence[str],
+    advantages: Sequence[float],
+    *,
+    own: bool = True,
+) -> TrainingGroup:
+    """A group whose completions ended with EOS."""
+    completions = []
+    for text in texts:
+        ids = (*policy.encode_completion(text), policy.eos_id)
+        completions.append(Completion(text, ids, (0.0,) * len(ids), FinishReason.STOP, 0))
+    return TrainingGroup(prompt, tuple(completions), tuple(advantages), own)
+
+
+def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in policy.model.named_parameters()
+        if parameter.grad is not None
+    }
