@@ -29,6 +29,8 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.engines.policy_files import PolicyFiles
+from node.engines.vllm_engine import open_vllm
 from node.evaluation import PassRate, evaluate
 from node.models import resolve_model
 from node.monitor.events import EventLog
@@ -326,10 +328,28 @@ class _App:
     ) -> AsyncIterator[tuple[RolloutEngine, AfterUpdate | None]]:
         """The rollout engine, and what hands it each new policy; the torch engine is the trainer
         itself and needs no handing over."""
-        if self._config.engine == "torch":
+        config = self._config
+        if config.engine == "torch":
             yield trainer, None
             return
-        raise ConfigError(f"--engine {self._config.engine}: not for a node; use torch")
+        if config.engine != "vllm":
+            raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
+        info = await trainer.info()
+        files = PolicyFiles(config.data_dir)
+        async with open_vllm(
+            await files.export(trainer, info.policy_version),
+            config.data_dir,
+            threads=config.threads,
+            context_tokens=info.context_tokens,
+            policy_version=info.policy_version,
+        ) as engine:
+
+            async def hand_over(policy_version: int) -> None:
+                directory = await files.export(trainer, policy_version)
+                await engine.load(directory, policy_version)
+                await files.keep_only(directory)
+
+            yield engine, hand_over
 
     async def _after_record(self, record: RoundDone | HeldOut, trainer: Trainer) -> None:
         self._node.notes.pop("trainer", None)

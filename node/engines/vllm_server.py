@@ -1,0 +1,229 @@
+"""A vLLM server process: started, asked, ended.
+
+It listens on a Unix socket in a directory that only this user can enter, so that no port can be
+taken and nobody else on the machine reaches its development routes.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+import trio
+
+from swarm.errors import ChildFailed
+
+LOG_NAME: Final = "vllm.log"
+MODEL_NAME: Final = "policy"
+THREADS_DEFAULT_MAX: Final = 8
+CPU_CACHE_BYTES: Final = 1_073_741_824  # for keys and values; touched as it is used
+GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
+SEQUENCES_MAX: Final = 128  # sampled at a time
+CONNECTIONS_MAX: Final = 64
+REQUEST_TIMEOUT_S: Final = 900.0
+STOP_TIMEOUT_S: Final = 15.0
+_HEALTH_INTERVAL_S: Final = 0.25
+_HEALTH_TIMEOUT_S: Final = 5.0
+_LOG_TAIL_BYTES: Final = 16_384
+_LOG_TAIL_LINES: Final = 20
+_LINE_CHARS: Final = 300
+_CAUSE: Final = re.compile(r"\b\w+(Error|Exception): (?!Engine core initialization failed)")
+
+_ENVIRONMENT: Final = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # on a few cores, the system places threads best
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets a build for CPUs do without one more process
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and load
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How to run the server. The process's own directories are not part of it."""
+
+    threads: int  # at least 1
+    context_tokens: int
+    start_timeout_s: float
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on CPUs; asked without importing it."""
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def default_threads() -> int:
+    """One less than the cores that this process may use, at least 1."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    return max(1, min(cores - 1, THREADS_DEFAULT_MAX))
+
+
+class VllmServer:
+    """A running server. Made by `start`, ended by `close`."""
+
+    def __init__(self, process: trio.Process, socket: Path, log: Path) -> None:
+        self._process = process
+        self._log = log
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(
+                uds=str(socket), limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
+            ),
+            base_url="http://vllm",
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, pool=None),
+            trust_env=False,
+        )
+
+    @classmethod
+    async def start(cls, directory: Path, settings: ServerSettings, log: Path) -> Self:
+        """Start a server of the model directory and wait until it answers.
+
+        Raises:
+            ChildFailed: it ended, or did not answer in time.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child
+        socket = scratch / "api.sock"
+        process = await trio.lowlevel.open_process(
+            [
+                *(sys.executable, "-m", "node.engines.vllm_child", str(log), str(scratch)),
+                *_command(directory, settings, socket),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(settings, scratch),
+        )
+        server = cls(process, socket, log)
+        try:
+            await server._wait_until_healthy(settings.start_timeout_s)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Of the process group of the server."""
+        return self._process.pid
+
+    async def post(self, route: str, body: dict[str, Any] | None = None) -> bytes:
+        """The body of a good answer.
+
+        Raises:
+            ChildFailed: another answer, or none.
+        """
+        content = await trio.to_thread.run_sync(json.dumps, body) if body is not None else None
+        try:
+            response = await self._client.post(
+                route, content=content, headers={"content-type": "application/json"}
+            )
+        except httpx.TransportError as error:
+            raise await self._failure(f"{route}: {type(error).__name__}") from error
+        if response.status_code != httpx.codes.OK:
+            said = response.text[:_LINE_CHARS]
+            raise ChildFailed(f"vLLM, {route}: status {response.status_code}: {said}")
+        return response.content
+
+    async def close(self) -> None:
+        """End the server and everything that it started; may be called again."""
+        with trio.CancelScope(shield=True):
+            await self._client.aclose()
+            assert self._process.stdin is not None
+            await self._process.stdin.aclose()
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await self._process.wait()
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                await self._process.wait()
+
+    async def _wait_until_healthy(self, timeout_s: float) -> None:
+        with trio.move_on_after(timeout_s):
+            while self.alive:
+                if await self._healthy():
+                    return
+                await trio.sleep(_HEALTH_INTERVAL_S)
+            raise await self._failure("ended while starting")
+        raise await self._failure(f"did not answer within {timeout_s:g} s")
+
+    async def _healthy(self) -> bool:
+        try:
+            response = await self._client.get("/health", timeout=_HEALTH_TIMEOUT_S)
+        except httpx.TransportError:
+            return False  # no socket yet
+        return response.status_code == httpx.codes.OK
+
+    async def _failure(self, what: str) -> ChildFailed:
+        lines = await trio.to_thread.run_sync(_last_lines, self._log)
+        causes = [line for line in lines if _CAUSE.search(line)] or lines
+        cause = f": {causes[-1].strip()[:_LINE_CHARS]}" if causes else ""
+        error = ChildFailed(f"the vLLM server {what}{cause} (log: {self._log})")
+        error.add_note("\n".join(lines[-_LOG_TAIL_LINES:]))
+        return error
+
+
+def _command(directory: Path, settings: ServerSettings, socket: Path) -> list[str]:
+    flags = {
+        "model": str(directory),
+        "served-model-name": MODEL_NAME,
+        "uds": str(socket),
+        "max-model-len": str(settings.context_tokens),
+        "max-num-seqs": str(SEQUENCES_MAX),
+        "generation-config": "vllm",  # only what a request asks for decides how to sample
+        "logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
+        "chat-template-content-format": "string",
+        "worker-extension-cls": "node.engines.vllm_worker.ReloadExtension",
+        "distributed-executor-backend": "uni",
+        "uvicorn-log-level": "warning",
+    }
+    switches = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    if is_cpu_build():
+        flags |= {"dtype": "float32", "kv-cache-memory-bytes": str(CPU_CACHE_BYTES)}
+        switches.append("--enforce-eager")
+    else:
+        flags |= {"dtype": "bfloat16", "gpu-memory-utilization": str(GPU_MEMORY_SHARE)}
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *(part for name, value in flags.items() for part in (f"--{name}", value)),
+        *switches,
+    ]
+
+
+def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
+    extra = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": str(settings.threads)}
+    if is_cpu_build():
+        extra["TORCHDYNAMO_DISABLE"] = "1"
+    return {**os.environ, **_ENVIRONMENT, **extra}
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]
