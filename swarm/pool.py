@@ -49,12 +49,20 @@ CREATE TABLE groups (
     expires_at_s INTEGER NOT NULL,
     trained_round INTEGER,
     bytes INTEGER NOT NULL,
-    rewards TEXT NOT NULL,
+    rewards TEXT NOT NULL
+);
+CREATE INDEX groups_expiry ON groups (expires_at_s);
+CREATE INDEX groups_shares ON groups (own, producer, trained_round, bytes);
+CREATE INDEX groups_trained ON groups (seq) WHERE trained_round IS NOT NULL;
+CREATE TABLE records (  -- apart from the groups, so that these stay quick to look through
+    seq INTEGER PRIMARY KEY,
     prompt TEXT NOT NULL,
     record BLOB NOT NULL
 );
-CREATE INDEX groups_expiry ON groups (expires_at_s);
-CREATE INDEX groups_eviction ON groups (own, producer, trained_round, bytes);
+CREATE TRIGGER records_leave AFTER DELETE ON groups
+BEGIN
+    DELETE FROM records WHERE seq = OLD.seq;
+END;
 CREATE TABLE tombstones (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     group_id BLOB NOT NULL UNIQUE,
@@ -177,9 +185,9 @@ class Pool:
             self._make_room(
                 groups_max=self.limits.groups_max - 1, bytes_max=self.limits.bytes_max - size
             )
-            self._db.execute(
+            seq = self._db.execute(
                 "INSERT INTO groups (group_id, task_key, producer, own, round, created_at_s,"
-                " expires_at_s, bytes, rewards, prompt, record) VALUES (?,?,?,?,?,?,?,?,?,?,?)",
+                " expires_at_s, bytes, rewards) VALUES (?,?,?,?,?,?,?,?,?)",
                 (
                     verified.group_id,
                     key,
@@ -190,10 +198,9 @@ class Pool:
                     group.expires_at_s,
                     size,
                     rewards,
-                    verified.prompt,
-                    record,
                 ),
-            )
+            ).lastrowid
+            self._db.execute("INSERT INTO records VALUES (?,?,?)", (seq, verified.prompt, record))
             self._groups[group.producer] += 1
             self._bytes += size
         return AddResult.ADDED
@@ -202,7 +209,8 @@ class Pool:
         """The signed bytes to serve; None when the group is not here or has expired."""
         with self._transaction():
             row = self._db.execute(
-                "SELECT record FROM groups WHERE group_id = ? AND expires_at_s > ?",
+                "SELECT record FROM groups JOIN records USING (seq)"
+                " WHERE group_id = ? AND expires_at_s > ?",
                 (group_id, now_s),
             ).fetchone()
         return None if row is None else bytes(row[0])
@@ -233,7 +241,9 @@ class Pool:
 
     def groups(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:
         """The groups themselves, in the order asked for; those that have left are left out."""
-        query = "SELECT record, prompt, rewards FROM groups WHERE group_id = ?"
+        query = (
+            "SELECT record, prompt, rewards FROM groups JOIN records USING (seq) WHERE group_id = ?"
+        )
         with self._transaction():
             found = [(each, self._db.execute(query, (each,)).fetchone()) for each in group_ids]
         verified: list[VerifiedGroup] = []
@@ -320,34 +330,31 @@ class Pool:
         if self._groups[producer] < self.limits.groups_per_producer_max:
             return True
         untrained = "" if own else " AND trained_round IS NOT NULL"
-        return bool(
-            self._remove(
-                "seq = (SELECT seq FROM groups WHERE producer = ?"
-                f"{untrained} ORDER BY trained_round IS NULL, seq LIMIT 1)",
-                (producer,),
-            )
+        return self._remove_found(
+            "SELECT seq FROM groups INDEXED BY groups_shares WHERE own = ? AND producer = ?"
+            f"{untrained} ORDER BY trained_round IS NULL, seq LIMIT 1",
+            (own, producer),
         )
 
     def _make_room(self, *, groups_max: int, bytes_max: int) -> None:
         while (over_groups := self._groups.total() > groups_max) or self._bytes > bytes_max:
             what = "count(*)" if over_groups else "sum(bytes)"
+            oldest = "SELECT min(seq) FROM groups INDEXED BY groups_shares WHERE own = "
             removed = (
-                self._remove_first("trained_round IS NOT NULL", ())
-                or self._remove_first(
-                    "NOT own AND producer = (SELECT producer FROM groups WHERE NOT own"
-                    f" GROUP BY producer ORDER BY {what} DESC, min(seq) LIMIT 1)",
-                    (),
+                self._remove_found("SELECT min(seq) FROM groups WHERE trained_round IS NOT NULL")
+                or self._remove_found(
+                    f"{oldest} 0 AND producer = (SELECT producer FROM groups WHERE own = 0"
+                    f" GROUP BY producer ORDER BY {what} DESC, min(seq) LIMIT 1)"
                 )
-                or self._remove_first("own", ())
+                or self._remove_found(f"{oldest} 1")
             )
             if not removed:
                 raise AssertionError("the pool's sums disagree with its rows")
 
-    def _remove_first(self, condition: str, values: tuple[object, ...]) -> int:
-        return self._remove(
-            f"seq = (SELECT seq FROM groups WHERE {condition} ORDER BY seq LIMIT 1)",
-            values,
-        )
+    def _remove_found(self, query: str, values: tuple[object, ...] = ()) -> bool:
+        """Remove the one group whose sequence number the query finds, if it finds one."""
+        found = self._db.execute(query, values).fetchone()
+        return found is not None and self._remove("seq = ?", found) > 0
 
     def _remove(self, condition: str, values: tuple[object, ...]) -> int:
         """Replace groups by tombstones and the oldest tombstones by nothing."""

@@ -283,7 +283,7 @@ def test_a_record_that_no_longer_decodes_is_dropped_and_counted(tmp_path: Path) 
     with Pool(path, LIMITS) as pool:
         ids = [put(pool, 0, index) for index in range(2)]
     db = sqlite3.connect(path)
-    db.execute("UPDATE groups SET record = ? WHERE group_id = ?", (b"rot", ids[0]))
+    db.execute("UPDATE records SET record = ? WHERE seq = 1", (b"rot",))
     db.commit()
     db.close()
     with Pool(path, LIMITS) as pool:
