@@ -1,0 +1,243 @@
+import json
+import shutil
+
+import pytest
+import torch
+
+from node.training import checkpoint
+from node.training.memory import MICRO_BATCH_TOKENS_MIN, ModelShape, estimate_bytes, fit, plan
+from node.training.policy import load_policy
+from node.training.spec import TrainerSpec
+from node.training.trainer import GroupTrainer
+from swarm.errors import ConfigError
+from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
+
+SPEC = TrainerSpec("test", learning_rate=1e-3)
+MANY = 100_000
+
+
+def weights(policy) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in policy.model.parameters()]
+
+
+def same(left, right) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+# loading
+
+
+def test_a_local_directory_loads_in_fp32(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "small"))
+    assert policy.name == "small"
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert policy.context_tokens == 128
+    assert policy.eos_ids == {policy.eos_id}
+
+
+def test_text_survives_the_tokenizer(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path))
+    text = "12/16=\n(P ∧ ¬Q) é"
+    ids = policy.encode_completion(text)
+    assert len(ids) == len(text.encode())
+    assert policy.decode([*ids, policy.eos_id]) == text
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("/nowhere/at/all", "no such directory"),
+        ("someone/no-such-model-anywhere", "HF_HOME"),
+    ],
+)
+def test_a_model_that_is_not_there_says_what_to_do(model, words, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_policy(model, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_without_a_model_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="not a model directory"):
+        load_policy(str(tmp_path), "cpu")
+
+
+def test_cuda_by_name_needs_cuda(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        load_policy(str(tmp_path), "cuda")
+
+
+# fingerprint
+
+
+def test_the_fingerprint_is_of_the_tokenizer_alone(tmp_path):
+    one = open_policy(qwen_directory(tmp_path / "a"))
+    other = open_policy(qwen_directory(tmp_path / "b", seed=1))
+    assert one.fingerprint == other.fingerprint
+    assert len(one.fingerprint) == 64
+
+
+def test_another_chat_template_is_another_fingerprint(tmp_path):
+    plain = open_policy(qwen_directory(tmp_path / "a"))
+    chatty = qwen_directory(tmp_path / "b")
+    template = "Q: {{ messages[0]['content'] }}\nA:"
+    (chatty / "chat_template.jinja").write_text(template)
+    policy = open_policy(chatty)
+    assert policy.fingerprint != plain.fingerprint
+    assert policy.encode_prompt("1+1?") == policy.encode_completion("Q: 1+1?\nA:")
+
+
+def test_another_vocabulary_is_another_fingerprint(tmp_path):
+    plain = open_policy(qwen_directory(tmp_path / "a"))
+    changed = qwen_directory(tmp_path / "b")
+    path = changed / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(content))
+    assert open_policy(changed).fingerprint != plain.fingerprint
+
+
+# weights from elsewhere
+
+
+def test_weights_of_the_same_shape_are_taken_over(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "a"))
+    other = open_policy(qwen_directory(tmp_path / "b", seed=1))
+    policy.load_weights(tmp_path / "b")
+    assert same(weights(policy), weights(other))
+
+
+def test_other_weights_change_nothing(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "a"))
+    before = weights(policy)
+    gpt2_directory(tmp_path / "b")
+    (tmp_path / "c").mkdir()
+    for wrong in ("b", "c", "nowhere"):
+        with pytest.raises(ConfigError):
+            policy.load_weights(tmp_path / wrong)
+    assert same(weights(policy), before)
+
+
+# checkpoints
+
+
+def trained(policy, steps: int, trainer: GroupTrainer | None = None) -> GroupTrainer:
+    trainer = trainer or GroupTrainer(policy, SPEC, MANY)
+    for step in range(trainer.policy_version, trainer.policy_version + steps):
+        answers = [str(step), str(step + 1), "x"]
+        trainer.train([group(policy, f"{step}+0=", answers, [1.0, -0.5, -0.5])])
+    return trainer
+
+
+@pytest.mark.parametrize("make", [qwen_directory, gpt2_directory])
+def test_resuming_is_bit_for_bit(tmp_path, make):
+    model, saved = make(tmp_path / "model"), tmp_path / "saved"
+    saved.mkdir()
+    first = open_policy(model)
+    trainer = trained(first, 3)
+    checkpoint.save(saved, first, trainer.optimizer, trainer.policy_version)
+    trained(first, 2, trainer)
+    second = open_policy(model)
+    resumed = GroupTrainer(second, SPEC, MANY)
+    resumed.policy_version = checkpoint.load(saved, second, resumed.optimizer)
+    assert resumed.policy_version == 3
+    trained(second, 2, resumed)
+    assert same(weights(first), weights(second))
+
+
+def test_without_the_optimizer_a_resume_would_differ(tmp_path):
+    model = qwen_directory(tmp_path / "model")
+    first = open_policy(model)
+    trainer = trained(first, 3)
+    second = open_policy(model)
+    second.model.load_state_dict(first.model.state_dict())
+    trained(first, 2, trainer)
+    fresh = GroupTrainer(second, SPEC, MANY)
+    fresh.policy_version = 3
+    trained(second, 2, fresh)
+    assert not same(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer.json"])
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_damaged_checkpoint_is_refused(tmp_path, name, damage):
+    policy = open_policy(qwen_directory(tmp_path / "model"))
+    trainer = trained(policy, 1)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    checkpoint.save(saved, policy, trainer.optimizer, 1)
+    path = saved / name
+    data = path.read_bytes()
+    path.unlink()
+    if damage == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigError, match="does not load"):
+        checkpoint.load(saved, policy, trainer.optimizer)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    gpt2 = open_policy(gpt2_directory(tmp_path / "a"))
+    checkpoint.save(saved, gpt2, trained(gpt2, 1).optimizer, 1)
+    qwen = open_policy(qwen_directory(tmp_path / "b"))
+    with pytest.raises(ConfigError, match="another model"):
+        checkpoint.load(saved, qwen, GroupTrainer(qwen, SPEC, MANY).optimizer)
+
+
+def test_an_export_loads_as_a_model_directory(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "a"))
+    trained(policy, 1)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    checkpoint.export(exported, policy)
+    again = open_policy(exported)
+    assert same(weights(policy), weights(again))
+    assert again.fingerprint == policy.fingerprint
+
+
+# memory
+
+SHAPE = ModelShape(1_000_000, 4, 128, 384, 4, 260)
+
+
+def test_the_micro_batch_is_halved_until_it_fits():
+    room = estimate_bytes(SHAPE, 2048)
+    assert fit(SHAPE, 8192, room, "m").micro_batch_tokens == 2048
+    assert fit(SHAPE, 8192, 2**40, "m").micro_batch_tokens == 8192
+
+
+def test_a_model_that_cannot_fit_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match="MiB are free"):
+        fit(SHAPE, 8192, estimate_bytes(SHAPE, MICRO_BATCH_TOKENS_MIN) - 1, "m")
+
+
+def test_the_plan_reads_the_configuration_alone(tmp_path):
+    directory = qwen_directory(tmp_path / "a")
+    (directory / "model.safetensors").unlink()
+    made = plan(TrainerSpec(str(directory), memory_bytes_max=2**40))
+    assert made.micro_batch_tokens == TrainerSpec("x").micro_batch_tokens
+    with pytest.raises(ConfigError, match="no such directory"):
+        plan(TrainerSpec(str(tmp_path / "b"), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"learning_rate": 0.0}, {"updates_per_batch": 0}, {"device": "tpu"}, {"model": ""}],
+)
+def test_a_wrong_setting_names_its_field(wrong):
+    with pytest.raises(ConfigError, match=f"trainer {next(iter(wrong))}"):
+        TrainerSpec(**{"model": "m", **wrong})
+
+
+def test_a_copied_checkpoint_directory_is_whole(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "model"))
+    trainer = trained(policy, 1)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    checkpoint.save(saved, policy, trainer.optimizer, 1)
+    shutil.move(saved, tmp_path / "moved")
+    assert checkpoint.load(tmp_path / "moved", policy, trainer.optimizer) == 1
