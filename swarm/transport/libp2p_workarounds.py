@@ -338,6 +338,14 @@ class EventStream(YamuxStream):
             await self._auto_tune_and_send_window_update(bytes_read=len(data))
         return data
 
+    async def reset(self) -> None:
+        """Upstream keeps what nobody will read for a minute more."""
+        try:
+            await super().reset()
+        finally:
+            self.conn.stream_buffers.pop(self.stream_id, None)
+            self.conn._finalize_stream_locked(self, fully_closed=True)
+
     async def _auto_tune_and_send_window_update(self, *, bytes_read: int = 0) -> None:
         buffered = len(self.conn.stream_buffers.get(self.stream_id, b""))
         slack = self.target_recv_window - (self.recv_window + buffered)

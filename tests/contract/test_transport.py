@@ -273,7 +273,7 @@ def test_a_handler_may_refuse(maker: TransportMaker, error: Exception) -> None:
     check(maker, 2, body)
 
 
-class HandlerBug(OSError):  # of the family that networking code tends to swallow
+class HandlerBug(OSError):
     pass
 
 
@@ -282,7 +282,7 @@ def test_a_bug_in_a_handler_ends_the_transport(maker: TransportMaker) -> None:
         async with maker.open(identities(2)) as (a, b):
 
             async def broken(peer: PeerId, payload: bytes) -> bytes:
-                raise HandlerBug
+                raise HandlerBug("broken pipe")  # as networking code tends to swallow
 
             b.serve(PROTOCOL, broken, LIMITS)
             await link(a, b)

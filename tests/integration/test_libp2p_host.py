@@ -286,6 +286,38 @@ def test_early_refusal_arrives_with_its_reason() -> None:
     run(main)
 
 
+def test_requests_leave_nothing_behind() -> None:
+    """Neither streams nor places, whether answered, refused, cancelled or not served."""
+
+    async def main() -> None:
+        async with pair() as (a, b):
+
+            async def picky(peer: PeerId, payload: bytes) -> bytes:
+                raise RequestRefused("no")
+
+            b.serve("/test/picky", picky, ServeLimits(100, 100))
+            muxed = [
+                a._network.connections[b._id][0].muxed_conn,
+                b._network.connections[a._id][0].muxed_conn,
+            ]
+            await trio.sleep(0.2)
+            before = [set(conn.streams) for conn in muxed]  # type: ignore[attr-defined]
+            for i in range(60):
+                await ask(a, b.peer_id, bytes(i))
+                for protocol in ("/test/picky", "/test/nobody"):
+                    with pytest.raises(RequestRefused):
+                        await a.request(
+                            b.peer_id, protocol, b"x", timeout_s=5.0, response_bytes_max=1
+                        )
+                with trio.move_on_after(0.0005 * i):
+                    await ask(a, b.peer_id, bytes(MIB))
+            await until(lambda: [set(conn.streams) for conn in muxed] == before)  # type: ignore[attr-defined]
+            await until(lambda: not b._served[PROTOCOL].running)
+            assert not b._served["/test/picky"].running
+
+    run(main)
+
+
 # --- foreign bytes ---------------------------------------------------------------------------
 
 Attack = Callable[[Libp2pTransport, Libp2pTransport], Awaitable[None]]
