@@ -4,6 +4,13 @@ import importlib.util
 from collections import Counter
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure, and one commit gives one result. `--hypothesis-profile=explore`
+# looks at other examples each time.
+settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1_000)
+settings.load_profile("same")
 
 
 def _has_gpu() -> bool:
