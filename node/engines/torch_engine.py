@@ -180,6 +180,30 @@ class _HuggingFaceDecoder:
         self.logits = out.logits[:, -1]
 
 
+class _PlainDecoder:
+    """Decoding without a cache, each step from the start: slow, but right for models with recurrent
+    state, whose caches Hugging Face names and indexes in ways of their own. Prompts are of one
+    length."""
+
+    def __init__(
+        self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]
+    ) -> None:
+        self._model = policy.model
+        self._ids = torch.tensor([prompts[owner] for owner in owners], device=policy.device)
+        self.logits = self._run()
+
+    def select(self, rows: list[int]) -> None:
+        self._ids, self.logits = self._ids[rows], self.logits[rows]
+
+    def step(self, tokens: torch.Tensor) -> None:
+        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+        self.logits = self._run()
+
+    def _run(self) -> torch.Tensor:
+        logits: torch.Tensor = self._model(input_ids=self._ids, use_cache=False).logits[:, -1]
+        return logits
+
+
 class _LeanDecoder:
     """Decoding small models in a grid of prompts by rows, prompts never copied to their rows."""
 
@@ -255,6 +279,8 @@ def _open_decoder(
 ) -> _Decoder:
     if lean.supports(policy.model):
         return _LeanDecoder(policy, prompts, owners, room)
+    if policy.stateful:
+        return _PlainDecoder(policy, prompts, owners)
     return _HuggingFaceDecoder(policy, prompts, owners)
 
 

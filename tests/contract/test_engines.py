@@ -1,0 +1,136 @@
+"""What every rollout engine must do, stated once: `scripted` and `torch` so far."""
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from node.engines.base import RolloutEngine, Sampling
+from node.engines.scripted import ScriptedPolicy
+from node.training.process import InProcessTrainer, open_trainer
+from node.training.spec import TrainerSpec
+from swarm.rollouts import FinishReason
+from tests.support import run
+from tests.unit.training_support import gpt2_directory, qwen_directory
+
+PROMPTS = ("1+1=", "12+30=", "1+1=")
+SAMPLING = Sampling(max_new_tokens=6)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine, and a directory of other weights that it can load."""
+
+    open: Callable[[Path], AbstractAsyncContextManager[RolloutEngine]]
+    weights: Callable[[Path], Path]
+
+
+@asynccontextmanager
+async def scripted(_: Path) -> AsyncIterator[RolloutEngine]:
+    yield ScriptedPolicy(generate_s=0.0)
+
+
+@asynccontextmanager
+async def torch_lean(directory: Path) -> AsyncIterator[RolloutEngine]:
+    yield InProcessTrainer(TrainerSpec(str(qwen_directory(directory / "model")), device="cpu"))
+
+
+@asynccontextmanager
+async def torch_hugging_face(directory: Path) -> AsyncIterator[RolloutEngine]:
+    yield InProcessTrainer(TrainerSpec(str(gpt2_directory(directory / "model")), device="cpu"))
+
+
+@asynccontextmanager
+async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
+    spec = TrainerSpec(str(qwen_directory(directory / "model")), device="cpu", threads=1)
+    async with open_trainer(spec, directory / "data") as trainer:
+        yield trainer
+
+
+def other_qwen(directory: Path) -> Path:
+    return qwen_directory(directory / "other", seed=5)
+
+
+def other_gpt2(directory: Path) -> Path:
+    return gpt2_directory(directory / "other")
+
+
+def other_skill(directory: Path) -> Path:
+    (directory / "skill").write_text("0.9")
+    return directory
+
+
+CASES = {
+    "scripted": Case(scripted, other_skill),
+    "torch": Case(torch_lean, other_qwen),
+    "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
+    "torch-process": Case(torch_process, other_qwen),
+}
+
+
+@pytest.fixture(params=[
+    pytest.param(case, id=name, marks=pytest.mark.integration if "process" in name else ())
+    for name, case in CASES.items()
+])  # fmt: skip
+def case(request) -> Case:
+    return request.param
+
+
+def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            groups = await engine.generate(PROMPTS, 4, SAMPLING, 7)
+            assert [len(group) for group in groups] == [4, 4, 4]
+            assert await engine.generate([], 4, SAMPLING, 7) == []
+
+    run(body)
+
+
+def test_columns_agree_and_limits_hold(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            groups = await engine.generate(PROMPTS, 4, SAMPLING, 7)
+            for completion in (c for group in groups for c in group):
+                assert 1 <= len(completion.token_ids) <= SAMPLING.max_new_tokens
+                assert len(completion.logprobs) == len(completion.token_ids)
+                assert all(value <= 0.0 and math.isfinite(value) for value in completion.logprobs)
+                assert completion.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
+                if completion.finish_reason is FinishReason.LENGTH:
+                    assert len(completion.token_ids) == SAMPLING.max_new_tokens
+                completion.text.encode()
+
+    run(body)
+
+
+def test_the_seed_decides(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            once = await engine.generate(PROMPTS, 4, SAMPLING, 7)
+            assert await engine.generate(PROMPTS, 4, SAMPLING, 7) == once
+            assert await engine.generate(PROMPTS, 4, SAMPLING, 8) != once
+
+    run(body)
+
+
+def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            first, _, again = await engine.generate(PROMPTS, 8, SAMPLING, 7)
+            assert len({c.logprobs for c in (*first, *again)}) > 8
+
+    run(body)
+
+
+def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
+    async def body():
+        weights = case.weights(tmp_path)
+        async with case.open(tmp_path) as engine:
+            [[before]] = await engine.generate(["1+1="], 1, SAMPLING, 7)
+            await engine.load(weights, 41)
+            [[after]] = await engine.generate(["1+1="], 1, SAMPLING, 7)
+            assert (before.policy_version, after.policy_version) == (0, 41)
+
+    run(body)

@@ -1,0 +1,174 @@
+"""The trainer in its child process: as good as in this one, and harmless however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import psutil
+import pytest
+import trio
+
+from node.engines.base import Sampling
+from node.training import process
+from node.training.base import TrainingGroup
+from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
+from node.training.spec import TrainerSpec
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
+from tests.support import run
+from tests.unit.training_support import qwen_directory
+
+pytestmark = pytest.mark.integration
+
+SAMPLING = Sampling(max_new_tokens=8)
+ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
+CHILD_END_TIMEOUT_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory) -> TrainerSpec:
+    model = qwen_directory(tmp_path_factory.mktemp("model"))
+    return TrainerSpec(str(model), device="cpu", threads=1, learning_rate=1e-3)
+
+
+async def one_round(trainer) -> tuple:
+    [completions] = await trainer.generate(["1+1="], 4, SAMPLING, 3)
+    report = await trainer.train([TrainingGroup("1+1=", completions, ADVANTAGES, True)])
+    return completions, replace(report, seconds=0.0)
+
+
+def test_process_and_in_process_trainers_agree_and_resume_alike(spec, tmp_path):
+    async def body():
+        saved, exported = tmp_path / "saved", tmp_path / "exported"
+        saved.mkdir()
+        exported.mkdir()
+        async with open_trainer(spec, tmp_path / "data") as child:
+            here = InProcessTrainer(spec)
+            assert await child.info() == await here.info()
+            first = await one_round(child)
+            # foreign log-probs are nan in both, and nan is not equal to itself
+            assert repr(first) == repr(await one_round(here))
+            await child.save(saved)
+            await child.export(exported)
+            assert await child.memory_bytes() > 10_000_000
+            second = await one_round(child)
+            assert psutil.Process(child.pid).nice() >= 10
+        resumed = InProcessTrainer(spec, saved)
+        assert (await resumed.info()).policy_version == 1
+        assert repr(await one_round(resumed)) == repr(second)
+        other = InProcessTrainer(replace(spec, model=str(exported)))
+        assert (await other.generate(["1+1="], 4, SAMPLING, 3))[0][0].text == second[0][0].text
+
+    run(body)
+
+
+def test_errors_come_back_and_the_child_lives_on(spec, tmp_path):
+    async def body():
+        async with open_trainer(spec, tmp_path) as trainer:
+            with pytest.raises(ConfigError, match="does not fit the context"):
+                await trainer.generate(["x" * 500], 1, SAMPLING, 1)
+            with pytest.raises(ChildFailed, match="trainer, save") as caught:
+                await trainer.save(tmp_path / "nowhere" / "at all")
+            assert "\n" not in str(caught.value)
+            assert "Traceback" in caught.value.__notes__[0]
+            assert trainer.alive
+            assert (await trainer.info()).policy_version == 0
+        assert not trainer.alive
+
+    run(body)
+
+
+def test_a_model_that_does_not_load_is_a_config_error(spec, tmp_path):
+    async def body():
+        with pytest.raises(ConfigError, match="no such directory"):
+            async with open_trainer(replace(spec, model="/nowhere"), tmp_path):
+                pass
+        with pytest.raises(ConfigError, match="MiB are free"):
+            async with open_trainer(replace(spec, memory_bytes_max=1000), tmp_path):
+                pass
+
+    run(body)
+
+
+def test_a_cancelled_call_returns_at_once_and_the_next_gets_its_own_answer(spec, tmp_path):
+    async def body():
+        async with open_trainer(spec, tmp_path) as trainer:
+            with trio.move_on_after(0.05) as scope:
+                await trainer.generate(["1+1="] * 64, 8, Sampling(max_new_tokens=100), 1)
+            assert scope.cancelled_caught
+            assert len(await trainer.generate(["1+1="], 2, SAMPLING, 1)) == 1
+            assert (await trainer.info()).parameters > 0
+
+    run(body)
+
+
+def test_a_killed_child_fails_its_call_and_can_be_started_again(spec, tmp_path):
+    async def body():
+        async with open_trainer(spec, tmp_path) as trainer:
+
+            async def kill() -> None:
+                await trio.sleep(0.1)
+                os.kill(trainer.pid, signal.SIGKILL)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kill)
+                with pytest.raises(ChildFailed, match="killed by signal 9"):
+                    while True:
+                        await trainer.generate(["1+1="], 8, SAMPLING, 1)
+            with pytest.raises(ChildFailed):
+                await trainer.info()
+            await trainer.start()
+            assert (await trainer.info()).policy_version == 0
+
+    run(body)
+
+
+def test_a_call_before_the_start_is_our_own_mistake(spec, tmp_path):
+    async def body():
+        with pytest.raises(LocalProtocolError, match="before start"):
+            await TrainerProcess(spec, tmp_path).info()
+
+    run(body)
+
+
+PARENT = """
+import sys
+from pathlib import Path
+import trio
+from node.engines.base import Sampling
+from node.training.process import open_trainer
+from node.training.spec import TrainerSpec
+
+async def main():
+    spec = TrainerSpec(sys.argv[1], device="cpu", threads=1)
+    async with open_trainer(spec, Path(sys.argv[2])) as trainer:
+        print(trainer.pid, flush=True)
+        while True:
+            await trainer.generate(["1+1="] * 64, 8, Sampling(max_new_tokens=100), 1)
+
+trio.run(main)
+"""
+
+
+def test_the_child_ends_with_a_killed_parent_also_while_it_computes(spec, tmp_path):
+    command = [sys.executable, "-c", PARENT, spec.model, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    _, alive = psutil.wait_procs([child], timeout=CHILD_END_TIMEOUT_S)
+    assert not alive
+
+
+def test_the_log_stays_bounded_and_prints_do_not_break_the_pipe(spec, tmp_path):
+    log = tmp_path / process.LOG_NAME
+    log.write_bytes(b"x" * (process.LOG_BYTES_MAX + 1))
+
+    async def body():
+        async with open_trainer(spec, tmp_path) as trainer:
+            with pytest.raises(ChildFailed):
+                await trainer.save(tmp_path / "nowhere")
+        assert b"Traceback" in log.read_bytes()
+        assert log.stat().st_size < process.LOG_BYTES_MAX
+
+    run(body)

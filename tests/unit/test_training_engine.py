@@ -1,0 +1,125 @@
+"""What the torch engine promises beyond the contract of all engines."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from node.engines.base import Sampling
+from node.engines.torch_engine import generate, pick_tokens
+from node.training.base import TrainingGroup
+from node.training.spec import TrainerSpec
+from node.training.trainer import GroupTrainer
+from swarm.errors import ConfigError
+from swarm.rollouts import FinishReason
+from tests.unit.training_support import (
+    gpt2_directory,
+    mamba_directory,
+    open_policy,
+    qwen_directory,
+)
+
+LONG = "what all of these prompts have in common, which is worth a pass of its own: "
+PROMPTS = ("1+1=", "a longer prompt than the first", *(LONG + "?" * k for k in range(6)))
+SAMPLING = Sampling(max_new_tokens=12)
+
+
+@pytest.fixture(params=[qwen_directory, gpt2_directory, mamba_directory])
+def policy(request, tmp_path):
+    return open_policy(request.param(tmp_path))
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    return open_policy(qwen_directory(tmp_path))
+
+
+def reference_logprobs(policy, prompt, completion, sampling) -> list[float]:
+    """From one unpadded pass, with temperature and top-p by their definitions."""
+    ids = policy.encode_prompt(prompt)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*ids, *completion.token_ids]])).logits[0].double()
+    values = []
+    for offset, token in enumerate(completion.token_ids):
+        probs = torch.softmax(logits[len(ids) - 1 + offset] / sampling.temperature, -1)
+        kept = {}
+        for index in probs.argsort(descending=True).tolist():
+            if sum(kept.values()) < sampling.top_p:
+                kept[index] = float(probs[index])
+        values.append(math.log(kept[token] / sum(kept.values())))
+    return values
+
+
+@pytest.mark.parametrize(
+    "sampling", [SAMPLING, replace(SAMPLING, temperature=0.7, top_p=0.8)], ids=["plain", "nucleus"]
+)
+def test_log_probs_are_of_the_distribution_sampled_from(policy, sampling):
+    groups = generate(policy, PROMPTS, 3, sampling, 1, 0)
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            expected = reference_logprobs(policy, prompt, completion, sampling)
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_rest_of_the_batch_does_not_matter(policy):
+    together = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
+    for prompt, group in zip(PROMPTS, together, strict=True):
+        [alone] = generate(policy, [prompt], 3, SAMPLING, 1, 0)
+        for one, other in zip(alone, group, strict=True):
+            assert one.token_ids == other.token_ids
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_the_trainer_sees_the_log_probs_of_the_engine(policy):
+    groups = generate(policy, PROMPTS, 4, SAMPLING, 1, 0)
+    batch = [
+        TrainingGroup(prompt, group, (1.0, -1.0, 1.0, -1.0), own_tokens=True)
+        for prompt, group in zip(PROMPTS, groups, strict=True)
+    ]
+    seen = GroupTrainer(policy, TrainerSpec("test"), 10_000).logprobs(batch)
+    for group, rows in zip(groups, seen, strict=True):
+        for completion, row in zip(group, rows, strict=True):
+            assert row == pytest.approx(completion.logprobs, abs=1e-4)
+
+
+def test_the_end_of_sequence_token_stops_and_is_kept(qwen):
+    groups = generate(qwen, ["1+1="], 64, replace(SAMPLING, temperature=3.0), 1, 0)
+    stopped = [c for c in groups[0] if c.finish_reason is FinishReason.STOP]
+    assert stopped
+    for completion in groups[0]:
+        ended = completion.token_ids[-1] == qwen.eos_id
+        assert ended == (completion.finish_reason is FinishReason.STOP)
+        assert qwen.eos_id not in completion.token_ids[:-1]
+        assert "<eos>" not in completion.text
+
+
+def test_the_context_bounds_completions_and_prompts(qwen):
+    prompt = "x" * (qwen.context_tokens - 2 - 5)
+    [group] = generate(qwen, [prompt], 4, replace(SAMPLING, max_new_tokens=50), 1, 0)
+    assert max(len(c.token_ids) for c in group) == 5
+    with pytest.raises(ConfigError, match="does not fit the context"):
+        generate(qwen, ["x" * qwen.context_tokens], 4, SAMPLING, 1, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"top_p": 0.0}, {"max_new_tokens": 0}])
+def test_senseless_sampling_is_refused(qwen, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        generate(qwen, ["1+1="], 1, replace(SAMPLING, **wrong), 1, 0)
+
+
+def test_tokens_are_drawn_in_proportion():
+    probs = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    uniforms = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
+    tokens, logprobs = pick_tokens(probs.log().expand(1000, -1), uniforms, 1.0, 1.0)
+    counts = torch.bincount(tokens, minlength=4).tolist()
+    assert counts == pytest.approx([500, 0, 300, 200], abs=1)
+    assert torch.allclose(logprobs.exp().float(), probs[tokens], atol=1e-6)
+
+
+def test_top_p_keeps_the_fewest_tokens_that_reach_it():
+    probs = torch.tensor([0.2, 0.5, 0.3])
+    uniforms = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
+    tokens, logprobs = pick_tokens(probs.log().expand(1000, -1), uniforms, 1.0, 0.6)
+    assert torch.bincount(tokens, minlength=3).tolist() == pytest.approx([0, 625, 375], abs=1)
+    assert float(logprobs[tokens == 1][0].exp()) == pytest.approx(0.625)
