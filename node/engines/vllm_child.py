@@ -71,6 +71,7 @@ def main(log_path: Path, scratch: Path, command: list[str]) -> NoReturn:
     if os.getpgrp() != os.getpid():
         raise SystemExit("vllm_child: start it as the leader of a process group")
     os.nice(NICENESS)
+    log_path.parent.mkdir(parents=True, exist_ok=True)
     log = _Log(log_path)
     server = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -22,9 +22,12 @@ from tokenizers import Tokenizer
 
 from node.engines.base import Sampling
 from node.engines.vllm_server import (
+    CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
+    CPU_CACHE_BYTES_MAX,
     LOG_NAME,
     MODEL_NAME,
+    SEQUENCES_MAX,
     ServerSettings,
     VllmServer,
     default_threads,
@@ -60,9 +63,22 @@ class ModelText:
         self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
         if not self.eos_ids:
             raise ConfigError(f"model {directory}: it names no end-of-sequence token")
-        text_config = config.get("text_config", config)
-        self.context_tokens: int | None = text_config.get("max_position_embeddings")
+        self._config = config.get("text_config", config)
+        self.context_tokens: int | None = self._config.get("max_position_embeddings")
         self.chat = "chat_template" in tokens or (directory / "chat_template.jinja").exists()
+
+    def cache_bytes(self, context_tokens: int) -> int:
+        """Room for the keys and values of as many full sequences as are sampled at a time, in
+        fp32; at most `CPU_CACHE_BYTES_MAX` unless a single one needs more."""
+        config = self._config
+        heads = config.get("num_attention_heads")
+        keys = ("num_hidden_layers", "hidden_size")
+        if heads is None or any(config.get(key) is None for key in keys):
+            return CPU_CACHE_BYTES_MAX
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        width = (config.get("num_key_value_heads") or heads) * head_size
+        one = 2 * 4 * config["num_hidden_layers"] * width * (context_tokens + CACHE_BLOCK_TOKENS)
+        return max(2 * one, min(SEQUENCES_MAX * one, CPU_CACHE_BYTES_MAX))
 
     def _token_id(self, token: Any) -> int | None:
         text = token.get("content") if isinstance(token, dict) else token
@@ -250,9 +266,11 @@ async def open_vllm(
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
     text = await trio.to_thread.run_sync(ModelText, model_directory)
+    context = min(context_tokens, text.context_tokens or context_tokens)
     settings = ServerSettings(
         threads=threads or default_threads(),
-        context_tokens=min(context_tokens, text.context_tokens or context_tokens),
+        context_tokens=context,
+        cache_bytes=text.cache_bytes(context),
         start_timeout_s=start_timeout_s,
     )
     engine = VllmEngine(model_directory, policy_version, settings, data_directory / LOG_NAME)

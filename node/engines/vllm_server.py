@@ -24,7 +24,8 @@ from swarm.errors import ChildFailed
 LOG_NAME: Final = "vllm.log"
 MODEL_NAME: Final = "policy"
 THREADS_DEFAULT_MAX: Final = 8
-CPU_CACHE_BYTES: Final = 1_073_741_824  # for keys and values; touched as it is used
+CPU_CACHE_BYTES_MAX: Final = 1_073_741_824  # for keys and values
+CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
 SEQUENCES_MAX: Final = 128  # sampled at a time
 CONNECTIONS_MAX: Final = 64
@@ -57,6 +58,7 @@ class ServerSettings:
 
     threads: int  # at least 1
     context_tokens: int
+    cache_bytes: int  # for keys and values, on CPUs
     start_timeout_s: float
 
 
@@ -201,7 +203,7 @@ def _command(directory: Path, settings: ServerSettings, socket: Path) -> list[st
     }
     switches = ["--disable-uvicorn-access-log", "--disable-log-stats"]
     if is_cpu_build():
-        flags |= {"dtype": "float32", "kv-cache-memory-bytes": str(CPU_CACHE_BYTES)}
+        flags |= {"dtype": "float32", "kv-cache-memory-bytes": str(settings.cache_bytes)}
         switches.append("--enforce-eager")
     else:
         flags |= {"dtype": "bfloat16", "gpu-memory-utilization": str(GPU_MEMORY_SHARE)}

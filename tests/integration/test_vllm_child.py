@@ -1,0 +1,151 @@
+"""The process that keeps a server no longer than the node, with commands that need no vLLM."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.engines import vllm_child
+from tests.integration.process_groups import PAUSE_S, WAIT_S, gone, members, pause
+
+ROOT = Path(__file__).parents[2]
+
+# a server that leaves a process behind, and says so; it does not end when it is asked to
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("below", below.pid, flush=True)
+time.sleep(600)
+"""
+OBEDIENT = "print('ready', flush=True); import time; time.sleep(600)"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "server.log"
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    path = tmp_path / "scratch"
+    path.mkdir()
+    (path / "socket").touch()
+    return path
+
+
+def command(log: Path, scratch: Path, code: str) -> list[str]:
+    server = [sys.executable, "-c", code]
+    return [sys.executable, "-m", "node.engines.vllm_child", str(log), str(scratch), *server]
+
+
+@pytest.fixture
+def started(log: Path, scratch: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Filled by the test; what is left of it is ended."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+def start(started: list[subprocess.Popen[bytes]], args: list[str]) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(args, cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True)
+    started.append(process)
+    return process
+
+
+def wait_for_line(log: Path, word: str) -> list[str]:
+    """The words of the first whole line that begins with `word`."""
+    for _ in range(int(WAIT_S / PAUSE_S)):
+        text = log.read_text() if log.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.startswith(word) and line.endswith("\n"):
+                return line.split()
+        pause()
+    raise AssertionError(f"no line {word!r} in {log}")
+
+
+@pytest.mark.integration
+def test_the_group_ends_with_the_input(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    process = start(started, command(log, scratch, OBEDIENT))
+    wait_for_line(log, "ready")
+    assert len(members(process.pid)) == 2
+    assert process.stdin is not None
+    process.stdin.close()
+    assert gone(process.pid)
+    assert not scratch.exists()
+
+
+@pytest.mark.integration
+def test_what_ignores_the_polite_end_is_killed_with_all_below_it(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    process = start(started, command(log, scratch, STUBBORN))
+    _, below = wait_for_line(log, "below")
+    assert psutil.pid_exists(int(below))
+    assert process.stdin is not None
+    process.stdin.close()
+    assert gone(process.pid)
+
+
+@pytest.mark.integration
+def test_the_group_ends_when_the_node_is_killed(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    node = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen({command(log, scratch, OBEDIENT)!r}, stdin=subprocess.PIPE, "
+        "start_new_session=True)\n"
+        "open(sys.argv[1], 'w').write(f'group {child.pid}\\n')\n"
+        "time.sleep(600)\n"
+    )
+    note = log.with_name("group")
+    process = start(started, [sys.executable, "-c", node, str(note)])
+    _, group = wait_for_line(note, "group")
+    wait_for_line(log, "ready")
+    process.kill()
+    assert gone(int(group))
+
+
+@pytest.mark.integration
+def test_a_server_that_ends_leaves_its_last_words(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    process = start(started, command(log, scratch, "raise SystemExit('no such model')"))
+    process.wait(WAIT_S)
+    assert log.read_text().splitlines() == ["no such model", "the server ended with status 1"]
+    assert not scratch.exists()
+
+
+@pytest.mark.integration
+def test_the_log_is_bounded_and_keeps_the_end(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    lines = 5 * vllm_child.LOG_BYTES_MAX // 1000
+    code = f"for i in range({lines}): print(f'{{i:0999}}')"
+    process = start(started, command(log, scratch, code))
+    process.wait(60)
+    files = [log, log.with_suffix(".log.old")]
+    assert all(path.stat().st_size <= vllm_child.LOG_BYTES_MAX for path in files)
+    assert f"{lines - 1:0999}\n" in log.read_text()
+    assert sorted(path.name for path in log.parent.iterdir()) == ["server.log", "server.log.old"]
+
+
+@pytest.mark.integration
+def test_a_process_that_leads_no_group_is_refused(log: Path, scratch: Path) -> None:
+    done = subprocess.run(
+        command(log, scratch, OBEDIENT), cwd=ROOT, capture_output=True, check=False, timeout=WAIT_S
+    )
+    assert done.returncode == 1
+    assert b"leader of a process group" in done.stderr
