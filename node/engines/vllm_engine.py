@@ -77,7 +77,8 @@ class ModelText:
             return CPU_CACHE_BYTES_MAX
         head_size = config.get("head_dim") or config["hidden_size"] // heads
         width = (config.get("num_key_value_heads") or heads) * head_size
-        one = 2 * 4 * config["num_hidden_layers"] * width * (context_tokens + CACHE_BLOCK_TOKENS)
+        token: int = 2 * 4 * config["num_hidden_layers"] * width
+        one = token * (context_tokens + CACHE_BLOCK_TOKENS)
         return max(2 * one, min(SEQUENCES_MAX * one, CPU_CACHE_BYTES_MAX))
 
     def _token_id(self, token: Any) -> int | None:

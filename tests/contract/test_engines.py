@@ -1,4 +1,4 @@
-"""What every rollout engine must do, stated once: `scripted` and `torch` so far."""
+"""What every rollout engine must do, stated once: `scripted`, `torch` and `vllm`."""
 
 import math
 from collections.abc import AsyncIterator, Callable
@@ -10,10 +10,12 @@ import pytest
 
 from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
+from node.engines.vllm_engine import open_vllm
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.rollouts import FinishReason
-from tests.support import run
+from tests.integration.vllm_models import model_directory
+from tests.support import TEST_TIMEOUT_S, run
 from tests.unit.training_support import gpt2_directory, qwen_directory
 
 PROMPTS = ("1+1=", "12+30=", "1+1=")
@@ -26,6 +28,8 @@ class Case:
 
     open: Callable[[Path], AbstractAsyncContextManager[RolloutEngine]]
     weights: Callable[[Path], Path]
+    timeout_s: float = TEST_TIMEOUT_S
+    marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
 @asynccontextmanager
@@ -50,12 +54,23 @@ async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
         yield trainer
 
 
+@asynccontextmanager
+async def vllm(directory: Path) -> AsyncIterator[RolloutEngine]:
+    model = model_directory(directory / "model", 1)
+    async with open_vllm(model, directory / "data", threads=1) as engine:
+        yield engine
+
+
 def other_qwen(directory: Path) -> Path:
     return qwen_directory(directory / "other", seed=5)
 
 
 def other_gpt2(directory: Path) -> Path:
     return gpt2_directory(directory / "other")
+
+
+def other_for_vllm(directory: Path) -> Path:
+    return model_directory(directory / "other", 2)
 
 
 def other_skill(directory: Path) -> Path:
@@ -67,14 +82,16 @@ CASES = {
     "scripted": Case(scripted, other_skill),
     "torch": Case(torch_lean, other_qwen),
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
-    "torch-process": Case(torch_process, other_qwen),
+    "torch-process": Case(torch_process, other_qwen, marks=(pytest.mark.integration,)),
+    "vllm": Case(
+        vllm, other_for_vllm, timeout_s=300.0, marks=(pytest.mark.vllm, pytest.mark.integration)
+    ),
 }
 
 
-@pytest.fixture(params=[
-    pytest.param(case, id=name, marks=pytest.mark.integration if "process" in name else ())
-    for name, case in CASES.items()
-])  # fmt: skip
+@pytest.fixture(
+    params=[pytest.param(each, id=name, marks=each.marks) for name, each in CASES.items()]
+)
 def case(request) -> Case:
     return request.param
 
@@ -86,7 +103,7 @@ def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):
             assert [len(group) for group in groups] == [4, 4, 4]
             assert await engine.generate([], 4, SAMPLING, 7) == []
 
-    run(body)
+    run(body, timeout_s=case.timeout_s)
 
 
 def test_columns_agree_and_limits_hold(case, tmp_path):
@@ -102,7 +119,7 @@ def test_columns_agree_and_limits_hold(case, tmp_path):
                     assert len(completion.token_ids) == SAMPLING.max_new_tokens
                 completion.text.encode()
 
-    run(body)
+    run(body, timeout_s=case.timeout_s)
 
 
 def test_the_seed_decides(case, tmp_path):
@@ -112,7 +129,7 @@ def test_the_seed_decides(case, tmp_path):
             assert await engine.generate(PROMPTS, 4, SAMPLING, 7) == once
             assert await engine.generate(PROMPTS, 4, SAMPLING, 8) != once
 
-    run(body)
+    run(body, timeout_s=case.timeout_s)
 
 
 def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path):
@@ -121,7 +138,7 @@ def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path
             first, _, again = await engine.generate(PROMPTS, 8, SAMPLING, 7)
             assert len({c.logprobs for c in (*first, *again)}) > 8
 
-    run(body)
+    run(body, timeout_s=case.timeout_s)
 
 
 def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
@@ -133,4 +150,4 @@ def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
             [[after]] = await engine.generate(["1+1="], 1, SAMPLING, 7)
             assert (before.policy_version, after.policy_version) == (0, 41)
 
-    run(body)
+    run(body, timeout_s=case.timeout_s)
