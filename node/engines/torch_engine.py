@@ -30,7 +30,7 @@ class _Row:
     """One completion in the making."""
 
     owner: int  # index of its prompt
-    uniforms: list[float]
+    uniforms: torch.Tensor  # (tokens,) in [0, 1)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
@@ -109,7 +109,7 @@ def _rows(prompts: Sequence[str], each: int, tokens_max: int, seed: int) -> list
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         for _ in range(each):
             drawn = torch.rand(tokens_max, dtype=torch.float64, generator=generator)
-            rows.append(_Row(owner, drawn.tolist()))
+            rows.append(_Row(owner, drawn))
     return rows
 
 
@@ -148,9 +148,7 @@ class _Decoder(Protocol):
 class _HuggingFaceDecoder:
     """Decoding through any Hugging Face causal LM with its own cache."""
 
-    def __init__(
-        self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]
-    ) -> None:
+    def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         """Run the prompts, right padded: causal attention keeps real tokens off the pads."""
         self._model = policy.model
         ids, lengths = lean.pad_right(prompts, policy.eos_id)
@@ -185,9 +183,7 @@ class _PlainDecoder:
     state, whose caches Hugging Face names and indexes in ways of their own. Prompts are of one
     length."""
 
-    def __init__(
-        self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]
-    ) -> None:
+    def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         self._model = policy.model
         self._ids = torch.tensor([prompts[owner] for owner in owners], device=policy.device)
         self.logits = self._run()
@@ -300,11 +296,11 @@ def _sample(
         min(sampling.max_new_tokens, policy.context_tokens - len(encoded[row.owner]))
         for row in rows
     ]
+    uniforms = torch.stack([row.uniforms for row in rows]).to(policy.device)
     live = list(range(len(rows)))  # rows still in the batch, finished ones perhaps among them
     for step in range(sampling.max_new_tokens):
-        uniforms = torch.tensor([rows[i].uniforms[step] for i in live], dtype=torch.float64)
         tokens, logprobs = pick_tokens(
-            decoder.logits, uniforms.to(policy.device), sampling.temperature, sampling.top_p
+            decoder.logits, uniforms[:, step], sampling.temperature, sampling.top_p
         )
         running = []
         columns = zip(live, tokens.tolist(), logprobs.tolist(), strict=True)
@@ -315,14 +311,12 @@ def _sample(
             return
         if len(running) < _KEEP_SHARE * len(live):
             decoder.select(running)
-            tokens = tokens[running]
+            tokens, uniforms = tokens[running], uniforms[running]
             live = [live[position] for position in running]
         decoder.step(tokens)
 
 
-def _take(
-    row: _Row, token: int, logprob: float, limit: int, eos_ids: frozenset[int]
-) -> bool:
+def _take(row: _Row, token: int, logprob: float, limit: int, eos_ids: frozenset[int]) -> bool:
     """Add a token to a row that still runs; whether it runs on."""
     if row.stopped or len(row.tokens) >= limit:
         return False

@@ -48,8 +48,7 @@ class _Layer:
     norm: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    head_norms: torch.Tensor | None  # (query heads + K, D): the norm's weight for each head
     out: torch.Tensor
     out_bias: torch.Tensor | None
     mlp_norm: torch.Tensor
@@ -111,7 +110,9 @@ class LeanModel:
         self.head_size = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self._layers = [_join(layer) for layer in self._body.layers]
+        self._layers = [
+            _join(layer, self._heads, self.key_value_heads) for layer in self._body.layers
+        ]
 
     @property
     def layers(self) -> int:
@@ -147,8 +148,14 @@ class LeanModel:
             query, key, value = self._project(layer, x, turn)
             if cache is not None:
                 key, value = _extend(cache, index, key, value)
-            mixed = _attend(query, [segment.layers[index] for segment in above],
-                            [segment.bias for segment in above], key, value, causal)
+            mixed = _attend(
+                query,
+                [segment.layers[index] for segment in above],
+                [segment.bias for segment in above],
+                key,
+                value,
+                causal,
+            )
             x = x + functional.linear(
                 mixed.reshape(prompts, each, count, -1), layer.out, layer.out_bias
             )
@@ -170,11 +177,11 @@ class LeanModel:
         joined = functional.linear(normed, layer.qkv, layer.qkv_bias)
         joined = joined.view(prompts, each, count, -1, self.head_size)
         few = self.key_value_heads
-        query, key, value = joined.split([self._heads, few, few], dim=3)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query = functional.rms_norm(query, query.shape[-1:], layer.q_norm, self._eps)
-            key = functional.rms_norm(key, key.shape[-1:], layer.k_norm, self._eps)
-        query, key = _rotate(query, turn), _rotate(key, turn)
+        turned, value = joined.split([self._heads + few, few], dim=3)
+        if layer.head_norms is not None:  # queries and keys in one go
+            turned = functional.rms_norm(turned, turned.shape[-1:], None, self._eps)
+            turned = turned * layer.head_norms
+        query, key = _rotate(turned, turn).split([self._heads, few], dim=3)
         query = query.reshape(prompts, each, count, few, -1, self.head_size)
         return (
             query.permute(0, 3, 1, 4, 2, 5),
@@ -183,16 +190,19 @@ class LeanModel:
         )
 
 
-def _join(layer: torch.nn.Module) -> _Layer:
+def _join(layer: torch.nn.Module, heads: int, key_value_heads: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm.weight, attention.k_norm.weight
+        head_norms = torch.cat([query.expand(heads, -1), key.expand(key_value_heads, -1)])
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
     biased = parts[0].bias is not None
     return _Layer(
         norm=layer.input_layernorm.weight,
         qkv=torch.cat([part.weight for part in parts]),
         qkv_bias=torch.cat([part.bias for part in parts]) if biased else None,
-        q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-        k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+        head_norms=head_norms,
         out=attention.o_proj.weight,
         out_bias=attention.o_proj.bias,
         mlp_norm=layer.post_attention_layernorm.weight,

@@ -29,6 +29,7 @@ STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
 _RECEIVE_BYTES = 262_144
 
+
 class _Channel:
     """One child process and its frames. Not for use by two tasks at a time.
 

@@ -23,7 +23,7 @@ class TinyRecipe:
     learning_rate: float = 3e-3
     ramp_steps: int = 30
     steps: int = 600
-    target: float = 0.35  # stop early once this share of fresh answers would be sampled right
+    target: float = 0.18  # stop early once this share of fresh answers would be sampled right
     prompt_loss: float = 0.1  # weight of prompt tokens against answer tokens
 
 

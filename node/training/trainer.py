@@ -222,9 +222,7 @@ class GroupTrainer:
         ids, _ = lean.pad_right(tails, self.policy.eos_id)
         start = torch.tensor([len(unit.prompt) - 1 for unit in units])
         hidden, _ = model.run(ids[:, :-1].view(len(units), each, -1), start, above)
-        values = losses.token_logprobs(
-            model.logits(hidden), ids[:, 1:].view(len(units), each, -1)
-        )
+        values = losses.token_logprobs(model.logits(hidden), ids[:, 1:].view(len(units), each, -1))
         return [
             values[place, index, : len(row.tokens)]
             for place, unit in enumerate(units)

@@ -41,11 +41,13 @@ class TrainerCore:
     """Everything a trainer does, synchronously: what the process and the in-process variant run."""
 
     def __init__(self, spec: TrainerSpec, saved: Path | None = None) -> None:
-        """Load the model, then the checkpoint `saved` if there is one.
+        """Load the model, then the checkpoint `saved` if there is one. Sets the process's number
+        of torch threads: results are the same bits only under the same number.
 
         Raises:
             ConfigError: the model does not load or fit, or the checkpoint is not of it.
         """
+        torch.set_num_threads(_threads(spec.threads))
         self.plan = memory.plan(spec)
         self.spec = spec
         self.policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
@@ -81,9 +83,7 @@ class TrainerCore:
         return self.trainer.train(groups)
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(
-            directory, self.policy, self.trainer.optimizer, self.trainer.policy_version
-        )
+        checkpoint.save(directory, self.policy, self.trainer.optimizer, self.trainer.policy_version)
 
     def export(self, directory: Path) -> None:
         checkpoint.export(directory, self.policy)
@@ -131,7 +131,6 @@ class _Server:
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         spec = TrainerSpec.from_record(request["spec"])
-        torch.set_num_threads(_threads(spec.threads))
         saved = request["checkpoint"]
         self._core = TrainerCore(spec, Path(saved) if saved is not None else None)
         return asdict(self._core.plan)

@@ -1,0 +1,147 @@
+"""Rollout tokens per second against transformers' `generate`, and training tokens per second.
+
+    python scripts/bench_engine.py [--model DIRECTORY] [--threads N] [--repeats N] [--json]
+
+Both sides sample from the same model and prompts, in turns, so that what else the machine does hits
+both; tokens count up to and with the end of their completion. Figures are medians over the repeats.
+Without `--model` it takes a tiny model with random weights, whose speed is the warmed one's.
+
+    full     short prompts, every completion runs to the limit
+    ending   short prompts, completions end here and there, as real ones do: about one token in
+             twenty ends one (with random weights)
+    long     prompts of 300 bytes, every completion runs to the limit
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from transformers.utils import logging
+
+from node.engines.base import Sampling
+from node.engines.torch_engine import generate
+from node.training.base import TrainingGroup
+from node.training.policy import Policy, load_policy
+from node.training.recipe import TinyRecipe
+from node.training.spec import TrainerSpec
+from node.training.tiny import blank_model, byte_tokenizer
+from node.training.trainer import GroupTrainer
+
+GROUPS, GROUP_SIZE, NEW_TOKENS = 8, 8, 32
+SHORT = [f"{k}/{3 * k}=" for k in range(1, GROUPS + 1)]
+LONG = [
+    f"Simplify the fraction {k}/{3 * k} to its lowest terms. Give only the simplified "
+    "fraction as your final answer, and nothing else but it, please." * 2
+    for k in range(1, GROUPS + 1)
+]
+NEVER = frozenset({1_000_000})  # no token has this id
+OFTEN = frozenset(range(0, 260, 20))
+CASES = {"full": (SHORT, NEVER), "ending": (SHORT, OFTEN), "long": (LONG, NEVER)}
+
+
+def main() -> None:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        policy = load_policy(arguments.model or str(_fresh_tiny(Path(scratch))), "auto")
+    if arguments.model is None:
+        policy.name = "tiny with random weights"
+    results = {
+        name: _measure(policy, prompts, ends, arguments.repeats)
+        for name, (prompts, ends) in CASES.items()
+    }
+    if arguments.json:
+        json.dump({"model": policy.name, "threads": arguments.threads, **results}, sys.stdout)
+        return
+    print(
+        f"{policy.name}, {policy.parameters:,} parameters, {arguments.threads} threads, "
+        f"{GROUPS} prompts x {GROUP_SIZE} completions x {NEW_TOKENS} tokens, "
+        f"medians of {arguments.repeats}"
+    )
+    print(
+        f"{'prompts':8} {'engine tok/s':>14} {'generate tok/s':>15} {'ratio':>7} "
+        f"{'train tok/s':>13}"
+    )
+    for name, result in results.items():
+        print(
+            f"{name:8} {result['engine']:>14,.0f} {result['generate']:>15,.0f} "
+            f"{result['ratio']:>7.2f} {result['train']:>13,.0f}"
+        )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="a model directory or hub id")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser.parse_args()
+
+
+def _fresh_tiny(directory: Path) -> Path:
+    tokenizer = byte_tokenizer()
+    blank_model(TinyRecipe(), tokenizer).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def _measure(
+    policy: Policy, prompts: list[str], ends: frozenset[int], repeats: int
+) -> dict[str, float]:
+    policy.eos_ids = ends
+    sampling = Sampling(max_new_tokens=NEW_TOKENS)
+    trainer = GroupTrainer(policy, TrainerSpec("bench", learning_rate=1e-6), 8192)
+    rates: dict[str, list[float]] = {"engine": [], "generate": [], "train": []}
+    for repeat in range(repeats + 1):
+        started = time.perf_counter()
+        groups = generate(policy, prompts, GROUP_SIZE, sampling, repeat, 0)
+        sampled = time.perf_counter()
+        tokens = _transformers_generate(policy, prompts)
+        generated = time.perf_counter()
+        report = trainer.train(
+            [
+                TrainingGroup(prompt, group, (1.0, -1.0) * (GROUP_SIZE // 2), own_tokens=True)
+                for prompt, group in zip(prompts, groups, strict=True)
+            ]
+        )
+        if repeat:  # the first one warms up
+            ours = sum(len(c.token_ids) for group in groups for c in group)
+            rates["engine"].append(ours / (sampled - started))
+            rates["generate"].append(tokens / (generated - sampled))
+            rates["train"].append(report.trained_tokens / report.seconds)
+    ratios = [ours / his for ours, his in zip(rates["engine"], rates["generate"], strict=True)]
+    return {**{name: median(values) for name, values in rates.items()}, "ratio": median(ratios)}
+
+
+def _transformers_generate(policy: Policy, prompts: list[str]) -> int:
+    """Sample as the engine does; how many tokens that made, without what pads ended rows."""
+    rows = [policy.encode_prompt(prompt) for prompt in prompts for _ in range(GROUP_SIZE)]
+    width = max(len(row) for row in rows)
+    pads = [[policy.eos_id] * (width - len(row)) for row in rows]
+    ids = torch.tensor([pad + row for pad, row in zip(pads, rows, strict=True)])
+    mask = torch.tensor([[0] * len(p) + [1] * len(r) for p, r in zip(pads, rows, strict=True)])
+    with torch.inference_mode(), policy.autocast():
+        out = policy.model.generate(
+            input_ids=ids.to(policy.device),
+            attention_mask=mask.to(policy.device),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=NEW_TOKENS,
+            eos_token_id=sorted(policy.eos_ids),
+            pad_token_id=policy.eos_id,
+        )
+    total = 0
+    for row in out[:, width:].tolist():
+        ended = [place for place, token in enumerate(row) if token in policy.eos_ids]
+        total += ended[0] + 1 if ended else len(row)
+    return total
+
+
+if __name__ == "__main__":
+    main()
