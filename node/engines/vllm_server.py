@@ -7,11 +7,13 @@ taken and nobody else on the machine reaches its development routes.
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,9 +24,11 @@ import trio
 from swarm.errors import ChildFailed
 
 LOG_NAME: Final = "vllm.log"
+SOCKET_NAME: Final = "api.sock"
 MODEL_NAME: Final = "policy"
 THREADS_DEFAULT_MAX: Final = 8
 CPU_CACHE_BYTES_MAX: Final = 1_073_741_824  # for keys and values
+BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
 SEQUENCES_MAX: Final = 128  # sampled at a time
@@ -82,12 +86,13 @@ def default_threads() -> int:
 class VllmServer:
     """A running server. Made by `start`, ended by `close`."""
 
-    def __init__(self, process: trio.Process, socket: Path, log: Path) -> None:
+    def __init__(self, process: trio.Process, scratch: Path, log: Path) -> None:
         self._process = process
+        self._scratch = scratch
         self._log = log
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                uds=str(socket), limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
+                uds=str(scratch / SOCKET_NAME), limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
             ),
             base_url="http://vllm",
             timeout=httpx.Timeout(REQUEST_TIMEOUT_S, pool=None),
@@ -101,12 +106,11 @@ class VllmServer:
         Raises:
             ChildFailed: it ended, or did not answer in time.
         """
-        scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child
-        socket = scratch / "api.sock"
+        scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child as well
         process = await trio.lowlevel.open_process(
             [
                 *(sys.executable, "-m", "node.engines.vllm_child", str(log), str(scratch)),
-                *_command(directory, settings, socket),
+                *_command(directory, settings, scratch),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -114,7 +118,7 @@ class VllmServer:
             start_new_session=True,
             env=_environment(settings, scratch),
         )
-        server = cls(process, socket, log)
+        server = cls(process, scratch, log)
         try:
             await server._wait_until_healthy(settings.start_timeout_s)
         except BaseException:
@@ -161,6 +165,7 @@ class VllmServer:
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 await self._process.wait()
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
     async def _wait_until_healthy(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
@@ -187,11 +192,11 @@ class VllmServer:
         return error
 
 
-def _command(directory: Path, settings: ServerSettings, socket: Path) -> list[str]:
+def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[str]:
     flags = {
         "model": str(directory),
         "served-model-name": MODEL_NAME,
-        "uds": str(socket),
+        "uds": str(scratch / SOCKET_NAME),
         "max-model-len": str(settings.context_tokens),
         "max-num-seqs": str(SEQUENCES_MAX),
         "generation-config": "vllm",  # only what a request asks for decides how to sample
@@ -203,8 +208,13 @@ def _command(directory: Path, settings: ServerSettings, socket: Path) -> list[st
     }
     switches = ["--disable-uvicorn-access-log", "--disable-log-stats"]
     if is_cpu_build():
-        flags |= {"dtype": "float32", "kv-cache-memory-bytes": str(settings.cache_bytes)}
-        switches.append("--enforce-eager")
+        flags |= {
+            "dtype": "float32",
+            "kv-cache-memory-bytes": str(settings.cache_bytes),
+            "max-num-batched-tokens": str(max(BATCH_TOKENS_MIN, settings.context_tokens)),
+        }
+        # The CPU's generators cannot be wound back, which a seeded request cut in chunks needs.
+        switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     else:
         flags |= {"dtype": "bfloat16", "gpu-memory-utilization": str(GPU_MEMORY_SHARE)}
     return [

@@ -104,6 +104,14 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
             after = await engine.generate(PROMPTS, 8, WARM, seed=1)
             check_against(policy, after, WARM, 7)
 
+            crowd = [f"{index:03d}" * 25 for index in range(60)]  # more than one step can take
+            many = await engine.generate(crowd, 8, Sampling(max_new_tokens=4), seed=1)
+            for prompt, group in zip(crowd[::20], many[::20], strict=True):
+                for completion in group:
+                    assert completion.logprobs == pytest.approx(
+                        expected_logprobs(policy, prompt, completion, WARM), abs=LOGPROB_ERROR_MAX
+                    )
+
             room = 128 - len(policy.encode_prompt("x" * 100))
             (group,) = await engine.generate(["x" * 100], 4, Sampling(max_new_tokens=1000), seed=1)
             assert max(len(completion.token_ids) for completion in group) <= room
