@@ -15,6 +15,7 @@ import fcntl
 import os
 import secrets
 import signal
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -27,7 +28,7 @@ import psutil
 import trio
 
 from node.checkpoints import Checkpoints
-from node.config import NodeConfig
+from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles
 from node.engines.vllm_engine import open_vllm
@@ -44,7 +45,7 @@ from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.discovery import AddressBook
-from swarm.errors import ChildFailed, ConfigError, IdentityInUse
+from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
 from swarm.identity import Identity
 from swarm.pool import Pool, PoolLimits
 from swarm.transport.libp2p_host import open_libp2p
@@ -165,6 +166,11 @@ def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> 
             return trio.run(app.run)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
             raise _first(group) from None
+        except* (sqlite3.OperationalError, OSError) as group:
+            error = _first(group)
+            raise StorageFailed(
+                f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
+            ) from group
 
 
 def _first(error: BaseException) -> BaseException:
@@ -195,19 +201,20 @@ class _App:
         self._leaving = trio.Event()
         config = self._config
         resumed = self._checkpoints.latest()
-        with Pool(
-            config.data_dir / "pool.sqlite",
-            PoolLimits(
-                config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max
-            ),
-        ) as pool, EventLog(config.data_dir / EVENTS_FILE, time.time) as self._events:
+        with (
+            Pool(
+                config.data_dir / "pool.sqlite",
+                PoolLimits(
+                    config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max
+                ),
+            ) as pool,
+            EventLog(config.data_dir / EVENTS_FILE, time.time) as self._events,
+        ):
             async with AsyncExitStack() as stack:
                 transport = await stack.enter_async_context(
                     open_libp2p(self._identity, config.listen, config.announce)
                 )
-                verifier = await stack.enter_async_context(
-                    ProcessVerifier.open(config)
-                )
+                verifier = await stack.enter_async_context(ProcessVerifier.open(config))
                 self._node = Node(
                     config,
                     self._identity,
@@ -217,7 +224,9 @@ class _App:
                     AddressBook.load(config.data_dir / "addresses.json"),
                     World(
                         now_s=time.time,
-                        rng=Random(secrets.randbits(64)),  # whom to dial and fetch from; no learning
+                        rng=Random(
+                            secrets.randbits(64)
+                        ),  # whom to dial and fetch from; no learning
                         run_sync=trio.to_thread.run_sync,
                         instance=secrets.token_bytes(16),
                         agent=AGENT,
@@ -240,7 +249,10 @@ class _App:
         return 0
 
     def _greet(self, addresses: tuple[str, ...]) -> None:
-        run = f" --run {self._config.run.name}" if self._config.run.name != "demo" else ""
+        name = self._config.run.name
+        run = f" --run {name if name in packaged_runs() else 'THIS-RUN-FILE'}"
+        if name == DEFAULT_RUN:
+            run = ""
         self._say(f"this node is {self._identity.peer_id}, run {self._config.run.run_id}")
         self._say("the next machine joins with any one of these lines:")
         for address in addresses:

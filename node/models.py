@@ -97,9 +97,10 @@ class _Progress:
         if self._interactive:
             bar = "#" * step + "." * (STEP_LINES_MAX - step)
             end = "\n" if share >= 1 else ""
-            print(f"\r[{bar}] {share:4.0%} {line:<50.50}", end=end, file=sys.stderr, flush=True)
+            sys.stderr.write(f"\r[{bar}] {share:4.0%} {line:<50.50}{end}")
         elif step // 4 != self._shown // 4 or share >= 1:
-            print(f"{share:4.0%} {line}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"{share:4.0%} {line}\n")
+        sys.stderr.flush()
         self._shown = step
 
 

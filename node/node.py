@@ -68,6 +68,7 @@ class Node:
         self._started_at = trio.current_time()
         self._pool_figures = PoolStatistics(0, 0, 0, 0, 0, {})
         self._rates: list[float] = []
+        self._first_round_at: float | None = None
         self.phase = "starting"
         self.progress = Progress()
         self.last_round: RoundDone | None = None
@@ -106,6 +107,7 @@ class Node:
             group_size_max=limits.group_size_max,
             fetch_parallel=self._config.fetch_concurrent_max,
             fetch_bytes_per_s=float(self._config.fetch_bytes_per_s_max),
+            serve_bytes_per_s=float(self._config.serve_bytes_per_s_max),
         )
 
     def addresses(self) -> tuple[str, ...]:
@@ -172,6 +174,8 @@ class Node:
         self.progress = progress
         if progress.round == 0 and self._config.evaluate_every_rounds:
             await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+        if self._first_round_at is None:
+            self._first_round_at = trio.current_time()
         while not leaving.is_set() and not self._finished(sapo.progress):
             await self._unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
@@ -187,10 +191,12 @@ class Node:
         self._enter("leaving")
 
     def _finished(self, progress: Progress) -> bool:
+        """The time limit counts from the first round of this process, not from its start."""
         rounds, limit_s = self._config.rounds, self._config.stop_after_s
-        return (rounds is not None and progress.round >= rounds) or (
-            limit_s is not None and trio.current_time() - self._started_at >= limit_s
-        )
+        if rounds is not None and progress.round >= rounds:
+            return True
+        assert self._first_round_at is not None
+        return limit_s is not None and trio.current_time() - self._first_round_at >= limit_s
 
     async def _unless(self, leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
         """Run a step and cancel it when the node is to leave."""

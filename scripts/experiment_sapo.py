@@ -93,9 +93,7 @@ def run_one(setting: str, seed: int, options: argparse.Namespace) -> dict[str, A
     }
 
 
-async def _swarm(
-    config: Any, model: str, nodes: int, seed: int
-) -> tuple[list[Point], float]:
+async def _swarm(config: Any, model: str, nodes: int, seed: int) -> tuple[list[Point], float]:
     import trio
 
     from node.app import trainer_spec
@@ -137,7 +135,7 @@ async def _swarm(
     return points, fmean(external)
 
 
-def Timed(spec: Any) -> Any:  # noqa: N802 - stands for a class that needs a late import
+def Timed(spec: Any) -> Any:
     """The production trainer in this process, which takes one virtual second for each call and
     counts the processor's seconds. Evaluations, which the paper's budget does not know, are not
     counted: they generate one completion a prompt."""
@@ -245,9 +243,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Held-out pass rate in percent at equal rounds, generated tokens and seconds."""
-    common = {
-        axis: min(curve(result, axis)[-1][0] for result in results) for axis in AXES
-    }
+    common = {axis: min(curve(result, axis)[-1][0] for result in results) for axis in AXES}
     first = fmean(curve(result, "round")[0][1] for result in results)
     lines = [
         f"All start at {first:.1%} held-out. Pass rate in percent, mean over seeds with the "
@@ -295,7 +291,9 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
             style = "-" if number < 4 else "--"
             colour = f"C{number}"
             panel.plot(xs, [fmean(y) for y in ys], style, color=colour, label=setting)
-            panel.fill_between(xs, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.1)
+            panel.fill_between(
+                xs, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.1
+            )
         panel.set_xlabel(labels[axis])
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("held-out pass rate, %")

@@ -186,7 +186,9 @@ class Discovery:
                 and peer not in self._strangers
                 and peer != self._identity.peer_id
             )
-            for peer in self._rng.sample(known, max(0, min(missing, DIALS_PER_BEAT_MAX, len(known)))):
+            for peer in self._rng.sample(
+                known, max(0, min(missing, DIALS_PER_BEAT_MAX, len(known)))
+            ):
                 nursery.start_soon(self._dial, peer)
         self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
 
@@ -286,9 +288,7 @@ class Discovery:
 
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
         try:
-            signer, hello = codec.decode_hello(payload)
-            if signer != peer:
-                raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
+            hello = _own_hello_of(peer, payload)
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             raise
@@ -327,3 +327,10 @@ class Discovery:
             self._heard.popitem(last=False)
         return next((r for i, r in instances.items() if i != instance), None)
 
+
+def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
+    """The hello of the peer that sent it, not one that it heard from somebody else."""
+    signer, hello = codec.decode_hello(record)
+    if signer != peer:
+        raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
+    return hello

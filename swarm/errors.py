@@ -8,6 +8,7 @@
     │   └── RequestRefused     the peer is at its limit, or does not speak the protocol
     ├── LocalProtocolError     we broke the rules: propagates and ends the node
     ├── IdentityInUse          another live node runs under our key: the newcomer stops
+    ├── StorageFailed          the disk is full or broken: the node ends with one line
     ├── ChildFailed            a child process of ours failed: restarted with back-off
     └── ConfigError            bad input at start: one line, exit status 2
 
@@ -74,6 +75,10 @@ class IdentityInUse(SwarmError):
 
 class ChildFailed(SwarmError):
     """A child process (trainer, engine, verifier) ended or answered with an error."""
+
+
+class StorageFailed(SwarmError):
+    """The data directory can no longer be written or read."""
 
 
 class ConfigError(SwarmError):

@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 import trio
 
 from swarm import codec
-from swarm.errors import ConfigError, Reject, RemoteProtocolError, TransportError
+from swarm.budget import ByteBudget
+from swarm.errors import (
+    ConfigError,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
 from swarm.messages import (
@@ -61,6 +68,7 @@ POOL_REJECTS = {
     AddResult.QUOTA: Reject.QUOTA,
 }
 REPLY_OVERHEAD_BYTES = 1_024
+OFFER_LIMITS = OfferLimits()
 FETCH_RETRY_S = 2.0
 DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
 REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
@@ -78,12 +86,13 @@ class ExchangeRules:
     fetch_parallel: int = 4
     fetch_timeout_s: float = 20.0
     fetch_bytes_per_s: float = 4 * 1024 * 1024
+    serve_bytes_per_s: float = 8 * 1024 * 1024
     dial_timeout_s: float = 5.0
     catch_up_interval_s: float = 15.0
     expire_interval_s: float = 10.0
     recent_adverts_max: int = 512
     recent_adverts_per_producer_max: int = 4
-    offers: OfferLimits = OfferLimits()
+    offers: OfferLimits = OFFER_LIMITS
 
 
 def informative(rewards: Sequence[float]) -> bool:
@@ -118,8 +127,8 @@ class Exchange:
         self._recent: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
         self._in_flight: set[GroupId] = set()
         self._wake = trio.Event()
-        self._budget_bytes = rules.fetch_bytes_per_s
-        self._budget_at = 0.0
+        self._fetch_budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
+        self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self.ledger = Ledger()
 
     # --- what the round asks for -----------------------------------------------------------
@@ -212,7 +221,10 @@ class Exchange:
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
         want = self._judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
+        if self._serve_budget.is_spent(trio.current_time()):
+            raise RequestRefused("the serving budget is spent")
         records: list[bytes] = await self._run_sync(self._records, want.group_ids)
+        self._serve_budget.spend(sum(map(len, records)), trio.current_time())
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     def _records(self, group_ids: Sequence[bytes]) -> list[bytes]:
@@ -319,9 +331,7 @@ class Exchange:
                 timeout_s=self._rules.fetch_timeout_s,
                 response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
             )
-            reply = self._judge(
-                peer, codec.decode, answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX
-            )
+            reply = self._judge(peer, codec.decode, answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
         except (TransportError, RemoteProtocolError):
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
@@ -377,24 +387,15 @@ class Exchange:
     async def _fetch_in_slot(self, offers: list[Offer], slots: trio.CapacityLimiter) -> None:
         try:
             async with slots:
-                await self._spend(sum(offer.size_bytes for offer in offers))
+                size_bytes = sum(offer.size_bytes for offer in offers)
+                await trio.sleep(self._fetch_budget.spend(size_bytes, trio.current_time()))
                 await self._fetch(offers)
         finally:
             self._in_flight.difference_update(offer.group_id for offer in offers)
         self._wake.set()
 
-    async def _spend(self, size_bytes: int) -> None:
-        """Wait until the byte budget, which refills evenly up to one second's worth, allows it."""
-        rate = self._rules.fetch_bytes_per_s
-        now = trio.current_time()
-        self._budget_bytes = min(rate, self._budget_bytes + rate * (now - self._budget_at))
-        self._budget_at = now
-        self._budget_bytes -= size_bytes
-        if self._budget_bytes < 0:
-            await trio.sleep(-self._budget_bytes / rate)
-
     async def _fetch(self, offers: list[Offer]) -> None:
-        """Get the groups of one producer from it or, failing that, from who forwarded the advert."""
+        """Get one producer's groups from it or, failing that, from who forwarded the advert."""
         wanted = {offer.group_id: offer for offer in offers}
         for peer in dict.fromkeys([offers[0].producer, *(o.heard_from for o in offers)]):
             if not wanted:

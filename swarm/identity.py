@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm.errors import ConfigError, RemoteProtocolError, Reject
+from swarm.errors import ConfigError, Reject, RemoteProtocolError
 
 PeerId = NewType("PeerId", str)
 
@@ -47,6 +47,8 @@ def public_key_of(peer_id: str) -> bytes:
         raise RemoteProtocolError(Reject.MALFORMED, "peer id is not base58") from None
     if len(raw) != len(_PEER_ID_PREFIX) + 32 or not raw.startswith(_PEER_ID_PREFIX):
         raise RemoteProtocolError(Reject.MALFORMED, "not an Ed25519 peer id")
+    if base58.b58encode(raw).decode() != peer_id:  # one key must not pass as several peers
+        raise RemoteProtocolError(Reject.MALFORMED, "peer id is not in its canonical form")
     return raw[len(_PEER_ID_PREFIX) :]
 
 

@@ -23,7 +23,6 @@ from swarm.errors import Reject
 from swarm.identity import Identity
 from swarm.messages import (
     ADVERTS_PROTOCOL,
-    GROUP_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
@@ -39,7 +38,6 @@ from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory import MemoryTransport
-
 from tests.simulation.test_swarm import CONFIG, RUN
 
 HONEST = 4
@@ -214,7 +212,9 @@ LIES: dict[Callable[[Liar], Any], Reject] = {
 }
 
 
-async def swarm_with(lies: list[Callable[[Liar], Any]], seed: int) -> tuple[str, list[SimulatedNode]]:
+async def swarm_with(
+    lies: list[Callable[[Liar], Any]], seed: int
+) -> tuple[str, list[SimulatedNode]]:
     """Honest nodes to the end of their rounds, with a liar among them that tells `lies`."""
     async with open_world(seed, HONEST + 1, LAN) as world, trio.open_nursery() as nursery:
         liar = Liar(world, HONEST, world.identities[1])
@@ -262,8 +262,13 @@ def test_a_lie_is_counted_under_its_name_and_never_trained_on(
     assert sum(s.node.ledger.rejected[reason] for s in swarm) > 0, [
         s.node.ledger.rejected for s in swarm
     ]
-    trained = {p for s in swarm for r in s.records if isinstance(r, RoundDone)
-               for p in r.foreign_by_producer}
+    trained = {
+        p
+        for s in swarm
+        for r in s.records
+        if isinstance(r, RoundDone)
+        for p in r.foreign_by_producer
+    }
     if lie is not lie_same_task_twice:  # its first group for the task is an honest one
         assert liar not in trained
     shown = [s.shown for s in swarm if s.shown is not None and reason in s.shown.rejected]

@@ -67,14 +67,21 @@ def test_sixteen_nodes_share_over_a_slow_and_lossy_network() -> None:
         assert sum(r.external_groups for r in rounds[4:]) >= 10  # of 12 in the last six
         assert not simulated.node.ledger.rejected
         assert len(simulated.node.discovery.peers) >= 8
-    sources = {p for s in swarm for r in s.records if isinstance(r, RoundDone)
-               for p in r.foreign_by_producer}
+    sources = {
+        p
+        for s in swarm
+        for r in s.records
+        if isinstance(r, RoundDone)
+        for p in r.foreign_by_producer
+    }
     assert len(sources) == 16
 
 
 def test_one_seed_gives_one_trace_and_another_seed_another() -> None:
     # in fresh processes with different hash seeds, so that no order leaks from sets or ids
-    script = "from tests.simulation.test_swarm import trace; import sys; print(trace(int(sys.argv[1])))"
+    script = (
+        "from tests.simulation.test_swarm import trace; import sys; print(trace(int(sys.argv[1])))"
+    )
     traces = [
         subprocess.run(
             [sys.executable, "-c", script, seed],
