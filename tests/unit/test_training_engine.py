@@ -21,8 +21,8 @@ from tests.unit.training_support import (
 )
 
 LONG = "what all of these prompts have in common, which is worth a pass of its own: "
-PROMPTS = ("1+1=", "a longer prompt than the first", *(LONG + "?" * k for k in range(6)))
-SAMPLING = Sampling(max_new_tokens=12)
+PROMPTS = ("1+1=", "a longer prompt than the first", *(LONG + "?" * k for k in range(5)))
+SAMPLING = Sampling(max_new_tokens=6)
 
 
 @pytest.fixture(params=[qwen_directory, gpt2_directory, mamba_directory])
@@ -72,9 +72,9 @@ def test_the_rest_of_the_batch_does_not_matter(policy):
 
 
 def test_the_trainer_sees_the_log_probs_of_the_engine(policy):
-    groups = generate(policy, PROMPTS, 4, SAMPLING, 1, 0)
+    groups = generate(policy, PROMPTS, 2, SAMPLING, 1, 0)
     batch = [
-        TrainingGroup(prompt, group, (1.0, -1.0, 1.0, -1.0), own_tokens=True)
+        TrainingGroup(prompt, group, (1.0, -1.0), own_tokens=True)
         for prompt, group in zip(PROMPTS, groups, strict=True)
     ]
     seen = GroupTrainer(policy, TrainerSpec("test"), 10_000).logprobs(batch)

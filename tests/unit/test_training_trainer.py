@@ -46,7 +46,7 @@ def ragged(policy: Policy) -> list[TrainingGroup]:
 def alike(policy: Policy) -> list[TrainingGroup]:
     """Prompts with a long common beginning."""
     return [
-        group(policy, LONG + "?" * k, ["yes", "n", "maybe"], [1.0, -0.4, -0.6]) for k in range(1, 7)
+        group(policy, LONG + "?" * k, ["yes", "n", "maybe"], [1.0, -0.4, -0.6]) for k in range(1, 6)
     ]
 
 

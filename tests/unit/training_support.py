@@ -12,6 +12,8 @@ from node.training.recipe import TinyRecipe
 from node.training.tiny import blank_model, byte_tokenizer
 from swarm.rollouts import Completion, FinishReason
 
+torch.set_num_threads(1)  # threads of so small models mostly wait for each other
+
 SMALL = TinyRecipe(
     hidden=32, layers=2, heads=4, key_value_heads=2, head_size=8, intermediate=48,
     context_tokens=128, batch=8, steps=12, ramp_steps=3,
@@ -46,7 +48,7 @@ def mamba_directory(directory: Path) -> Path:
     """A model with recurrent state."""
     tokenizer = byte_tokenizer()
     config = MambaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, state_size=4,
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, state_size=4,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
