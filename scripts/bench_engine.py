@@ -6,8 +6,8 @@ Both sides sample from the same model and prompts, in turns, so that what else t
 both; tokens count up to and with the end of their completion. Figures are medians over the repeats.
 Without `--model` it takes a tiny model with random weights, whose speed is the warmed one's.
 
-    full     short prompts, every completion runs to the limit
-    ending   short prompts, completions end here and there, as real ones do: about one token in
+    full     prompts of about 40 bytes, as in the demo; every completion runs to the limit
+    ending   the same prompts; completions end here and there, as real ones do: about one token in
              twenty ends one (with random weights)
     long     prompts of 300 bytes, every completion runs to the limit
 """
@@ -33,7 +33,9 @@ from node.training.tiny import blank_model, byte_tokenizer
 from node.training.trainer import GroupTrainer
 
 GROUPS, GROUP_SIZE, NEW_TOKENS = 8, 8, 32
-SHORT = [f"{k}/{3 * k}=" for k in range(1, GROUPS + 1)]
+SHORT = [
+    f"{k:04b} 0{k:03b}\n1{k:03b} 01{k % 4:02b}\n=\n".replace("", " ") for k in range(1, GROUPS + 1)
+]
 LONG = [
     f"Simplify the fraction {k}/{3 * k} to its lowest terms. Give only the simplified "
     "fraction as your final answer, and nothing else but it, please." * 2
