@@ -119,7 +119,9 @@ def _add_prepare(commands: Any) -> None:
 def _config(options: argparse.Namespace) -> Any:
     from node.config import NodeConfig, load_config
 
-    flags = {name: value for name, value in vars(options).items() if name in NodeConfig.model_fields}
+    flags = {
+        name: value for name, value in vars(options).items() if name in NodeConfig.model_fields
+    }
     flags.pop("run", None)
     run_file = Path(options.run) if options.run else None
     return load_config(flags, os.environ, run_file)

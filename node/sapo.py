@@ -38,7 +38,9 @@ from swarm.exchange import Exchange, informative
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup
 
-OVER_GENERATION_MAX = 4  # with `filter_own`: times I groups generated at most, to find I useful ones
+OVER_GENERATION_MAX = (
+    4  # with `filter_own`: times I groups generated at most, to find I useful ones
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,7 @@ class Sapo:
         if self._config.external_groups == 0:
             return []
         rng = Random(self._seed("draw", number))
-        chosen = draw_foreign(
-            await self._exchange.candidates(), self._config.external_groups, rng
-        )
+        chosen = draw_foreign(await self._exchange.candidates(), self._config.external_groups, rng)
         return await self._exchange.take(chosen, number)
 
     def _batch(
@@ -288,7 +288,8 @@ class Sapo:
             pool_bytes=0,
             accepted_total=self._exchange.ledger.accepted,
             rejected_total={
-                str(reason): count for reason, count in sorted(self._exchange.ledger.rejected.items())
+                str(reason): count
+                for reason, count in sorted(self._exchange.ledger.rejected.items())
             },
             bytes_in_total=0,
             bytes_out_total=0,

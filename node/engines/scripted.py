@@ -23,7 +23,9 @@ TOKENIZER = "scripted-bytes"
 class ScriptedPolicy:
     """Engine and trainer in one, as the real trainer process is."""
 
-    def __init__(self, *, skill: float = 0.4, generate_s: float = 1.0, train_s: float = 1.0) -> None:
+    def __init__(
+        self, *, skill: float = 0.4, generate_s: float = 1.0, train_s: float = 1.0
+    ) -> None:
         self.skill = skill
         self.version = 0
         self.trained: list[TrainingGroup] = []  # of the last batch
