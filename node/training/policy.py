@@ -18,9 +18,12 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from node.training.spec import Device
 from swarm.errors import ConfigError
+
+transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from node.training import lean, losses
 from node.training.recipe import TinyRecipe, recipe_key
@@ -86,6 +87,7 @@ def make_tiny(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        transformers_logging.disable_progress_bar()
         tokenizer = byte_tokenizer()
         model = blank_model(recipe, tokenizer)
         competence = _warm_up(model, tokenizer, pairs, recipe, progress)
