@@ -322,6 +322,8 @@ class _App:
             spec, config.data_dir, resumed.directory if resumed else None
         ) as trainer:
             self._loaded.policy = await trainer.info()
+            if not self._loaded.policy.clipping_active:
+                self._say("one update per batch: every ratio is 1, so clipping is inactive")
             await self._tell(self._started(self._loaded.policy, progress))
             async with self._engine(trainer) as (engine, after_update):
                 await self._node.run_rounds(
