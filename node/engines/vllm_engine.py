@@ -135,7 +135,7 @@ class VllmEngine:
         Raises:
             ChildFailed: it does not start.
         """
-        if self._server is not None and self._server.alive and self._sound:
+        if self._server is not None and self._server.usable and self._sound:
             return
         await self.close()
         self._server = await VllmServer.start(self._directory, self._settings, self._log)

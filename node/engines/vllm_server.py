@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -37,10 +38,12 @@ REQUEST_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 15.0
 _HEALTH_INTERVAL_S: Final = 0.25
 _HEALTH_TIMEOUT_S: Final = 5.0
-_LOG_TAIL_BYTES: Final = 16_384
-_LOG_TAIL_LINES: Final = 20
+_NOTE_LINES: Final = 20
 _LINE_CHARS: Final = 300
-_CAUSE: Final = re.compile(r"\b\w+(Error|Exception): (?!Engine core initialization failed)")
+_CAUSE: Final = re.compile(  # the last line of a traceback, behind what vLLM's log puts before it
+    r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
+    r"((?![\w.]*EngineDeadError)[\w.]*(?:Error|Exception): (?!Engine core init).*)"
+)
 
 _ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
@@ -90,6 +93,7 @@ class VllmServer:
         self._process = process
         self._scratch = scratch
         self._log = log
+        self._failed = False
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 uds=str(scratch / SOCKET_NAME), limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
@@ -127,9 +131,9 @@ class VllmServer:
         return server
 
     @property
-    def alive(self) -> bool:
-        """Whether its process runs."""
-        return self._process.returncode is None
+    def usable(self) -> bool:
+        """Whether its process runs and has not failed at anything."""
+        return self._process.returncode is None and not self._failed
 
     @property
     def pid(self) -> int:
@@ -148,7 +152,9 @@ class VllmServer:
                 route, content=content, headers={"content-type": "application/json"}
             )
         except httpx.TransportError as error:
-            raise await self._failure(f"{route}: {type(error).__name__}") from error
+            raise await self._failure(f"broke off {route} ({type(error).__name__})") from error
+        if response.is_server_error:
+            raise await self._failure(f"answered {route} with status {response.status_code}")
         if response.status_code != httpx.codes.OK:
             said = response.text[:_LINE_CHARS]
             raise ChildFailed(f"vLLM, {route}: status {response.status_code}: {said}")
@@ -169,7 +175,7 @@ class VllmServer:
 
     async def _wait_until_healthy(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
-            while self.alive:
+            while self.usable:
                 if await self._healthy():
                     return
                 await trio.sleep(_HEALTH_INTERVAL_S)
@@ -184,11 +190,10 @@ class VllmServer:
         return response.status_code == httpx.codes.OK
 
     async def _failure(self, what: str) -> ChildFailed:
-        lines = await trio.to_thread.run_sync(_last_lines, self._log)
-        causes = [line for line in lines if _CAUSE.search(line)] or lines
-        cause = f": {causes[-1].strip()[:_LINE_CHARS]}" if causes else ""
-        error = ChildFailed(f"the vLLM server {what}{cause} (log: {self._log})")
-        error.add_note("\n".join(lines[-_LOG_TAIL_LINES:]))
+        self._failed = True
+        lines = await trio.to_thread.run_sync(_lines, self._log)
+        error = ChildFailed(f"the vLLM server {what}{_cause(lines)} (log: {self._log})")
+        error.add_note("\n".join(lines[-_NOTE_LINES:]))
         return error
 
 
@@ -231,11 +236,20 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
     return {**os.environ, **_ENVIRONMENT, **extra}
 
 
-def _last_lines(log: Path) -> list[str]:
+def _lines(log: Path) -> list[str]:
+    """Of the present log, which is bounded."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+        text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
     return [line for line in text.splitlines() if line.strip()]
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """The first error of the log, which the others follow from, with the rest of its message."""
+    for index, line in enumerate(lines):
+        found = _CAUSE.search(line)
+        if found:
+            more = [each.strip() for each in lines[index + 1 : index + 2] if each[0] != "("]
+            return f": {' '.join([found.group(1), *more])}"[:_LINE_CHARS]
+    return f": {lines[-1].strip()}"[:_LINE_CHARS] if lines else ""
