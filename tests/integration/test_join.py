@@ -1,0 +1,300 @@
+"""`swarm-node join` as people run it: processes over real libp2p that train real models, killed,
+interrupted and started wrongly."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from node.monitor.status import SOCKET_NAME, socket_path
+from swarm.identity import Identity
+from tests.integration.nodes import (
+    ENVIRON,
+    LOOPBACK,
+    RUN_TEXT,
+    WAIT_S,
+    NodeProcess,
+    all_gone,
+    swarm_node,
+    until,
+)
+
+pytestmark = pytest.mark.integration
+
+MakeNode = Callable[..., NodeProcess]
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run file and a cache with the policy for it."""
+    directory = tmp_path_factory.mktemp("prepared")
+    run_file = directory / "sums.toml"
+    run_file.write_text(RUN_TEXT)
+    cache = directory / "cache"
+    done = swarm_node("prepare", "--run", run_file, SWARM_NODE_CACHE_DIR=str(cache))
+    assert done.returncode == 0, done.stderr
+    return run_file, cache
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, prepared: tuple[Path, Path]) -> Iterator[MakeNode]:
+    """Nodes with data directories of their own, gone after the test."""
+    made: list[NodeProcess] = []
+
+    def make(name: str, *flags: str) -> NodeProcess:
+        made.append(NodeProcess(tmp_path / name, *prepared, flags))
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.clean_up()
+
+
+def peer_id(node: NodeProcess) -> str:
+    return str(node.until(node.status).peer_id)
+
+
+# --- a swarm ---------------------------------------------------------------------------------
+
+
+def test_three_nodes_find_each_other_share_and_survive_a_kill(make_node: MakeNode) -> None:
+    first = make_node("a").start()
+    address = first.address()
+    # only one of them is told of: the others find each other through it
+    swarm = [first, *(make_node(name, "--peer", address).start() for name in "bc")]
+    ids = [peer_id(node) for node in swarm]
+    for node, own in zip(swarm, ids, strict=True):
+        node.until(lambda node=node, own=own: node.sources() >= {*ids} - {own})
+
+    victim, witness = swarm[1], swarm[2]
+    children = victim.children()
+    assert victim.trainer() in children
+    before = victim.last_round()
+    victim.until(lambda: victim.last_round() > before)
+    victim.kill()
+    assert all_gone(children), "children of a killed node live on"
+    done = victim.last_round()
+    lost_marks = len(victim.marked()) - victim.foreign_trained()
+    assert 0 <= lost_marks <= 2, "more is lost than the round that was killed"
+
+    victim.start()
+    victim.until(lambda: len(victim.starts_told()) == 2)
+    resumed = victim.starts_told()[1].round
+    assert done - 1 <= resumed <= done, "it does not resume from its last checkpoint"
+    accepted = witness.accepted_of(ids[1])
+    witness.until(lambda: witness.accepted_of(ids[1]) > accepted)
+    for node, own in zip(swarm, ids, strict=True):
+        trained = node.foreign_trained()
+        node.until(lambda node=node, trained=trained: node.foreign_trained() > trained)
+        assert own not in node.sources()
+
+    assert [node.interrupt() for node in swarm] == [0, 0, 0], [node.said() for node in swarm]
+    for node in swarm:
+        marked = node.marked()
+        assert len(marked) == len(set(marked))
+        lost = lost_marks if node is victim else 0
+        assert len(marked) == node.foreign_trained() + lost, "a group was trained on twice"
+        assert not node.troubles(), node.troubles()
+    # rounds beyond `done` + 1 cannot have been shared before the kill
+    fresh = [r for node in (first, witness) for r in node.rounds_pooled_of(ids[1]) if r > done + 1]
+    assert min(fresh) <= resumed + 3, "what it made after the restart was not taken at first"
+
+
+def test_an_interrupted_node_leaves_in_order_and_can_be_asked_before_and_after(
+    make_node: MakeNode, prepared: tuple[Path, Path], tmp_path: Path
+) -> None:
+    node = make_node("a").start()
+    node.until(lambda: node.last_round() >= 2)
+    text = swarm_node("status", "--data-dir", node.data_dir)
+    assert text.returncode == 0
+    assert peer_id(node)[:6] in text.stdout
+    answer = swarm_node("status", "--data-dir", node.data_dir, "--json")
+    snapshot = json.loads(answer.stdout)
+    assert snapshot["peer_id"] == peer_id(node)
+    assert snapshot["round"] >= 2
+
+    children = node.children()
+    assert len(children) >= 2  # the trainer and the verifier
+    assert node.interrupt() == 0, node.said()
+    assert all_gone(children)
+    assert not socket_path(node.data_dir).exists()
+    assert SOCKET_NAME not in os.listdir(node.data_dir)
+    last = node.last_round()
+    kept = sorted(p.name for p in (node.data_dir / "checkpoints").glob("round-*"))
+    assert kept[-1] == f"round-{last:08d}", "the last finished round is not the last checkpoint"
+    assert swarm_node("status", "--data-dir", node.data_dir).returncode == 2
+
+    run_file, cache = prepared
+    rate = swarm_node(
+        "eval", "--run", run_file, "--data-dir", node.data_dir, SWARM_NODE_CACHE_DIR=str(cache)
+    )
+    assert rate.returncode == 0, rate.stderr
+    assert f"after round {last}: " in rate.stdout
+    report = swarm_node("report", node.data_dir, "--out", tmp_path / "report")
+    assert report.returncode == 0, report.stderr
+    assert peer_id_in_key(node)[-6:] in (tmp_path / "report" / "index.html").read_text()
+
+
+def peer_id_in_key(node: NodeProcess) -> str:
+    return str(Identity.load(node.data_dir / "identity.pem").peer_id)
+
+
+def test_a_second_interrupt_ends_a_node_at_once(make_node: MakeNode) -> None:
+    node = make_node("a").start()
+    node.until(lambda: node.last_round() >= 1)
+    children = node.children()
+    trainer = node.trainer()
+    assert trainer is not None
+    trainer.suspend()  # so that leaving takes its time
+    try:
+        node.process.send_signal(signal.SIGINT)
+        node.until(lambda: "leaving" in node.said())
+        node.process.send_signal(signal.SIGINT)
+        assert node.process.wait(10) == 130
+    finally:
+        trainer.resume()
+    assert all_gone(children)
+
+
+def test_a_node_interrupted_while_it_starts_ends_without_a_traceback(make_node: MakeNode) -> None:
+    node = make_node("a")
+    for wait_s in (0.3, 1.5, 3.0):
+        node.start()
+        with pytest.raises(subprocess.TimeoutExpired):
+            node.process.wait(wait_s)
+        assert node.interrupt() in (0, 130, -signal.SIGINT), node.said()
+        assert "Traceback" not in node.said().replace("KeyboardInterrupt", "") or wait_s < 1
+
+
+def test_a_trainer_that_is_killed_comes_back_from_the_last_checkpoint(make_node: MakeNode) -> None:
+    first = make_node("a").start()
+    other = make_node("b", "--peer", first.address()).start()
+    first.until(lambda: first.foreign_trained() > 0)
+    trainer = first.trainer()
+    assert trainer is not None
+    trainer.kill()
+    first.until(first.troubles)
+    assert "the trainer failed and is restarted" in first.troubles()[0].what
+    snapshot = first.until(lambda: (s := first.status()) and "trainer" in "".join(s.notes) and s)
+    assert snapshot.peers, "the network went down with the trainer"
+    first.until(lambda: len(first.starts_told()) == 2)
+    resumed = first.starts_told()[1].round
+    assert first.last_round() - 1 <= resumed <= first.last_round()
+    first.until(lambda: first.last_round() > resumed + 1)
+    until(lambda: (s := first.status()) and not any("trainer" in note for note in s.notes))
+    assert len(first.starts_told()) == 2
+    assert other.process.poll() is None
+
+
+# --- one key, two nodes ------------------------------------------------------------------------
+
+
+def test_of_two_nodes_with_one_key_the_newcomer_stops(make_node: MakeNode, tmp_path: Path) -> None:
+    key = tmp_path / "shared.pem"
+    assert swarm_node("keygen", "--out", key).returncode == 0
+    third = make_node("c").start()
+    third_address = third.address()
+    older = make_node("a", "--peer", third_address, "--key-file", str(key)).start()
+    older.until(lambda: older.foreign_trained() > 0)
+
+    through_another = make_node("b", "--peer", third_address, "--key-file", str(key)).start()
+    straight = make_node("d", "--peer", older.address(), "--key-file", str(key)).start()
+    for newcomer in (through_another, straight):
+        assert newcomer.process.wait(WAIT_S) == 2, newcomer.said()
+        assert "Traceback" not in newcomer.said()
+        told = [line for line in newcomer.said().splitlines() if line.startswith("swarm-node: ")]
+        assert len(told) == 1
+        assert peer_id_in_key_file(key) in told[0]
+    rounds = older.last_round()
+    older.until(lambda: older.last_round() > rounds + 1)
+
+    older.kill()
+    older.start()
+    older.until(lambda: older.last_round() > rounds + 2)
+    until(lambda: any(p.peer_id == peer_id(older) for p in third.status().peers))  # type: ignore[union-attr]
+    assert older.process.poll() is None
+
+
+def peer_id_in_key_file(key: Path) -> str:
+    return str(Identity.load(key).peer_id)
+
+
+# --- wrong inputs ------------------------------------------------------------------------------
+
+
+def refused(finished: subprocess.CompletedProcess[str], *words: str) -> None:
+    lines = [line for line in finished.stderr.splitlines() if line.strip()]
+    assert finished.returncode == 2, (finished.returncode, finished.stdout, finished.stderr)
+    assert len(lines) == 1, finished.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--group-size", "0"], ["--group-size"]),
+        (["--group-size", "many"], ["--group-size"]),
+        (["--local", "0", "--external", "0"], ["--local"]),
+        (["--peer", "nonsense"], ["--peer", "nonsense"]),
+        (["--run", "missing"], ["--run", "missing"]),
+        (["--model", "/does/not/exist"], ["/does/not/exist"]),
+        (["--model", "nobody/no-such-model"], ["nobody/no-such-model"]),
+        (["--key-file", "/does/not/exist.pem"], ["--key-file"]),
+        (["--data-dir", "/proc/nowhere"], ["--data-dir"]),
+        (["--engine", "steam"], ["--engine"]),
+    ],
+    ids=lambda x: " ".join(x),
+)
+def test_a_wrong_input_is_refused_in_one_line(
+    flags: list[str], words: list[str], tmp_path: Path, prepared: tuple[Path, Path]
+) -> None:
+    run_file, cache = prepared
+    rules = ["--run", str(run_file), "--data-dir", str(tmp_path / "a"), "--listen", LOOPBACK]
+    finished = swarm_node("join", *rules, *flags, SWARM_NODE_CACHE_DIR=str(cache))
+    refused(finished, *words)
+
+
+def test_a_hub_that_does_not_answer_is_given_up(
+    tmp_path: Path, prepared: tuple[Path, Path]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    finished = swarm_node(
+        *("join", "--run", prepared[0], "--data-dir", tmp_path / "a", "--listen", LOOPBACK),
+        *("--model", "nobody/no-such-model"),
+        HF_HUB_OFFLINE="0",
+        HF_ENDPOINT=f"http://127.0.0.1:{port}",
+    )
+    refused(finished, "nobody/no-such-model")
+
+
+def test_what_is_in_use_is_refused(make_node: MakeNode, prepared: tuple[Path, Path]) -> None:
+    node = make_node("a").start()
+    port = node.address().split("/")[4]
+    run_file, cache = prepared
+    common = ["join", "--run", run_file]
+    again = swarm_node(
+        *common, "--data-dir", node.data_dir, "--listen", LOOPBACK, SWARM_NODE_CACHE_DIR=str(cache)
+    )
+    refused(again, "--data-dir", "another node")
+    other = node.data_dir.parent / "other"
+    taken = swarm_node(
+        *(*common, "--data-dir", other, "--listen", f"/ip4/127.0.0.1/tcp/{port}"),
+        SWARM_NODE_CACHE_DIR=str(cache),
+    )
+    refused(taken, port)
+
+
+def test_status_without_a_node_is_refused(tmp_path: Path) -> None:
+    refused(swarm_node("status", "--data-dir", tmp_path), str(tmp_path))
+    refused(swarm_node("status", "--data-dir", tmp_path / "missing"))
+    refused(swarm_node("report", tmp_path / "missing"))
+    refused(swarm_node("report", tmp_path, "--out", tmp_path / "out"))
