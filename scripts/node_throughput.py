@@ -175,6 +175,7 @@ async def _rate(
 ) -> float:
     """Groups per second through all that a node does with a fetched record."""
     waiting = list(reversed(batch))
+    timed: list[tuple[bytes, list[float]]] = []
 
     async def work() -> None:
         while waiting:
@@ -191,14 +192,17 @@ async def _rate(
             marks.append(time.perf_counter())
             if result is not AddResult.ADDED:
                 raise AssertionError(result)
-            if stages is not None:
-                _note(stages, record, marks)
+            timed.append((record, marks))
 
     started = time.perf_counter()
     async with trio.open_nursery() as nursery:
         for _ in range(at_once):
             nursery.start_soon(work)
-    return len(batch) / (time.perf_counter() - started)
+    rate = len(batch) / (time.perf_counter() - started)
+    if stages is not None:
+        for record, marks in timed:
+            _note(stages, record, marks)
+    return rate
 
 
 def _add(pool: Pool, record: bytes, verified: VerifiedGroup) -> AddResult:
