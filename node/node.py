@@ -153,7 +153,8 @@ class Node:
         A run that reaches its end is evaluated once more; one that is interrupted is not.
 
         Raises:
-            ChildFailed: the trainer, engine or verifier failed; start again from a checkpoint.
+            ExceptionGroup: of `ChildFailed`, where the trainer, engine or verifier failed; start
+                again from a checkpoint.
         """
         info = await trainer.info()
         sapo = Sapo(
@@ -226,7 +227,8 @@ class Node:
         )
         self.progress, self.last_round = sapo.progress, record
         self._note_sharing(record)
-        await on_record(record)
+        with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
+            await on_record(record)
 
     def _note_sharing(self, record: RoundDone) -> None:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
@@ -241,7 +243,8 @@ class Node:
     async def _evaluate(self, sapo: Sapo, on_record: OnRecord) -> None:
         record = await sapo.evaluate()
         self.progress = sapo.progress
-        await on_record(record)
+        with trio.CancelScope(shield=True):
+            await on_record(record)
 
     async def _save(self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None) -> None:
         if checkpoints is not None and sapo.progress.round > 0:

@@ -123,7 +123,8 @@ class Sapo:
         foreign = await self._draw(number)
         with trio.CancelScope(shield=True):
             self._on_phase("training")
-            report = await self._trainer.train(self._batch(own, foreign, number))
+            chosen = self._chosen(own)
+            report = await self._trainer.train(self._batch(chosen, foreign, number))
             clock.lap("train")
             if self._after_update is not None:
                 await self._after_update(report.policy_version)
@@ -137,7 +138,7 @@ class Sapo:
                 groups_shared=start.groups_shared
                 + (len(own) if self._config.share == "all" else 0),
             )
-        return self._record(own, foreign, report, clock, generated)
+        return self._record(own, chosen, foreign, report, clock, generated)
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
@@ -206,12 +207,16 @@ class Sapo:
         chosen = draw_foreign(await self._exchange.candidates(), self._config.external_groups, rng)
         return await self._exchange.take(chosen, number)
 
+    def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
+        """The I own groups to train on; with `filter_own` those with an advantage come first."""
+        if not self._config.filter_own:
+            return own
+        useful_first = sorted(own, key=lambda group: not informative(group.rewards))
+        return useful_first[: self._config.local_groups]
+
     def _batch(
         self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
     ) -> list[TrainingGroup]:
-        if self._config.filter_own:
-            own = sorted(own, key=lambda group: not informative(group.rewards))
-            own = own[: self._config.local_groups]
         prompts = [verified.prompt for verified in foreign]
         if self._config.foreign_shuffle and len(prompts) > 1:
             # A control for experiments: the foreign groups keep their rewards and lose their tasks
@@ -254,6 +259,7 @@ class Sapo:
     def _record(
         self,
         own: Sequence[OwnGroup],
+        chosen: Sequence[OwnGroup],
         foreign: Sequence[VerifiedGroup],
         report: TrainReport,
         clock: "_Stopwatch",
@@ -261,15 +267,15 @@ class Sapo:
     ) -> RoundDone:
         """The round as this node saw it; the app adds what only the network knows."""
         rewards = [reward for group in own for reward in group.rewards]
-        useful = [group.rewards for group in own] + [group.rewards for group in foreign]
+        trained = [group.rewards for group in chosen] + [group.rewards for group in foreign]
         producers = Counter(str(verified.group.producer) for verified in foreign)
         return RoundDone(
             round=self.progress.round,
             policy_version=report.policy_version,
             own_reward=fmean(rewards) if rewards else nan,
-            local_groups=min(len(own), self._config.local_groups),
+            local_groups=len(chosen),
             external_groups=len(foreign),
-            informative_groups=sum(informative(group_rewards) for group_rewards in useful),
+            informative_groups=sum(informative(group_rewards) for group_rewards in trained),
             foreign_by_producer=dict(sorted(producers.items())),
             groups_shared=len(own) if self._config.share == "all" else 0,
             generated_tokens=generated,

@@ -6,17 +6,14 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from node.monitor.status import SOCKET_NAME, socket_path
 from swarm.identity import Identity
 from tests.integration.nodes import (
-    ENVIRON,
     LOOPBACK,
     RUN_TEXT,
     WAIT_S,
@@ -139,7 +136,7 @@ def test_an_interrupted_node_leaves_in_order_and_can_be_asked_before_and_after(
     assert f"after round {last}: " in rate.stdout
     report = swarm_node("report", node.data_dir, "--out", tmp_path / "report")
     assert report.returncode == 0, report.stderr
-    assert peer_id_in_key(node)[-6:] in (tmp_path / "report" / "index.html").read_text()
+    assert peer_id_in_key(node)[-6:] in (tmp_path / "report" / "report.html").read_text()
 
 
 def peer_id_in_key(node: NodeProcess) -> str:

@@ -1,0 +1,358 @@
+"""The round: plain GRPO without foreign groups, honest numbers with them, and its own tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.checkpoints import Checkpoints
+from node.config import NodeConfig, RunConfig
+from node.engines.base import Sampling
+from node.engines.scripted import ScriptedPolicy
+from node.models import WARM_UP_PRODUCER
+from node.monitor.records import HeldOut, RoundDone
+from node.sapo import OVER_GENERATION_MAX, Progress
+from node.simulated import SimulatedNode, build
+from node.simulated import run as run_simulated
+from node.tasks.held_out import HeldOutGuard
+from node.tasks.scoring import pose
+from node.tasks.stream import assigned_task
+from node.tasks.verifier import InlineVerifier
+from node.training.base import TrainingGroup, TrainReport
+from node.training.process import InProcessTrainer
+from node.training.recipe import TinyRecipe
+from node.training.spec import TrainerSpec
+from node.training.tiny import make_tiny
+from swarm.errors import ChildFailed
+from swarm.rollouts import Completion
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from tests import support
+
+RUN = RunConfig.model_validate(
+    {
+        "name": "sums",
+        "environments": [{"name": "scripted_sum", "parameters": {"max": 9}}],
+        "sampling": {"max_new_tokens": 4},
+        "held_out": {"tasks": 10},
+    }
+)
+CONFIG = NodeConfig(run=RUN, local_groups=4, external_groups=0, group_size=4, rounds=3)
+RECIPE = TinyRecipe(
+    hidden=32, layers=2, heads=4, key_value_heads=2, head_size=8, intermediate=48,
+    context_tokens=64, batch=32, steps=400, ramp_steps=5, target=0.15, learning_rate=1e-2,
+)  # fmt: skip
+LAN = LinkProfile(latency_s=0.02)
+HEAD_START_S = 12.0  # for peers to connect and to share before the node's rounds begin
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that is sometimes right, so that its groups have advantages."""
+    directory = tmp_path_factory.mktemp("sums")
+    problems = (pose(assigned_task(RUN, WARM_UP_PRODUCER, index), 100) for index in range(10_000))
+    make_tiny(((p.prompt, p.answer) for p in problems), directory, lambda *_: None, RECIPE)
+    return directory
+
+
+class PacedTrainer(InProcessTrainer):
+    """The real trainer; an update takes time, so that the network has some. Keeps its batches."""
+
+    def __init__(self, model: Path, seconds: float = 5.0) -> None:
+        super().__init__(TrainerSpec(str(model), device="cpu", threads=1, learning_rate=3e-3))
+        self.batches: list[list[TrainingGroup]] = []
+        self._seconds = seconds
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        await trio.sleep(self._seconds)
+        self.batches.append(list(groups))
+        return await super().train(groups)
+
+
+class FrozenPolicy(ScriptedPolicy):
+    """Trains without learning: what moves its rewards then is a fault. Keeps what it was given."""
+
+    def __init__(self, skill: float, generate_s: float = 1.0) -> None:
+        super().__init__(skill=skill, generate_s=generate_s, train_s=generate_s)
+        self.batches: list[list[TrainingGroup]] = []
+        self.prompts: list[int] = []  # of each call
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        self.prompts.append(len(prompts))
+        return await super().generate(prompts, completions_each, sampling, seed)
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        skill = self.skill
+        report = await super().train(groups)
+        self.skill = skill
+        self.batches.append(list(groups))
+        return report
+
+
+Policy = PacedTrainer | FrozenPolicy
+
+
+@dataclass
+class Others:
+    """The peers around the node under test: one for each config, all with this skill."""
+
+    configs: Sequence[NodeConfig] = ()
+    skill: float = 0.5
+    nodes: list[SimulatedNode] = field(default_factory=list)
+
+
+NOBODY = Others()
+PEER = CONFIG.model_copy(update={"rounds": None, "external_groups": 1})
+
+
+async def _lives(config: NodeConfig, policy: Policy, others: Others, seed: int) -> SimulatedNode:
+    async with open_world(seed, 1 + len(others.configs), LAN) as world, trio.open_nursery() as all_:
+        node = build(world, 0, config)
+        address = node.transport.addresses()[:1]
+        async with trio.open_nursery() as network:
+            if others.configs:
+                await network.start(node.node.run_network)
+            for host, peer_config in enumerate(others.configs, start=1):
+                others.nodes.append(build(world, host, peer_config, address))
+                scripted = FrozenPolicy(others.skill)
+                all_.start_soon(run_simulated, others.nodes[-1], scripted, scripted)
+            await trio.sleep(HEAD_START_S)
+            if others.configs:
+                assert len(node.transport.peers()) == len(others.configs)
+
+            async def keep(record: RoundDone | HeldOut) -> None:
+                node.records.append(record)
+
+            await node.node.run_rounds(
+                policy, policy, Progress(), leaving=node.leaving, on_record=keep
+            )
+            network.cancel_scope.cancel()
+        all_.cancel_scope.cancel()
+        return node
+
+
+def live(
+    config: NodeConfig, policy: Policy, others: Others = NOBODY, *, seed: int = 1
+) -> SimulatedNode:
+    """The node, after all its rounds among the others."""
+    return deterministic_run(_lives, config, policy, others, seed, seed=seed)
+
+
+def rounds(node: SimulatedNode) -> list[RoundDone]:
+    return [record for record in node.records if isinstance(record, RoundDone)]
+
+
+def held_out(node: SimulatedNode) -> list[float]:
+    return [record.passed for record in node.records if isinstance(record, HeldOut)]
+
+
+def change(config: NodeConfig, **values: object) -> NodeConfig:
+    return config.model_copy(update=values)
+
+
+def weights(policy: PacedTrainer, directory: Path) -> bytes:
+    directory.mkdir()
+    support.run(policy.export, directory)
+    return (directory / "model.safetensors").read_bytes()
+
+
+# --- J = 0 -------------------------------------------------------------------------------------
+
+
+def test_without_foreign_groups_it_is_plain_grpo_to_the_bit(model: Path, tmp_path: Path) -> None:
+    def outcome(
+        name: str, config: NodeConfig, others: Others = NOBODY
+    ) -> tuple[list[tuple[float, ...]], bytes, int]:
+        policy = PacedTrainer(model)
+        done = rounds(live(config, policy, others))
+        numbers = [(r.loss, r.grad_norm, r.own_reward, r.own_logprob) for r in done]
+        foreign = sum(r.external_groups for r in done)
+        return numbers, weights(policy, tmp_path / name), foreign
+
+    before = (model / "model.safetensors").read_bytes()
+    alone = outcome("alone", change(CONFIG, share="none"))
+    among_others = Others([PEER, PEER])
+    connected = outcome("connected", CONFIG, among_others)
+    assert any(numbers[1] > 0 for numbers in alone[0]), "no update: the comparison says nothing"
+    assert alone[1] != before
+    assert connected == alone
+    assert all(r.external_groups for peer in among_others.nodes for r in rounds(peer)[-2:]), (
+        "the peers share nothing"
+    )
+
+    another_seed = outcome("seed", change(CONFIG, seed=1))
+    assert another_seed[0] != alone[0]
+    assert another_seed[1] != alone[1]
+    with_foreign = outcome("foreign", change(CONFIG, external_groups=2), Others([PEER, PEER]))
+    assert with_foreign[2] > 0
+    assert with_foreign[0][0][2] == alone[0][0][2]  # the same own completions at first
+    assert with_foreign[1] != alone[1]
+
+
+def test_nothing_is_fetched_where_nothing_is_wanted() -> None:
+    node = live(CONFIG, FrozenPolicy(0.5), Others([PEER, PEER]))
+    assert node.node.ledger.accepted == 0
+
+
+# --- what is reported --------------------------------------------------------------------------
+
+
+def test_foreign_rewards_never_enter_the_nodes_own_numbers() -> None:
+    config = change(CONFIG, rounds=8, external_groups=4, evaluate_every_rounds=2)
+    alone = live(config, FrozenPolicy(0.2))
+    policy = FrozenPolicy(0.2)
+    among_experts = live(config, policy, Others([PEER, PEER, PEER], skill=0.9))
+    foreign = [g for batch in policy.batches for g in batch if not g.own_tokens]
+    assert len(foreign) == sum(r.external_groups for r in rounds(among_experts)) > 8
+    assert [r.own_reward for r in rounds(among_experts)] == [r.own_reward for r in rounds(alone)]
+    assert held_out(among_experts) == held_out(alone)
+    assert len(held_out(alone)) == 5
+    assert [r.generated_tokens for r in rounds(among_experts)] == [
+        r.generated_tokens for r in rounds(alone)
+    ]
+
+
+def test_foreign_groups_without_advantage_are_taken_in_and_not_trained_on() -> None:
+    config = change(CONFIG, rounds=6, external_groups=2)
+    node = live(config, FrozenPolicy(0.2), Others([PEER, PEER], skill=1.0))
+    assert node.node.ledger.accepted > 4
+    assert [r.external_groups for r in rounds(node)] == [0] * 6
+    assert "no usable foreign group" in node.node.notes["sharing"]
+
+
+def test_fewer_foreign_groups_than_wanted_are_all_used_and_counted() -> None:
+    wanted = 40
+    policy = FrozenPolicy(0.5)
+    node = live(change(CONFIG, rounds=4, external_groups=wanted), policy, Others([PEER]))
+    for record, batch in zip(rounds(node), policy.batches, strict=True):
+        foreign = [group for group in batch if not group.own_tokens]
+        assert record.external_groups == len(foreign) < wanted
+        assert record.local_groups == 4
+        assert record.foreign_by_producer == (
+            {node.node.discovery.peers and next(iter(node.node.discovery.peers)): len(foreign)}
+            if foreign
+            else {}
+        )
+        assert all(any(group.advantages) for group in foreign)
+    assert sum(r.external_groups for r in rounds(node)) > 0
+    marked = node.pool._db.execute(
+        "SELECT count(*) FROM groups WHERE NOT own AND trained_round IS NOT NULL"
+    ).fetchone()
+    assert marked[0] == sum(r.external_groups for r in rounds(node))
+
+
+def test_groups_of_all_sizes_train_in_one_step(model: Path) -> None:
+    sizes = (2, 4, 8)
+    policy = PacedTrainer(model)
+    others = Others([change(PEER, group_size=size) for size in sizes])
+    node = live(change(CONFIG, rounds=2, external_groups=24), policy, others)
+    assert {len(g.completions) for g in policy.batches[0] if not g.own_tokens} == set(sizes)
+    assert rounds(node)[0].policy_version == 1
+    assert isfinite(rounds(node)[0].loss)
+    assert rounds(node)[0].grad_norm > 0
+    assert rounds(node)[0].foreign_logprob is not None
+
+
+# --- filtering own groups ----------------------------------------------------------------------
+
+
+def test_filtering_own_groups_generates_a_bounded_number_more() -> None:
+    config = change(CONFIG, rounds=2, filter_own=True)
+    hopeless = FrozenPolicy(1.0)
+    node = live(config, hopeless)
+    # the calls of the evaluations ask for all held-out tasks at once
+    own_calls = [count for count in hopeless.prompts if count != RUN.held_out.tasks]
+    assert own_calls == [4] * (2 * OVER_GENERATION_MAX)
+    assert [len(batch) for batch in hopeless.batches] == [4, 4]
+    assert [r.local_groups for r in rounds(node)] == [4, 4]
+    assert [r.informative_groups for r in rounds(node)] == [0, 0]
+
+    mixed = FrozenPolicy(0.5)
+    node = live(config, mixed)
+    own_calls = [count for count in mixed.prompts if count != RUN.held_out.tasks]
+    assert len(own_calls) < 2 * OVER_GENERATION_MAX
+    assert all(any(group.advantages) for batch in mixed.batches for group in batch)
+    assert [r.informative_groups for r in rounds(node)] == [4, 4]
+
+
+# --- the node's own tasks ----------------------------------------------------------------------
+
+
+def test_two_nodes_have_other_tasks() -> None:
+    async def first_hundred(producer: str) -> list[tuple[int, int]]:
+        guard = HeldOutGuard(RUN, InlineVerifier(RUN))
+        assigned, _ = await guard.assignments(producer, 0, 100)  # type: ignore[arg-type]
+        return [(a.task.seed, a.task.index) for a in assigned]
+
+    async def body() -> None:
+        one, other = await first_hundred("one"), await first_hundred("other")
+        assert len(set(one)) == 100
+        assert not set(one) & set(other)
+        assert await first_hundred("one") == one
+
+    support.run(body)
+
+
+class DyingPolicy(FrozenPolicy):
+    """Its process is gone when the update of a round comes."""
+
+    def __init__(self, dies_at: int) -> None:
+        super().__init__(0.5, generate_s=0.0)
+        self.rounds_left = dies_at
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        self.rounds_left -= 1
+        if self.rounds_left == 0:
+            raise ChildFailed("gone")
+        return await super().train(groups)
+
+
+def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, 2, {})
+
+    async def keep(record: object) -> None:
+        pass
+
+    async def body() -> list[int]:
+        async with open_world(1, 1, LAN) as world:
+            node = build(world, 0, change(CONFIG, rounds=5))
+
+            async def rounds_of(policy: DyingPolicy, progress: Progress) -> None:
+                await node.node.run_rounds(
+                    policy, policy, progress, leaving=node.leaving, on_record=keep, checkpoints=kept
+                )
+
+            with pytest.RaisesGroup(ChildFailed, flatten_subgroups=True):
+                await rounds_of(DyingPolicy(3), Progress())
+            saved = kept.latest()
+            assert saved is not None
+            assert saved.progress.round == 2
+            assert kept.reserved() > saved.progress.next_index  # the third round was shared
+            await rounds_of(DyingPolicy(0), saved.progress.with_next_index(kept.reserved()))
+            assert node.node.progress.round == 5
+            shared = [c.group_id for c in node.pool.eligible(own=True, now_s=0)]
+            return sorted(g.group.task.index for g in node.pool.groups(shared))
+
+    indices = support.run(body)
+    assert len(indices) == len(set(indices)) == 4 * 6  # five rounds and the one that was lost
+    last = kept.latest()
+    assert last is not None
+    assert last.progress.next_index > indices[-1]
+
+
+def test_a_node_that_shares_nothing_gives_nothing_away() -> None:
+    peer = Others([change(PEER, external_groups=4)])
+    node = live(change(CONFIG, share="none", rounds=6, external_groups=2), FrozenPolicy(0.5), peer)
+    assert node.pool.statistics().own == 0
+    assert [r.groups_shared for r in rounds(node)] == [0] * 6
+    assert sum(r.external_groups for r in rounds(node)) > 0  # it takes
+    assert peer.nodes[0].node.ledger.accepted == 0
+    sharing = Others([change(PEER, external_groups=4)])
+    live(change(CONFIG, rounds=6, external_groups=2), FrozenPolicy(0.5), sharing)
+    assert sharing.nodes[0].node.ledger.accepted > 0
