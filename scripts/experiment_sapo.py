@@ -285,6 +285,7 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     labels = {
         "round": "rounds",
@@ -304,6 +305,9 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
                 xs, [min(y) for y in ys], [max(y) for y in ys], color=colour, alpha=0.1
             )
         panel.set_xlabel(labels[axis])
+        panel.xaxis.set_major_locator(MaxNLocator(6))
+        if axis == "generated_tokens":
+            panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:.0f} k"))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("held-out pass rate, %")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="lower center", ncols=len(SETTINGS))
@@ -320,7 +324,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--evaluate-every", type=int, default=5)
+    parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_sapo"))
     parser.add_argument("--one", choices=SETTINGS, help=argparse.SUPPRESS)
