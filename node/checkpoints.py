@@ -47,16 +47,15 @@ class Checkpoints:
             ConfigError: it belongs to another run or model.
         """
         for directory in reversed(self._complete()):
-            try:
-                state = json.loads((directory / STATE_FILE).read_text())
-                progress = Progress(**state["progress"])
-            except (OSError, ValueError, KeyError, TypeError):
+            state = _read_state(directory)
+            if state is None:
                 continue  # damaged on disk: the one before it is used
+            progress, facts = state
             for name, value in self._facts.items():
-                if state["facts"].get(name) != value:
+                if facts.get(name) != value:
                     raise ConfigError(
                         f"--data-dir {self._directory.parent}: its checkpoint has {name} "
-                        f"{state['facts'].get(name)!r}, not {value!r}; use another --data-dir"
+                        f"{facts.get(name)!r}, not {value!r}; use another --data-dir"
                     )
             return Checkpoint(directory, progress)
         return None
@@ -64,7 +63,7 @@ class Checkpoints:
     async def save(self, progress: Progress, trainer: Trainer) -> Path:
         """Write a checkpoint and remove those beyond the number kept."""
         final = self._directory / f"round-{progress.round:08d}"
-        if (final / STATE_FILE).is_file():
+        if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
         partial = final.with_suffix(TEMPORARY_SUFFIX)
         await trio.to_thread.run_sync(_make_empty, partial)
@@ -100,6 +99,8 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         _sync_directory(partial)
+        if final.exists():
+            shutil.rmtree(final)  # damaged, or it would not be written again
         partial.rename(final)
         _sync_directory(self._directory)
         for old in self._complete()[: -self._keep]:
@@ -113,6 +114,15 @@ class Checkpoints:
             for path in self._directory.glob("round-*")
             if path.suffix != TEMPORARY_SUFFIX and (path / STATE_FILE).is_file()
         )
+
+
+def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
+    """What a checkpoint says of itself; None where it is damaged or is none."""
+    try:
+        state = json.loads((directory / STATE_FILE).read_text())
+        return Progress(**state["progress"]), dict(state["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _make_empty(directory: Path) -> None:

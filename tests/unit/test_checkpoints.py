@@ -1,0 +1,131 @@
+"""Checkpoints: whatever moment the process is killed at, a whole one is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.checkpoints import Checkpoints
+from node.engines.scripted import ScriptedPolicy
+from node.sapo import Progress
+from swarm.errors import ChildFailed, ConfigError
+from tests.support import run
+
+FACTS = {"run_id": "sums-1", "model": "tiny"}
+
+
+def checkpoints(directory: Path, keep: int = 2, **facts: str) -> Checkpoints:
+    return Checkpoints(directory / "checkpoints", keep, FACTS | facts)
+
+
+def save(kept: Checkpoints, *rounds: int) -> None:
+    async def body() -> None:
+        for number in rounds:
+            policy = ScriptedPolicy(skill=number / 100)
+            await kept.save(Progress(round=number, next_index=4 * number), policy)
+
+    run(body)
+
+
+def latest_round(kept: Checkpoints) -> int:
+    found = kept.latest()
+    assert found is not None
+    assert (found.directory / "skill").read_text() == str(found.progress.round / 100)
+    return found.progress.round
+
+
+def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+    assert checkpoints(tmp_path).latest() is None
+    assert checkpoints(tmp_path).reserved() == 0
+
+
+def test_the_newest_is_found_and_old_ones_go(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 1, 2, 9, 10, 11)
+    assert latest_round(checkpoints(tmp_path)) == 11
+    found = checkpoints(tmp_path).latest()
+    assert found is not None
+    assert found.progress == Progress(round=11, next_index=44)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["round-00000010", "round-00000011"]
+
+
+def test_a_round_saved_again_is_left_as_it_is(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 1, 1)
+    assert latest_round(kept) == 1
+
+
+def _no_state(directory: Path) -> None:
+    (directory / "state.json").unlink()
+
+
+def _cut_state(directory: Path) -> None:
+    state = directory / "state.json"
+    state.write_text(state.read_text()[:-20])
+
+
+def _empty_state(directory: Path) -> None:
+    (directory / "state.json").write_text("")
+
+
+def _not_renamed(directory: Path) -> None:
+    directory.rename(directory.with_suffix(".partial"))
+
+
+def _other_fields(directory: Path) -> None:
+    state = json.loads((directory / "state.json").read_text())
+    state["progress"]["colour"] = "blue"
+    (directory / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("harm", [_no_state, _cut_state, _empty_state, _not_renamed, _other_fields])
+def test_a_broken_one_leaves_the_one_before(tmp_path: Path, harm) -> None:  # type: ignore[no-untyped-def]
+    kept = checkpoints(tmp_path)
+    save(kept, 1, 2)
+    harm(tmp_path / "checkpoints" / "round-00000002")
+    assert latest_round(checkpoints(tmp_path)) == 1
+
+
+def test_a_round_can_be_saved_over_what_a_kill_left_of_it(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 1, 2)
+    _not_renamed(tmp_path / "checkpoints" / "round-00000002")
+    save(kept, 2)
+    assert latest_round(kept) == 2
+    _no_state(tmp_path / "checkpoints" / "round-00000002")
+    save(kept, 2)
+    assert latest_round(kept) == 2
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path: Path) -> None:
+    class Dying(ScriptedPolicy):
+        async def save(self, directory: Path) -> None:
+            await super().save(directory)
+            raise ChildFailed("gone")
+
+    async def body() -> None:
+        await kept.save(Progress(round=2), Dying())
+
+    kept = checkpoints(tmp_path)
+    save(kept, 1)
+    with pytest.raises(ChildFailed):
+        run(body)
+    assert latest_round(kept) == 1
+
+
+@pytest.mark.parametrize("fact", ["run_id", "model"])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path, fact: str) -> None:
+    save(checkpoints(tmp_path), 1)
+    with pytest.raises(ConfigError, match=f"{fact} .*--data-dir"):
+        checkpoints(tmp_path, **{fact: "another"}).latest()
+
+
+def test_what_is_reserved_survives_and_damage_reads_as_nothing(tmp_path: Path) -> None:
+    trio.run(checkpoints(tmp_path).reserve, 12)
+    trio.run(checkpoints(tmp_path).reserve, 16)
+    assert checkpoints(tmp_path).reserved() == 16
+    assert checkpoints(tmp_path).latest() is None
+    (tmp_path / "checkpoints" / "next-index").write_text("1x")
+    assert checkpoints(tmp_path).reserved() == 0
