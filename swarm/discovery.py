@@ -189,7 +189,7 @@ class Discovery:
             for peer in self._rng.sample(
                 known, max(0, min(missing, DIALS_PER_BEAT_MAX, len(known)))
             ):
-                nursery.start_soon(self._dial, peer)
+                nursery.start_soon(self._dial, peer, self._book.entries[peer].addresses)
         self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
 
     async def _dial_bootstrap(self, address: str, unreachable: list[str]) -> None:
@@ -203,14 +203,15 @@ class Discovery:
         except TransportError as error:
             unreachable.append(f"{address} ({error})")
 
-    async def _dial(self, peer: PeerId) -> None:
-        for address in self._book.entries[peer].addresses:
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        for address in addresses:
             try:
                 await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
             except (TransportError, ConfigError):
                 continue
             return
-        self._book.failed(peer)
+        if self._transport.peers():  # with nobody to be reached, the fault may be our own link's
+            self._book.failed(peer)
 
     # --- hello -----------------------------------------------------------------------------
 
@@ -253,6 +254,7 @@ class Discovery:
         if reply.run_id != self._run_id:
             await self._leave(peer)
             return
+        self._strangers.discard(peer)  # it may have come back with our run
         self.peers[peer] = PeerInfo(reply.agent, reply.addresses)
         self._book.learn(peer, reply.addresses, worked=True)
         for known in reply.known_peers:
