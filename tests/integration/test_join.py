@@ -162,12 +162,12 @@ def test_a_second_interrupt_ends_a_node_at_once(make_node: MakeNode) -> None:
 
 def test_a_node_interrupted_while_it_starts_ends_without_a_traceback(make_node: MakeNode) -> None:
     node = make_node("a")
-    for wait_s in (0.3, 1.5, 3.0):
+    for wait_s in (2.0, 3.0, 5.0):
         node.start()
         with pytest.raises(subprocess.TimeoutExpired):
             node.process.wait(wait_s)
-        assert node.interrupt() in (0, 130, -signal.SIGINT), node.said()
-        assert "Traceback" not in node.said().replace("KeyboardInterrupt", "") or wait_s < 1
+        assert node.interrupt() in (0, 130), node.said()
+        assert "Traceback" not in node.said()
 
 
 def test_a_trainer_that_is_killed_comes_back_from_the_last_checkpoint(make_node: MakeNode) -> None:

@@ -1,0 +1,32 @@
+"""The commands and flags of `swarm-node`, frozen: scripts and people rely on them."""
+
+import argparse
+
+from node.cli import _parser
+
+SURFACE = {
+    "join": "--announce --checkpoint-every --data-dir --engine --evaluate-every --external "
+    "--group-size --key-file --learning-rate --listen --local --model --peer --rounds --run "
+    "--seed --share --stop-after --threads",
+    "keygen": "--out --passphrase-env",
+    "status": "--data-dir --json",
+    "eval": "--data-dir --model --run --threads",
+    "report": "--out data_dirs",
+    "prepare": "--data-dir --model --run",
+}
+
+
+def surface() -> dict[str, str]:
+    (commands,) = (
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    return {name: " ".join(sorted(_names(parser))) for name, parser in commands.choices.items()}
+
+
+def _names(parser: argparse.ArgumentParser) -> list[str]:
+    named = [action.option_strings or [action.dest] for action in parser._actions]
+    return [name for names in named for name in names if name not in ("-h", "--help")]
+
+
+def test_commands_and_flags_are_as_promised() -> None:
+    assert surface() == SURFACE
