@@ -11,6 +11,7 @@
 Everything lives in one nursery, so that leaving it ends everything, children included.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -27,7 +28,7 @@ from random import Random
 import psutil
 import trio
 
-from node.checkpoints import Checkpoints
+from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles
@@ -54,8 +55,10 @@ AGENT = f"swarm-node/{version('swarm-node')}"
 EVENTS_FILE = "events.jsonl"
 VIEW_INTERVAL_S = 0.5
 RESTART_DELAY_S = 1.0  # doubled at each failure in a row
+DAMAGED = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 RESTARTS_MAX = 5  # failures in a row without a finished round between them
 EXIT_INTERRUPTED = 130
+STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
 
 @dataclass(slots=True)
@@ -168,6 +171,8 @@ def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> 
             raise _first(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
             error = _first(group)
+            if isinstance(error, OSError) and error.errno not in STORAGE_ERRORS:
+                raise  # not the disk: a bug of ours, which shall be seen whole
             raise StorageFailed(
                 f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
             ) from group
@@ -196,6 +201,7 @@ class _App:
         self._loaded = _Loaded()
         self._process = psutil.Process()
         self._checkpoints = checkpoints_of(config)
+        self._loading: trio.CancelScope | None = None  # while the trainer is being opened
 
     async def run(self) -> int:
         self._leaving = trio.Event()
@@ -224,9 +230,7 @@ class _App:
                     AddressBook.load(config.data_dir / "addresses.json"),
                     World(
                         now_s=time.time,
-                        rng=Random(
-                            secrets.randbits(64)
-                        ),  # whom to dial and fetch from; no learning
+                        rng=Random(secrets.randbits(64)),  # whom to dial and fetch from
                         run_sync=trio.to_thread.run_sync,
                         instance=secrets.token_bytes(16),
                         agent=AGENT,
@@ -263,8 +267,10 @@ class _App:
             async for _ in signals:
                 if self._leaving.is_set():
                     os._exit(EXIT_INTERRUPTED)  # the children end with their pipes
-                self._say("leaving: saving first; once more to leave at once")
                 self._leaving.set()
+                if self._loading is not None:  # nothing has been trained that is not saved
+                    self._loading.cancel()
+                self._say("leaving: saving first; once more to leave at once")
 
     async def _show(self) -> None:
         while True:
@@ -312,15 +318,16 @@ class _App:
                 return
 
     async def _train_once(self) -> None:
-        config = self._config
         resumed = self._checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
         spent = max(progress.next_index, self._checkpoints.reserved())
         progress = progress.with_next_index(spent)
-        spec = trainer_spec(config, self._model)
-        async with open_trainer(
-            spec, config.data_dir, resumed.directory if resumed else None
-        ) as trainer:
+        async with AsyncExitStack() as stack:
+            with trio.CancelScope() as self._loading:
+                trainer = await self._open_trainer(stack, resumed)
+            self._loading = None
+            if self._leaving.is_set():
+                return
             self._loaded.policy = await trainer.info()
             if not self._loaded.policy.clipping_active:
                 self._say("one update per batch: every ratio is 1, so clipping is inactive")
@@ -335,6 +342,26 @@ class _App:
                     checkpoints=self._checkpoints,
                     after_update=after_update,
                 )
+
+    async def _open_trainer(
+        self, stack: AsyncExitStack, resumed: Checkpoint | None
+    ) -> TrainerProcess:
+        """A trainer that ends with the stack. A checkpoint that does not load is put aside.
+
+        Raises:
+            ChildFailed: it failed; the next try takes the checkpoint before.
+        """
+        directory = resumed.directory if resumed else None
+        spec = trainer_spec(self._config, self._model)
+        try:
+            return await stack.enter_async_context(
+                open_trainer(spec, self._config.data_dir, directory)
+            )
+        except ConfigError as error:
+            if resumed is None or not str(error).startswith(DAMAGED):
+                raise
+            aside = self._checkpoints.put_aside(resumed)
+            raise ChildFailed(f"{error}; moved to {aside}") from None
 
     @asynccontextmanager
     async def _engine(

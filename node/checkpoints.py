@@ -71,6 +71,14 @@ class Checkpoints:
         await trio.to_thread.run_sync(self._finish, partial, final, progress)
         return final
 
+    def put_aside(self, checkpoint: Checkpoint) -> Path:
+        """Rename a checkpoint that cannot be used, so that `latest` finds the one before it."""
+        aside = checkpoint.directory.with_name(f"damaged-{checkpoint.directory.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        checkpoint.directory.rename(aside)
+        return aside
+
     async def reserve(self, next_index: int) -> None:
         """Note that tasks below `next_index` are spent, before they are shared: a node that
         crashes after sharing and resumes from the round before must not do them once more."""

@@ -180,11 +180,11 @@ class Node:
         while not leaving.is_set() and not self._finished(sapo.progress):
             await self._unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
-            if done % self._config.checkpoint_every_rounds == 0:
-                await self._save(sapo, trainer, checkpoints)
             every = self._config.evaluate_every_rounds
             if every and done % every == 0:
                 await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+            if done % self._config.checkpoint_every_rounds == 0:
+                await self._save(sapo, trainer, checkpoints)
         every = self._config.evaluate_every_rounds
         if every and not leaving.is_set() and sapo.progress.round % every:
             await self._evaluate(sapo, on_record)

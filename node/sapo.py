@@ -18,7 +18,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -36,11 +36,15 @@ from node.training.base import Trainer, TrainingGroup, TrainReport
 from node.training.samplers import draw_foreign
 from swarm.exchange import Exchange, informative
 from swarm.identity import PeerId
+from swarm.messages import GROUP_BYTES_MAX, TOKENS_MAX
 from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup
 
 OVER_GENERATION_MAX = (
     4  # with `filter_own`: times I groups generated at most, to find I useful ones
 )
+
+GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
+COMPLETION_OVERHEAD_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +120,12 @@ class Sapo:
         number = start.round + 1
         clock = _Stopwatch()
         own, next_index = await self._generate(number, clock)
+        shared: list[OwnGroup] = []
         if self._config.share == "all":
             if self._before_share is not None:
                 await self._before_share(next_index)
-            await self._share(own, number)
+            shared = [group for group in own if self._fits_the_wire(group)]
+            await self._share(shared, number)
         foreign = await self._draw(number)
         with trio.CancelScope(shield=True):
             self._on_phase("training")
@@ -135,10 +141,9 @@ class Sapo:
                 next_index=next_index,
                 generated_tokens=start.generated_tokens + generated,
                 trained_tokens=start.trained_tokens + report.trained_tokens,
-                groups_shared=start.groups_shared
-                + (len(own) if self._config.share == "all" else 0),
+                groups_shared=start.groups_shared + len(shared),
             )
-        return self._record(own, chosen, foreign, report, clock, generated)
+        return self._record(own, chosen, foreign, report, clock, generated, len(shared))
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
@@ -199,6 +204,21 @@ class Sapo:
         await self._exchange.share(
             groups, [group.prompt for group in own], [group.rewards for group in own]
         )
+
+    def _fits_the_wire(self, group: OwnGroup) -> bool:
+        """Whether others would take the group: one that is too long, or whose log-probs are not
+        numbers, is trained on here and not shared."""
+        size_bytes = GROUP_OVERHEAD_BYTES
+        for completion in group.completions:
+            size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
+            size_bytes += 8 * len(completion.token_ids)
+            if len(completion.text) > self._config.run.limits.text_chars_max:
+                return False
+            if len(completion.token_ids) > TOKENS_MAX or not all(
+                map(isfinite, completion.logprobs)
+            ):
+                return False
+        return size_bytes <= GROUP_BYTES_MAX
 
     async def _draw(self, number: int) -> list[VerifiedGroup]:
         if self._config.external_groups == 0:
@@ -264,6 +284,7 @@ class Sapo:
         report: TrainReport,
         clock: "_Stopwatch",
         generated: int,
+        shared: int,
     ) -> RoundDone:
         """The round as this node saw it; the app adds what only the network knows."""
         rewards = [reward for group in own for reward in group.rewards]
@@ -277,7 +298,7 @@ class Sapo:
             external_groups=len(foreign),
             informative_groups=sum(informative(group_rewards) for group_rewards in trained),
             foreign_by_producer=dict(sorted(producers.items())),
-            groups_shared=len(own) if self._config.share == "all" else 0,
+            groups_shared=shared,
             generated_tokens=generated,
             generated_tokens_total=self.progress.generated_tokens,
             trained_tokens_total=self.progress.trained_tokens,

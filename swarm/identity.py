@@ -103,14 +103,19 @@ class Identity:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
         )
         path.parent.mkdir(parents=True, exist_ok=True)
+        # whole or not at all: a key file cut short would lock its owner out
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(pem)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(temporary, path)
         except FileExistsError:
             raise ConfigError(f"key file {path} exists already: name another or use it") from None
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
+        finally:
+            temporary.unlink()
 
     @classmethod
     def load(cls, path: Path, passphrase: str | None = None) -> "Identity":

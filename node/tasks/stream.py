@@ -1,6 +1,6 @@
 """Which task a producer has at an index: a pure function of the run, the producer and the index.
 
-Because everybody can work it out, a producer cannot choose its tasks: a group whose task is not
+Because everybody can work it out, a producer cannot make up its tasks: a group whose task is not
 the assigned one is refused. The index is the producer's data position, so a stream continues after
 a restart where it stopped.
 """
