@@ -83,7 +83,8 @@ def _run_name(text: str) -> str:
 
 
 _ADDRESS = re.compile(
-    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[^/]+)/tcp/(?P<port>\d{1,5})(/p2p/(?P<peer>[^/]+))?"
+    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[!-.0-~]{1,128})/tcp/(?P<port>[0-9]{1,5})"
+    r"(/p2p/(?P<peer>[!-.0-~]+))?"
 )
 
 

@@ -307,7 +307,7 @@ class Discovery:
             known_peers=self._known_peers(peer),
             other_hello=self._note_instance(peer, hello.instance, payload),
         )
-        return codec.encode(reply)
+        return _encode_fitting(reply)
 
     def _known_peers(self, asker: PeerId) -> tuple[KnownPeer, ...]:
         known = [
@@ -328,6 +328,16 @@ class Discovery:
         while len(self._heard) > INSTANCES_MAX:
             self._heard.popitem(last=False)
         return next((r for i, r in instances.items() if i != instance), None)
+
+
+def _encode_fitting(reply: HelloReply) -> bytes:
+    """The reply with as many known peers as fit: what peers said never puts us over our limit."""
+    encoded = codec.encode(reply)
+    while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
+        fewer = reply.known_peers[: len(reply.known_peers) // 2]
+        reply = reply.model_copy(update={"known_peers": fewer})
+        encoded = codec.encode(reply)
+    return encoded
 
 
 def _own_hello_of(peer: PeerId, record: bytes) -> Hello:

@@ -51,7 +51,10 @@ RunId = Annotated[str, Field(min_length=1, max_length=RUN_ID_CHARS_MAX)]
 PeerIdText = Annotated[str, Field(min_length=1, max_length=PEER_ID_CHARS_MAX)]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 GroupIdBytes = Annotated[bytes, Field(min_length=32, max_length=32)]
-AddressText = Annotated[str, Field(min_length=1, max_length=ADDRESS_CHARS_MAX)]
+# Printable ASCII, so that its length in characters is its length in bytes
+AddressText = Annotated[
+    str, Field(min_length=1, max_length=ADDRESS_CHARS_MAX, pattern=r"^[\x21-\x7e]+$")
+]
 Addresses = Annotated[tuple[AddressText, ...], Field(max_length=ADDRESSES_MAX)]
 
 

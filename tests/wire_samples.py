@@ -38,7 +38,10 @@ seq_nos = st.integers(0, 2**31 - 1)
 seconds = st.integers(0, 2**40 - 1)
 names = text(NAME_CHARS_MAX, 1)
 run_ids = text(RUN_ID_CHARS_MAX, 1)
-addresses = st.lists(text(ADDRESS_CHARS_MAX, 1), max_size=ADDRESSES_MAX).map(tuple)
+address_texts = st.text(
+    st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=ADDRESS_CHARS_MAX
+)
+addresses = st.lists(address_texts, max_size=ADDRESSES_MAX).map(tuple)
 identities = st.binary(min_size=32, max_size=32).map(Identity)
 ids = st.binary(min_size=32, max_size=32)
 
@@ -110,7 +113,7 @@ hellos = st.builds(
     started_at_s=seconds,
     sent_at_s=seconds,
     agent=names,
-    addresses=st.lists(text(40, 1), max_size=ADDRESSES_MAX).map(tuple),
+    addresses=st.lists(address_texts, max_size=ADDRESSES_MAX).map(tuple),
 )
 hello_replies = st.builds(
     HelloReply,
