@@ -26,7 +26,11 @@ class TrainingGroup:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """What one update did. Means are over trained tokens."""
+    """What one update did. Means are over trained tokens.
+
+    An update whose loss or gradient is not finite is not made: `policy_version` stays and
+    `trained_tokens` is 0, while `loss` and `grad_norm` tell what was seen.
+    """
 
     policy_version: int  # after the update
     loss: float
@@ -35,7 +39,7 @@ class TrainReport:
     clip_fraction: float  # 0.0 at one update per batch: clipping is then inactive
     own_logprob: float  # mean log-prob per own token under the policy before the update
     foreign_logprob: float  # the same for foreign tokens; nan without any
-    skipped_completions: int  # too long for the context after re-encoding
+    skipped_completions: int  # too long: for the context, the run's limit or the memory
     seconds: float
 
 

@@ -40,6 +40,7 @@ class MemoryPlan:
     """What training will take at `micro_batch_tokens`."""
 
     micro_batch_tokens: int
+    row_tokens_max: int  # padded tokens of the largest single row that fits
     estimate_bytes: int
     available_bytes: int
 
@@ -71,15 +72,19 @@ def fit(shape: ModelShape, wanted_tokens: int, available_bytes: int, name: str) 
             f"model {name}: training needs about {_mib(estimate)} of memory and "
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
-    return MemoryPlan(tokens, estimate, available_bytes)
+    room = (available_bytes - estimate_bytes(shape, 0)) // _token_bytes(shape)
+    return MemoryPlan(tokens, room, estimate, available_bytes)
 
 
 def estimate_bytes(shape: ModelShape, micro_batch_tokens: int) -> int:
     """Peak bytes of a training process."""
+    states = _FLOAT * _COPIES * shape.parameters
+    return RUNTIME_BYTES + states + _token_bytes(shape) * micro_batch_tokens
+
+
+def _token_bytes(shape: ModelShape) -> int:
     per_layer = 16 * shape.hidden + 5 * shape.intermediate + 8 * shape.heads
-    per_token = shape.layers * per_layer + 4 * shape.vocabulary
-    states = _COPIES * shape.parameters
-    return RUNTIME_BYTES + _FLOAT * (states + per_token * micro_batch_tokens)
+    return _FLOAT * (shape.layers * per_layer + 4 * shape.vocabulary)
 
 
 def shape_of(model: str) -> ModelShape:

@@ -28,6 +28,7 @@ class TrainerSpec:
     micro_batch_tokens: int = 8192  # padded tokens in one forward pass; halved until it fits
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     context_tokens_max: int = 4096  # cap on what the model's own configuration allows
+    completion_tokens_max: int | None = None  # of foreign completions, EOS aside; None: context
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"
@@ -43,6 +44,11 @@ class TrainerSpec:
             ("grad_norm_max", self.grad_norm_max > 0, "take grad_norm_max > 0"),
             ("micro_batch_tokens", self.micro_batch_tokens >= 64, "take at least 64"),
             ("context_tokens_max", self.context_tokens_max >= 8, "take at least 8"),
+            (
+                "completion_tokens_max",
+                self.completion_tokens_max is None or self.completion_tokens_max >= 1,
+                "take at least 1",
+            ),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),
         )

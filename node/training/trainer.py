@@ -57,10 +57,18 @@ class _Sums:
 class GroupTrainer:
     """Owns the optimizer over a policy. Synchronous; not safe for use from two threads."""
 
-    def __init__(self, policy: Policy, spec: TrainerSpec, micro_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        spec: TrainerSpec,
+        micro_batch_tokens: int,
+        row_tokens_max: int | None = None,
+    ) -> None:
+        """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits."""
         self.policy = policy
         self.spec = spec
         self.micro_batch_tokens = micro_batch_tokens
+        self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
         self._lean_fits = lean.supports(policy.model)
         self.optimizer = torch.optim.Adam(
@@ -69,7 +77,7 @@ class GroupTrainer:
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
-        started = time.perf_counter()
+        started, version = time.perf_counter(), self.policy_version
         units, skipped = self._prepare(groups)
         rows = [row for unit in units for row in unit.rows]
         for row, weight in zip(
@@ -91,7 +99,7 @@ class GroupTrainer:
             policy_version=self.policy_version,
             loss=first.loss,
             grad_norm=grad_norm,
-            trained_tokens=first.tokens,
+            trained_tokens=first.tokens if self.policy_version > version else 0,
             clip_fraction=clipped / seen if seen else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
@@ -126,13 +134,17 @@ class GroupTrainer:
             grad_norm = torch.nn.utils.clip_grad_norm_(
                 self.policy.model.parameters(), self.spec.grad_norm_max
             )
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.policy_version += 1
             clipped += sums.clipped
             seen += sums.tokens
             if step == 0:
                 first, first_norm = sums, float(grad_norm)
+            finite = math.isfinite(sums.loss) and math.isfinite(float(grad_norm))
+            if finite:
+                self.optimizer.step()
+                self.policy_version += 1
+            self.optimizer.zero_grad(set_to_none=True)
+            if not finite:  # one such step would spoil the weights for good
+                break
         return first, first_norm, clipped, seen
 
     def _remember_old(self, batches: Sequence[Sequence[_Unit]]) -> None:
@@ -173,18 +185,27 @@ class GroupTrainer:
 
     def _rows(self, group: TrainingGroup) -> tuple[list[int], list[_Row | None], int]:
         prompt = self.policy.encode_prompt(group.prompt)
-        room = self.policy.context_tokens - len(prompt)
         rows: list[_Row | None] = []
         for completion, advantage in zip(group.completions, group.advantages, strict=True):
             if group.own_tokens:
-                tokens = list(completion.token_ids)
+                tokens, limit = list(completion.token_ids), None
             else:
                 tokens = self.policy.encode_completion(completion.text)
+                limit = self.spec.completion_tokens_max
                 if completion.finish_reason is FinishReason.STOP:
                     tokens.append(self.policy.eos_id)
-            fits = 0 < len(tokens) <= room
-            rows.append(_Row(tokens, advantage, group.own_tokens) if fits else None)
+            row = _Row(tokens, advantage, group.own_tokens)
+            rows.append(row if self._fits(prompt, row, limit) else None)
         return prompt, rows, rows.count(None)
+
+    def _fits(self, prompt: list[int], row: _Row, completion_tokens_max: int | None) -> bool:
+        count = len(row.tokens)
+        if not 0 < count <= self.policy.context_tokens - len(prompt):
+            return False
+        if completion_tokens_max is not None and count > completion_tokens_max + 1:  # EOS
+            return False
+        padded = padded_tokens([_Unit(prompt, [row])])
+        return self.row_tokens_max is None or padded <= self.row_tokens_max
 
     # log-probs with gradient
 

@@ -206,7 +206,9 @@ SHAPE = ModelShape(1_000_000, 4, 128, 384, 4, 260)
 
 def test_the_micro_batch_is_halved_until_it_fits():
     room = estimate_bytes(SHAPE, 2048)
-    assert fit(SHAPE, 8192, room, "m").micro_batch_tokens == 2048
+    made = fit(SHAPE, 8192, room, "m")
+    assert (made.micro_batch_tokens, made.row_tokens_max) == (2048, 2048)
+    assert fit(SHAPE, 256, room, "m").row_tokens_max == 2048
     assert fit(SHAPE, 8192, 2**40, "m").micro_batch_tokens == 8192
 
 

@@ -179,6 +179,43 @@ def test_completions_too_long_for_the_context_are_skipped_and_counted(qwen):
     assert torch.equal(gradient, update(qwen, short)[1])
 
 
+def test_foreign_completions_beyond_the_run_are_skipped_and_own_ones_are_not(qwen):
+    spec = replace(SPEC, completion_tokens_max=3)
+    swamp = group(qwen, "1+1=", ["222", "3333", "9" * 90], [1.0, -0.5, -0.5], own=False)
+    report, gradient = update(qwen, [swamp], spec)
+    assert (report.skipped_completions, report.trained_tokens) == (2, 3 + 1)
+    within = group(qwen, "1+1=", ["222"], [1.0], own=False)
+    assert torch.equal(gradient, update(qwen, [within], spec)[1])
+    own = group(qwen, "1+1=", ["2", "3333"], [1.0, -1.0])
+    assert update(qwen, [own], spec)[0].skipped_completions == 0
+
+
+def test_rows_that_memory_does_not_hold_are_skipped_and_counted(policy):
+    groups = [group(policy, "1+1=", ["2", "3", "9" * 50], [1.0, -0.5, -0.5])]
+    trainer = GroupTrainer(policy, SPEC, MANY, row_tokens_max=40)
+    report = trainer.train(groups)
+    assert (report.skipped_completions, report.trained_tokens) == (1, 4)
+    assert update(policy, groups, micro_batch_tokens=40)[0].skipped_completions == 0
+
+
+@pytest.mark.parametrize("spoilt", ["loss", "gradient"])
+def test_an_update_that_is_not_finite_is_not_made(qwen, spoilt):
+    trainer = GroupTrainer(qwen, SPEC, MANY)
+    weight = next(qwen.model.parameters())
+    if spoilt == "loss":
+        bad = [group(qwen, "1+1=", ["2", "3"], [math.nan, 1.0])]
+    else:
+        weight.register_hook(lambda grad: grad * math.inf)
+        bad = ragged(qwen)
+    before = [p.detach().clone() for p in qwen.model.parameters()]
+    report = trainer.train(bad)
+    assert not (math.isfinite(report.loss) and math.isfinite(report.grad_norm))
+    assert (report.policy_version, report.trained_tokens) == (0, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, qwen.model.parameters(), strict=True))
+    assert all(p.grad is None for p in qwen.model.parameters())
+    assert not trainer.optimizer.state
+
+
 def test_groups_without_advantage_change_nothing(qwen):
     groups = ragged(qwen)
     idle = group(qwen, "2+2=", ["4", "4"], [0.0, 0.0])
