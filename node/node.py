@@ -95,6 +95,7 @@ class Node:
             self.exchange.ledger,
             now_s=world.now_s,
             rng=Random(world.rng.random()),
+            run_sync=world.run_sync,
         )
 
     def _exchange_rules(self) -> ExchangeRules:

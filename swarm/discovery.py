@@ -4,6 +4,9 @@ Every peer that we are connected to gets a signed `Hello` on connecting and then
 its answer names other peers to dial. The address book keeps what worked across restarts, so that
 a node comes back without any bootstrap peer. A peer that takes part in another run is left.
 
+What peers say of others is hearsay: it is kept apart from what worked, a little from each, and
+dialling it delays no hello.
+
 A hello also guards the identity: peers hand a newcomer the newest hello that they heard from
 another process under the newcomer's own key. Only the key's holder can have signed it, and its
 time shows whether that process is alive now.
@@ -11,10 +14,11 @@ time shows whether that process is alive now.
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import trio
 
@@ -40,14 +44,21 @@ from swarm.messages import (
 )
 from swarm.transport.base import ServeLimits, Transport
 
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+
 HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
 DIALS_PER_BEAT_MAX = 4
+DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
+NEW_PEER_LOOK_S = 1.0
 PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
-BOOK_PEERS_MAX = 512
+BOOK_PEERS_MAX = 512  # that we were connected to
+HEARSAY_PEERS_MAX = 128
+HEARSAY_PER_REPLY_MAX = 8
 INSTANCES_MAX = 256
-DIAL_FAILURES_MAX = 5  # in a row, after which an address is forgotten
+DIAL_FAILURES_MAX = 5  # in a row, after which a peer is forgotten; hearsay at the first
 SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
 
 
@@ -67,10 +78,16 @@ class _Entry:
 
 @dataclass(slots=True)
 class AddressBook:
-    """Peers and where they were reachable, newest last, bounded; saved as one JSON file."""
+    """Peers and where they may be reached, newest last, bounded.
+
+    `entries` are peers that we were connected to, saved as one JSON file; `hearsay` are peers
+    that others named, and takes no place from them.
+    """
 
     path: Path | None = None
     entries: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
+    hearsay: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
+    changed: bool = False  # since it was saved
 
     @classmethod
     def load(cls, path: Path) -> "AddressBook":
@@ -79,39 +96,78 @@ class AddressBook:
         try:
             stored = json.loads(path.read_text())
             for peer, addresses in list(stored.items())[-BOOK_PEERS_MAX:]:
-                book.entries[PeerId(str(peer))] = _Entry(tuple(str(a) for a in addresses))
+                texts = tuple(str(address) for address in addresses[:ADDRESSES_MAX])
+                book.entries[PeerId(str(peer))] = _Entry(texts)
         except (OSError, ValueError, AttributeError, TypeError):
             book.entries.clear()
         return book
 
     def save(self) -> None:
         """Write the book atomically. Does nothing for a book without a file."""
-        if self.path is None:
-            return
-        text = json.dumps({peer: entry.addresses for peer, entry in self.entries.items()})
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(text)
-        temporary.replace(self.path)
+        if self.path is not None:
+            self.changed = False
+            _write(self.path, self._saved())
+
+    async def save_if_changed(self, run_sync: RunSync) -> None:
+        """As `save`, off the event loop, and only where there is something new."""
+        if self.path is not None and self.changed:
+            self.changed = False
+            await run_sync(_write, self.path, self._saved())
+
+    def _saved(self) -> dict[PeerId, tuple[str, ...]]:
+        return {peer: entry.addresses for peer, entry in self.entries.items()}
 
     def learn(self, peer: PeerId, addresses: Sequence[str], *, worked: bool) -> None:
         """Note a peer's addresses. Hearsay never replaces what worked."""
+        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
-        if known is not None and not worked:
+        if worked:
+            self._learn_worked(peer, entry, known)
+        elif known is None and addresses:
+            self.hearsay[peer] = entry
+            while len(self.hearsay) > HEARSAY_PEERS_MAX:
+                self.hearsay.popitem(last=False)
+
+    def _learn_worked(self, peer: PeerId, entry: _Entry, known: _Entry | None) -> None:
+        heard = self.hearsay.pop(peer, None)
+        if not entry.addresses:
+            entry = known or heard or entry
+        if not entry.addresses:
             return
-        if addresses:
-            self.entries[peer] = _Entry(tuple(addresses[:ADDRESSES_MAX]))
-        if worked and peer in self.entries:
-            self.entries.move_to_end(peer)
+        self.changed |= known is None or known.addresses != entry.addresses
+        self.entries[peer] = _Entry(entry.addresses)
+        self.entries.move_to_end(peer)
         while len(self.entries) > BOOK_PEERS_MAX:
             self.entries.popitem(last=False)
 
     def failed(self, peer: PeerId) -> None:
-        """Count a dial that failed; forget the peer after `DIAL_FAILURES_MAX` in a row."""
+        """Count a dial that failed; forget hearsay at once, others after `DIAL_FAILURES_MAX`."""
+        self.hearsay.pop(peer, None)
         entry = self.entries.get(peer)
         if entry is not None:
             entry.failures += 1
             if entry.failures >= DIAL_FAILURES_MAX:
                 del self.entries[peer]
+                self.changed = True
+
+    def draw(self, number: int, excluded: Container[PeerId], rng: Random) -> list[PeerId]:
+        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known."""
+        worked = sorted(peer for peer in self.entries if peer not in excluded)
+        heard = sorted(peer for peer in self.hearsay if peer not in excluded)
+        from_worked = min(len(worked), number - min(len(heard), number // 2))
+        from_heard = min(len(heard), number - from_worked)
+        return rng.sample(worked, from_worked) + rng.sample(heard, from_heard)
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer may be reached."""
+        entry = self.entries.get(peer) or self.hearsay.get(peer)
+        return entry.addresses if entry else ()
+
+
+def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(saved))
+    temporary.replace(path)
 
 
 class Discovery:
@@ -130,6 +186,7 @@ class Discovery:
         *,
         now_s: Callable[[], float],
         rng: Random,
+        run_sync: RunSync,
     ) -> None:
         self._run_id = run_id
         self._agent = agent
@@ -142,6 +199,8 @@ class Discovery:
         self._ledger = ledger
         self._now_s = now_s
         self._rng = rng
+        self._run_sync = run_sync
+        self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
         # The newest hello of each instance, by peer: at most two instances each
         self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
         self._strangers: set[PeerId] = set()  # of other runs; never dialled again
@@ -160,13 +219,31 @@ class Discovery:
             ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX, concurrent_max=32),
         )
         task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._dial_regularly)
+            nursery.start_soon(self._save_regularly)
+            await self._greet_regularly(nursery)
+
+    def _beat_s(self) -> float:
+        return HEARTBEAT_S * (0.9 + 0.2 * self._rng.random())
+
+    async def _save_regularly(self) -> None:
         while True:
-            await self._dial_round()
-            await self._hello_round()
-            self._book.save()
-            await trio.sleep(HEARTBEAT_S * (0.9 + 0.2 * self._rng.random()))
+            await trio.sleep(self._beat_s())
+            await self._book.save_if_changed(self._run_sync)
 
     # --- dialling --------------------------------------------------------------------------
+
+    async def _dial_regularly(self) -> None:
+        for address in self._bootstrap:
+            if address.endswith(f"/p2p/{self._identity.peer_id}"):
+                raise IdentityInUse(
+                    f"{address} is this node's own peer id: give --peer another node's address, "
+                    "or start with another key (--key-file or --data-dir)"
+                )
+        while True:
+            await self._dial_round()
+            await trio.sleep(self._beat_s())
 
     async def _dial_round(self) -> None:
         connected = set(self._transport.peers())
@@ -178,26 +255,19 @@ class Discovery:
                     unreachable.append(f"{address} (it takes part in another run)")
                 elif peer not in connected:
                     nursery.start_soon(self._dial_bootstrap, address, unreachable)
-            missing = PEERS_WANTED - len(connected)
-            known = sorted(
-                peer
-                for peer in self._book.entries
-                if peer not in connected
-                and peer not in self._strangers
-                and peer != self._identity.peer_id
-            )
-            for peer in self._rng.sample(
-                known, max(0, min(missing, DIALS_PER_BEAT_MAX, len(known)))
-            ):
-                nursery.start_soon(self._dial, peer, self._book.entries[peer].addresses)
+            number = max(0, min(PEERS_WANTED - len(connected), DIALS_PER_BEAT_MAX))
+            excluded = connected | self._strangers | {self._identity.peer_id}
+            for peer in self._book.draw(number, excluded, self._rng):
+                nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
         self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
 
+    def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """The first address, which its owner prefers, and any other ones."""
+        others = list(addresses[1:])
+        number = min(len(others), DIAL_ADDRESSES_MAX - 1)
+        return (*addresses[:1], *self._rng.sample(others, number))
+
     async def _dial_bootstrap(self, address: str, unreachable: list[str]) -> None:
-        if address.endswith(f"/p2p/{self._identity.peer_id}"):
-            raise IdentityInUse(
-                f"{address} is this node's own peer id: give --peer another node's address, "
-                "or start with another key (--key-file or --data-dir)"
-            )
         try:
             await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
         except TransportError as error:
@@ -206,7 +276,7 @@ class Discovery:
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         for address in addresses:
             try:
-                await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
+                await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S / len(addresses))
             except (TransportError, ConfigError):
                 continue
             return
@@ -215,14 +285,26 @@ class Discovery:
 
     # --- hello -----------------------------------------------------------------------------
 
-    async def _hello_round(self) -> None:
-        connected = self._transport.peers()
-        for gone in self.peers.keys() - set(connected):
-            del self.peers[gone]
-        record = self._own_hello()
-        async with trio.open_nursery() as nursery:
-            for peer in connected:
-                nursery.start_soon(self._hello, peer, record)
+    async def _greet_regularly(self, nursery: trio.Nursery) -> None:
+        """Say hello to a new peer soon and to each at every beat, whatever others make us wait."""
+        greeted: set[PeerId] = set()
+        next_beat = trio.current_time()
+        while True:
+            connected = self._transport.peers()
+            for gone in self.peers.keys() - set(connected):
+                del self.peers[gone]
+            due = [peer for peer in connected if peer not in greeted]
+            if trio.current_time() >= next_beat:
+                due = list(connected)
+                next_beat = trio.current_time() + self._beat_s()
+            if due:
+                record = self._own_hello()
+                for peer in due:
+                    if peer not in self._asked:
+                        self._asked.add(peer)
+                        nursery.start_soon(self._hello, peer, record)
+            greeted = set(connected)
+            await trio.sleep(max(0.0, min(NEW_PEER_LOOK_S, next_beat - trio.current_time())))
 
     def _own_hello(self) -> bytes:
         body = Hello(
@@ -251,17 +333,30 @@ class Discovery:
             return
         except TransportError:
             return
+        finally:
+            self._asked.discard(peer)
         if reply.run_id != self._run_id:
             await self._leave(peer)
             return
         self._strangers.discard(peer)  # it may have come back with our run
-        self.peers[peer] = PeerInfo(reply.agent, reply.addresses)
-        self._book.learn(peer, reply.addresses, worked=True)
-        for known in reply.known_peers:
-            if known.peer_id != self._identity.peer_id:
-                self._book.learn(PeerId(known.peer_id), known.addresses, worked=False)
+        addresses = _of_peer(peer, reply.addresses)
+        self.peers[peer] = PeerInfo(reply.agent, addresses)
+        self._book.learn(peer, addresses, worked=True)
+        self._learn_hearsay(reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
+
+    def _learn_hearsay(self, known_peers: Sequence[KnownPeer]) -> None:
+        """Keep a few names that are new: one peer must not fill our book."""
+        new = [
+            known
+            for known in known_peers
+            if not self._book.addresses(PeerId(known.peer_id))
+            and known.peer_id != self._identity.peer_id
+        ]
+        for known in new[:HEARSAY_PER_REPLY_MAX]:
+            peer = PeerId(known.peer_id)
+            self._book.learn(peer, _of_peer(peer, known.addresses), worked=False)
 
     async def _leave(self, peer: PeerId) -> None:
         self._ledger.reject(peer, Reject.WRONG_RUN)
@@ -297,8 +392,9 @@ class Discovery:
         if hello.run_id != self._run_id:
             self._ledger.reject(peer, Reject.WRONG_RUN)
         else:
-            self.peers[peer] = PeerInfo(hello.agent, hello.addresses)
-            self._book.learn(peer, hello.addresses, worked=False)
+            addresses = _of_peer(peer, hello.addresses)
+            self.peers[peer] = PeerInfo(hello.agent, addresses)
+            self._book.learn(peer, addresses, worked=False)
         reply = HelloReply(
             type="hello_reply",
             run_id=self._run_id,
@@ -328,6 +424,11 @@ class Discovery:
         while len(self._heard) > INSTANCES_MAX:
             self._heard.popitem(last=False)
         return next((r for i, r in instances.items() if i != instance), None)
+
+
+def _of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+    """Those under which this peer and nobody else may answer."""
+    return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 
 
 def _encode_fitting(reply: HelloReply) -> bytes:

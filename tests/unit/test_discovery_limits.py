@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -9,9 +10,16 @@ import pytest
 import trio
 from pydantic import ValidationError
 
-from node.simulated import EPOCH_S
+from node.simulated import EPOCH_S, run_inline
 from swarm import codec, discovery
-from swarm.discovery import AddressBook, Discovery
+from swarm.discovery import (
+    DIAL_FAILURES_MAX,
+    DIAL_TIMEOUT_S,
+    HEARSAY_PEERS_MAX,
+    HEARSAY_PER_REPLY_MAX,
+    AddressBook,
+    Discovery,
+)
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
@@ -30,6 +38,7 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
+from tests.support import run
 
 LAN = LinkProfile(latency_s=0.02)
 RUN_ID = "sums-1"
@@ -64,7 +73,7 @@ def member(world: World, host: int, bootstrap: tuple[str, ...] = ()) -> Discover
     return Discovery(
         RUN_ID, "test", world.identities[host], bytes([host]) * 16, world.join(host), bootstrap,
         AddressBook(), Ledger(), now_s=lambda: EPOCH_S + trio.current_time(),
-        rng=world.rng(f"discovery/{host}"),
+        rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
     )  # fmt: skip
 
 
@@ -109,3 +118,168 @@ def test_no_legal_hellos_bring_our_reply_over_our_own_limit(
         assert replies[-1].known_peers
 
     simulate(KNOWN_PEERS_MAX + 3, body)
+
+
+# --- time and places ---------------------------------------------------------------------------
+
+
+class Talker:
+    """A peer that names others of its choosing in each answer, or never answers."""
+
+    def __init__(self, world: World, host: int, *, silent: bool = False) -> None:
+        self.transport = world.join(host)
+        self.asked_at: list[float] = []
+        self.known: Callable[[], tuple[KnownPeer, ...]] = tuple
+        self.silent = silent
+        self.transport.serve(
+            HELLO_PROTOCOL, self.answer, ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX)
+        )
+
+    async def answer(self, peer: PeerId, payload: bytes) -> bytes:
+        self.asked_at.append(trio.current_time())
+        if self.silent:
+            await trio.sleep_forever()
+        return codec.encode(
+            HelloReply(
+                type="hello_reply", run_id=RUN_ID, agent="test", known_peers=self.known(),
+                addresses=self.transport.addresses(), other_hello=None,
+            )
+        )  # fmt: skip
+
+    def gaps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in pairwise(self.asked_at)]
+
+
+def invented(rng: Random) -> tuple[KnownPeer, ...]:
+    """As many peers as a reply may name, each with addresses where nobody ever answers."""
+    found = []
+    for _ in range(KNOWN_PEERS_MAX):
+        peer = Identity(rng.randbytes(32)).peer_id
+        number = rng.randrange(10**6, 10**8)
+        addresses = tuple(f"/memory/{number + i}/p2p/{peer}" for i in range(ADDRESSES_MAX))
+        found.append(KnownPeer(peer_id=peer, addresses=addresses))
+    return tuple(found)
+
+
+def test_silent_hearsay_neither_delays_hellos_nor_takes_places_of_peers_that_worked() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        rng = Random(1)
+        liar = Talker(world, 0)
+        liar.known = lambda: invented(rng)
+        own = member(world, 1, liar.transport.addresses())
+        worked = [Identity(rng.randbytes(32)).peer_id for _ in range(20)]
+        for peer in worked:
+            own._book.learn(peer, [f"/memory/99/p2p/{peer}"], worked=True)
+        nursery.start_soon(own.run)
+        await trio.sleep(60)
+        assert max(liar.gaps_s()) < 6
+        for _ in range(100):
+            own._learn_hearsay(invented(rng))
+        assert len(own._book.hearsay) == HEARSAY_PEERS_MAX
+        assert own._book.entries.keys() >= set(worked)
+
+    simulate(2, body)
+
+
+def test_a_peer_that_never_answers_delays_no_hello_to_others() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        silent, good = Talker(world, 0, silent=True), Talker(world, 1)
+        bootstrap = (*silent.transport.addresses(), *good.transport.addresses())
+        nursery.start_soon(member(world, 2, bootstrap).run)
+        await trio.sleep(60)
+        assert silent.asked_at
+        assert max(good.gaps_s()) < 6
+
+    simulate(3, body)
+
+
+def test_one_reply_leaves_few_names() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        liar = Talker(world, 0)
+        liar.known = lambda: invented(Random(1))
+        own = member(world, 1, liar.transport.addresses())
+        nursery.start_soon(own.run)
+        await trio.sleep(3)
+        assert len(liar.asked_at) == 1
+        assert len(own._book.hearsay) == HEARSAY_PER_REPLY_MAX
+
+    simulate(2, body)
+
+
+def test_an_address_of_somebody_else_is_not_kept() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        victim, named = world.peer_id(2), world.peer_id(3)
+        liar = Talker(world, 0)
+        addresses = (f"/memory/2/p2p/{victim}", f"/memory/3/p2p/{named}", "/memory/3")
+        liar.known = lambda: (KnownPeer(peer_id=named, addresses=addresses),)
+        own = member(world, 1, liar.transport.addresses())
+        nursery.start_soon(own.run)
+        await trio.sleep(3)
+        assert own._book.addresses(named) == (f"/memory/3/p2p/{named}",)
+
+    simulate(4, body)
+
+
+def test_one_peer_costs_a_dial_of_bounded_length_over_all_its_addresses() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> float:
+        own = member(world, 0)
+        (named, *_) = invented(Random(1))
+        started = trio.current_time()
+        await own._dial(PeerId(named.peer_id), own._some(named.addresses))
+        return trio.current_time() - started
+
+    assert simulate(1, body) <= DIAL_TIMEOUT_S
+
+
+def test_whoever_dials_us_gets_our_hello_within_a_second() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        own, guest = member(world, 0), Talker(world, 1)
+        nursery.start_soon(own.run)
+        await trio.sleep(1.5)
+        await guest.transport.connect(own._transport.addresses()[0])
+        connected_at = trio.current_time()
+        await trio.sleep(1.2)
+        assert guest.asked_at
+        assert guest.asked_at[0] - connected_at < 1.2
+
+    simulate(2, body)
+
+
+def test_the_book_is_written_off_the_loop_and_only_when_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "addresses.json"
+    calls: list[object] = []
+
+    async def run_sync(function: Callable[..., object], *args: object) -> object:
+        await trio.lowlevel.checkpoint()
+        calls.append(function)
+        return function(*args)
+
+    async def main() -> None:
+        book = AddressBook(path)
+        await book.save_if_changed(run_sync)
+        for _ in range(2):
+            book.learn(PeerId("peer"), ["/memory/1/p2p/peer"], worked=True)
+            await book.save_if_changed(run_sync)
+        assert len(calls) == 1
+        assert AddressBook.load(path).entries.keys() == {"peer"}
+        for _ in range(DIAL_FAILURES_MAX):
+            book.failed(PeerId("peer"))
+        await book.save_if_changed(run_sync)
+        assert len(calls) == 2
+        assert not AddressBook.load(path).entries
+
+    run(main)
+
+
+def test_a_node_saves_its_book_through_what_it_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "addresses.json"
+
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        friend = Talker(world, 0)
+        own = member(world, 1, friend.transport.addresses())
+        own._book.path = path
+        nursery.start_soon(own.run)
+        await trio.sleep(12)
+        assert friend.transport.peer_id in AddressBook.load(path).entries
+
+    simulate(2, body)
