@@ -124,6 +124,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         learning_rate=config.learning_rate,
         updates_per_batch=config.updates_per_batch,
         micro_batch_tokens=config.micro_batch_tokens,
+        completion_tokens_max=config.run.sampling.max_new_tokens,
         seed=config.seed,
         threads=config.threads,
     )
