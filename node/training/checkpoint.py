@@ -14,16 +14,27 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from node.training.policy import Policy
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, LocalProtocolError
 
 FORMAT = 1
+DAMAGED = "checkpoint damaged"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
+
+
+class DamagedCheckpoint(ConfigError):
+    """The files of a checkpoint are no good; an older checkpoint may be. The message begins with
+    `DAMAGED`, by which a parent process knows it too."""
 
 
 def save(
     directory: Path, policy: Policy, optimizer: torch.optim.Optimizer, policy_version: int
 ) -> None:
-    """Write a checkpoint into an existing empty directory; every file is on disk on return."""
+    """Write a checkpoint into an existing empty directory; every file is on disk on return.
+
+    Raises:
+        LocalProtocolError: weights that are not finite, which nothing could be resumed from.
+    """
+    _check_finite(policy)
     save_file(_untied(policy.model.state_dict()), directory / _MODEL)
     torch.save(
         {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()},
@@ -37,28 +48,46 @@ def save(
 def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
     """Restore what `save` wrote into a policy of the same model; returns its policy version.
 
+    The learning rate stays the optimizer's own: it may have been changed since.
+
     Raises:
-        ConfigError: missing or damaged files, or a checkpoint of another model or tokenizer.
+        DamagedCheckpoint: missing or damaged files; policy and optimizer may be half restored.
+        ConfigError: a checkpoint of another model, tokenizer or format.
     """
+    rates = [group["lr"] for group in optimizer.param_groups]
     try:
         state: Mapping[str, Any] = json.loads((directory / _STATE).read_text())
         weights = load_file(directory / _MODEL)
         saved = torch.load(directory / _OPTIMIZER, weights_only=True)
     except Exception as error:
         # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
-        raise ConfigError(f"checkpoint {directory} does not load: {_first_line(error)}") from error
-    if state["format"] != FORMAT:
-        raise ConfigError(f"checkpoint {directory} has format {state['format']}, not {FORMAT}")
-    if state["tokenizer"] != policy.fingerprint:
-        raise ConfigError(f"checkpoint {directory} is of another tokenizer than {policy.name}")
-    _restore_model(directory, policy, weights)
-    optimizer.load_state_dict(saved["optimizer"])
-    torch.set_rng_state(saved["rng"])
-    return int(state["policy_version"])
+        raise _damaged(directory, _first_line(error)) from error
+    bad = _not_finite(weights)
+    if bad is not None:
+        raise _damaged(directory, f"{bad} is not finite")
+    try:
+        if state["format"] != FORMAT:
+            raise ConfigError(f"checkpoint {directory} has format {state['format']}, not {FORMAT}")
+        if state["tokenizer"] != policy.fingerprint:
+            raise ConfigError(f"checkpoint {directory} is of another tokenizer than {policy.name}")
+        _restore_model(directory, policy, weights)
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+        version = int(state["policy_version"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(directory, _first_line(error)) from error
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return version
 
 
 def export(directory: Path, policy: Policy) -> None:
-    """Write the policy as a Hugging Face model directory, tokenizer included; fsynced."""
+    """Write the policy as a Hugging Face model directory, tokenizer included; fsynced.
+
+    Raises:
+        LocalProtocolError: weights that are not finite.
+    """
+    _check_finite(policy)
     policy.model.save_pretrained(directory)
     policy.tokenizer.save_pretrained(directory)
     sync_directory(directory)
@@ -96,6 +125,23 @@ def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.
     with torch.no_grad():
         for name, value in weights.items():
             target[name].copy_(value)
+
+
+def _check_finite(policy: Policy) -> None:
+    bad = _not_finite(policy.model.state_dict())
+    if bad is not None:
+        raise LocalProtocolError(f"the policy's {bad} is not finite: it is not written")
+
+
+def _not_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
+    for name, value in weights.items():
+        if not torch.isfinite(value).all():
+            return name
+    return None
+
+
+def _damaged(directory: Path, what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{DAMAGED}: {directory} does not load: {what}")
 
 
 def _first_line(error: BaseException) -> str:

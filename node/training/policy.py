@@ -25,6 +25,7 @@ from swarm.errors import ConfigError
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
+_PLACEHOLDER = "0cd1e2a7"  # stands for a prompt in its chat template
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
@@ -53,19 +54,40 @@ class Policy:
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of a prompt: the chat template where there is one, else with the tokenizer's
-        own special tokens. At least one token."""
+        own special tokens. Special tokens spelled out in the prompt stay text. At least one
+        token."""
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = self._encode_chat(prompt)
         else:
-            ids = self.tokenizer(prompt)["input_ids"]
-        return list(ids) or [self.eos_id]
+            ids = list(self.tokenizer(prompt, split_special_tokens=True)["input_ids"])
+        return ids or [self.eos_id]
 
     def encode_completion(self, text: str) -> list[int]:
-        """Token ids of a completion's text, without any special token added."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Token ids of a completion's text: special tokens are neither added nor recognised, so
+        that text from elsewhere cannot hold any."""
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(encoded["input_ids"])
+
+    def _encode_chat(self, prompt: str) -> list[int]:
+        """The template's special tokens count, those that a prompt spells out do not."""
+        plain = self.encode_completion(prompt)
+        if plain == self._encode_special(prompt):  # spells out none: tokens may span the seams
+            return self._encode_special(self._render(prompt))
+        before, found, after = self._render(_PLACEHOLDER).partition(_PLACEHOLDER)
+        if not found:  # a template that rewrites its content
+            return self.encode_completion(self._render(prompt))
+        return [*self._encode_special(before), *plain, *self._encode_special(after)]
+
+    def _encode_special(self, text: str) -> list[int]:
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
+        return list(encoded["input_ids"])
+
+    def _render(self, content: str) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+        )
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a completion; its EOS and other special tokens are left out."""

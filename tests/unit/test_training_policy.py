@@ -3,13 +3,14 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from node.training import checkpoint
 from node.training.memory import MICRO_BATCH_TOKENS_MIN, ModelShape, estimate_bytes, fit, plan
 from node.training.policy import load_policy
 from node.training.spec import TrainerSpec
 from node.training.trainer import GroupTrainer
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, LocalProtocolError
 from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
 
 SPEC = TrainerSpec("test", learning_rate=1e-3)
@@ -87,6 +88,37 @@ def test_another_chat_template_is_another_fingerprint(tmp_path):
     policy = open_policy(chatty)
     assert policy.fingerprint != plain.fingerprint
     assert policy.encode_prompt("1+1?") == policy.encode_completion("Q: 1+1?\nA:")
+
+
+SPELLED = "a<eos>b<answer><bos>"
+
+
+def test_special_tokens_spelled_out_in_text_stay_text(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path))
+    ids = policy.encode_completion(SPELLED)
+    assert len(ids) == len(SPELLED)
+    assert not set(ids) & set(policy.tokenizer.all_special_ids)
+    assert policy.decode(ids) == SPELLED
+    first, *middle, last = policy.encode_prompt(SPELLED)
+    assert middle == ids
+    assert [first, last] == policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
+
+
+@pytest.mark.parametrize("content", ["content", "content | upper"])
+def test_a_chat_template_keeps_its_special_tokens_and_a_prompt_gets_none(tmp_path, content):
+    directory = qwen_directory(tmp_path)
+    template = f"<bos>Q: {{{{ messages[0].{content} }}}}\nA:<answer>"
+    (directory / "chat_template.jinja").write_text(template)
+    policy = open_policy(directory)
+    special = policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
+    plain = policy.encode_prompt("1+1?")
+    assert [plain[0], plain[-1]] == special
+    ids = policy.encode_prompt(SPELLED)
+    inside = ids[1:-1] if content == "content" else ids
+    assert not set(inside) & set(policy.tokenizer.all_special_ids)
+    if content == "content":
+        assert [ids[0], ids[-1]] == special
+        assert inside == policy.encode_completion(f"Q: {SPELLED}\nA:")
 
 
 def test_another_vocabulary_is_another_fingerprint(tmp_path):
@@ -174,8 +206,53 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, name, damage):
     path.unlink()
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ConfigError, match="does not load"):
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"^checkpoint damaged"):
         checkpoint.load(saved, policy, trainer.optimizer)
+
+
+@pytest.mark.parametrize("state", ["[]", "{}"])
+def test_a_checkpoint_with_a_strange_state_is_damaged(tmp_path, state):
+    policy = open_policy(qwen_directory(tmp_path / "model"))
+    trainer = trained(policy, 1)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    checkpoint.save(saved, policy, trainer.optimizer, 1)
+    (saved / "trainer.json").write_text(state)
+    with pytest.raises(checkpoint.DamagedCheckpoint):
+        checkpoint.load(saved, policy, trainer.optimizer)
+
+
+def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "model"))
+    trainer = trained(policy, 1)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    checkpoint.save(saved, policy, trainer.optimizer, 1)
+    path = saved / "model.safetensors"
+    held = load_file(path)
+    held["model.norm.weight"][3] = float("nan")
+    save_file(held, path)
+    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"model\.norm\.weight"):
+        checkpoint.load(saved, policy, trainer.optimizer)
+    (tmp_path / "new").mkdir()
+    with torch.no_grad():
+        policy.model.model.norm.weight[3] = float("inf")
+    with pytest.raises(LocalProtocolError, match=r"model\.norm\.weight"):
+        checkpoint.save(tmp_path / "new", policy, trainer.optimizer, 1)
+    with pytest.raises(LocalProtocolError, match=r"model\.norm\.weight"):
+        checkpoint.export(tmp_path / "new", policy)
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_another_learning_rate_holds_after_a_resume(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path / "model"))
+    trainer = trained(policy, 1)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    checkpoint.save(saved, policy, trainer.optimizer, 1)
+    resumed = GroupTrainer(policy, TrainerSpec("test", learning_rate=3e-5), MANY)
+    checkpoint.load(saved, policy, resumed.optimizer)
+    assert [group["lr"] for group in resumed.optimizer.param_groups] == [3e-5]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
