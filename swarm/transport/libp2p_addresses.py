@@ -1,9 +1,11 @@
 """Multiaddrs: what may be dialled, what may be listened on, and what to tell others."""
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import ifaddr
+import trio
+from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -11,7 +13,13 @@ from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
 
 LISTEN_MAX = 16
-DIALLED = ("ip4", "ip6", "dns", "dns4", "dns6")
+FAMILIES = {
+    "dns": socket.AF_UNSPEC,
+    "dns4": socket.AF_INET,
+    "dns6": socket.AF_INET6,
+}
+DIALLED = ("ip4", "ip6", *FAMILIES)
+NAME_ADDRESSES_MAX = 4  # of one DNS name that are dialled
 
 
 def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
@@ -44,6 +52,41 @@ def parse_tcp_address(text: str) -> Multiaddr:
     if names[1] != "tcp":
         raise ConfigError(f"{text!r}: only TCP is supported, for example /ip4/0.0.0.0/tcp/4001")
     return address
+
+
+async def dial_each(address: Multiaddr, dial: Callable[[Multiaddr], Awaitable[object]]) -> None:
+    """Dial an address, or those that its DNS name stands for until one answers.
+
+    Raises:
+        OSError, BaseLibp2pError: the name is unknown, or what the last dial raised.
+    """
+    targets = await _resolve(address)
+    for target in targets[:-1]:
+        try:
+            await dial(target)
+        except (OSError, BaseLibp2pError):
+            continue
+        return
+    await dial(targets[-1])
+
+
+async def _resolve(address: Multiaddr) -> list[Multiaddr]:
+    kind = next(iter(address.protocols())).name
+    if kind not in FAMILIES:
+        return [address]
+    name, port = address.value_for_protocol(kind), address.value_for_protocol("tcp")
+    try:
+        found = await trio.socket.getaddrinfo(name, port, FAMILIES[kind], socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError("no DNS name") from None
+    targets = [
+        Multiaddr(f"/{'ip6' if family == socket.AF_INET6 else 'ip4'}/{where[0]}/tcp/{port}")
+        for family, _, _, _, where in found[:NAME_ADDRESSES_MAX]
+        if "%" not in str(where[0])  # a zone, which no multiaddr can carry
+    ]
+    if not targets:
+        raise OSError("the name has no address that can be dialled")
+    return targets
 
 
 def parse_listen(listen: Sequence[str]) -> list[Multiaddr]:

@@ -37,6 +37,7 @@ PRUNE_BACK_OFF_S = 5
 PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
 RPC_BYTES_MAX = 1_048_576
+MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
 TOPIC_CHARS_MAX = 256
@@ -231,9 +232,12 @@ class Gossip(Pubsub):
             await self._take(peer_id, rpc)
 
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
+        if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
+            log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
         await trio.lowlevel.checkpoint()
-        for message in rpc.publish:
+        for message in rpc.publish[:MESSAGES_PER_RPC_MAX]:
             await self.push_msg(peer_id, message)
+            await trio.lowlevel.checkpoint()  # a rejected message waits for nothing
         for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
             if len(subscription.topicid) <= TOPIC_CHARS_MAX:
                 self.handle_subscription(peer_id, subscription)

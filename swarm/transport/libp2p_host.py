@@ -42,6 +42,7 @@ from swarm.transport.base import (
     Validator,
 )
 from swarm.transport.libp2p_addresses import (
+    dial_each,
     parse_listen,
     parse_peer_address,
     parse_tcp_address,
@@ -162,7 +163,9 @@ class Libp2pTransport:
             with trio.fail_after(timeout_s):
                 async with lock:
                     if self._connection(peer_key) is None:
-                        await self._network.dial_addr(target, peer_key)
+                        await dial_each(
+                            target, lambda where: self._network.dial_addr(where, peer_key)
+                        )
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
         except (BaseLibp2pError, OSError) as error:

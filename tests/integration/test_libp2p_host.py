@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 from libp2p.custom_types import TProtocol
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
 from libp2p.utils import encode_delim
 
 from swarm.errors import (
@@ -25,7 +27,7 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId
 from swarm.transport import libp2p_workarounds
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from tests.support import run
 
@@ -314,6 +316,79 @@ def test_requests_leave_nothing_behind() -> None:
             await until(lambda: [set(conn.streams) for conn in muxed] == before)  # type: ignore[attr-defined]
             await until(lambda: not b._served[PROTOCOL].running)
             assert not b._served["/test/picky"].running
+
+    run(main)
+
+
+def test_an_rpc_full_of_bad_signatures_stops_nobody() -> None:
+    async def main() -> None:
+        async with pair() as (a, b):
+            await b.subscribe(TOPIC, lambda peer, payload: True)
+            forged = [
+                rpc_pb2.Message(
+                    from_id=a._id.to_bytes(), seqno=i.to_bytes(8, "big"), data=b"x",
+                    topicIDs=[TOPIC], signature=bytes(64),
+                )
+                for i in range(MESSAGES_PER_RPC_MAX)
+            ]  # fmt: skip
+            turns = 0
+
+            async def others() -> None:
+                nonlocal turns
+                while True:
+                    await trio.lowlevel.checkpoint()
+                    turns += 1
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(others)
+                await b._gossip._take(a._id, rpc_pb2.RPC(publish=forged))
+                nursery.cancel_scope.cancel()
+            assert turns > MESSAGES_PER_RPC_MAX // 2
+            assert not b.counters.messages_in[TOPIC]
+
+    run(main)
+
+
+def test_of_a_huge_rpc_a_bounded_part_is_looked_at() -> None:
+    async def main() -> None:
+        async with pair() as (a, b):
+            await b.subscribe(TOPIC, lambda peer, payload: True)
+            assert a._gossip.sign_key is not None
+            signed = []
+            for i in range(MESSAGES_PER_RPC_MAX + 50):
+                message = rpc_pb2.Message(
+                    from_id=a._id.to_bytes(), seqno=i.to_bytes(8, "big"), data=b"x",
+                    topicIDs=[TOPIC],
+                )  # fmt: skip
+                unsigned = PUBSUB_SIGNING_PREFIX.encode() + message.SerializeToString()
+                message.signature = a._gossip.sign_key.sign(unsigned)
+                message.key = a._host.get_public_key().serialize()
+                signed.append(message)
+            await b._gossip._take(a._id, rpc_pb2.RPC(publish=signed))
+            assert b.counters.messages_in[TOPIC] == MESSAGES_PER_RPC_MAX
+
+    run(main)
+
+
+@pytest.mark.parametrize("kind", ["dns", "dns4"])
+def test_a_dns_name_is_dialled(kind: str) -> None:
+    async def main() -> None:
+        async with pair() as (_, b), open_libp2p(Identity(b"c" * 32), LOOPBACK) as node:
+            address = b.addresses()[0].replace("/ip4/127.0.0.1/", f"/{kind}/localhost/")
+            assert await node.connect(address) == b.peer_id
+            assert await ask(node, b.peer_id) == b"x"
+
+    run(main)
+
+
+@pytest.mark.parametrize("name", ["nobody.invalid", "x" * 64, "a..b", "-", "%", "[::1]"])
+def test_an_unknown_dns_name_is_unreachable(name: str) -> None:
+    async def main() -> None:
+        async with open_libp2p(Identity(b"c" * 32), LOOPBACK) as node:
+            peer = Identity(b"a" * 32).peer_id
+            with pytest.raises(PeerUnreachable) as info:
+                await node.connect(f"/dns/{name}/tcp/4001/p2p/{peer}", timeout_s=5)
+            assert "\n" not in str(info.value)
 
     run(main)
 
