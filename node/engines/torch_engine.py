@@ -21,7 +21,9 @@ from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 
 ROWS_MAX = 512  # completions sampled at a time
+LOGITS_MAX = 2**23  # rows x vocabulary of one step; picking takes some 50 bytes for each
 CACHED_TOKENS_MAX = 262_144  # rows x longest sequence of one batch
+CACHE_BYTES_MAX = 2**30  # keys and values of one batch, in fp32
 _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 
@@ -59,9 +61,8 @@ def generate(
             )
     rows = _rows(prompts, completions_each, sampling.max_new_tokens, seed)
     with torch.inference_mode(), policy.autocast():
-        for batch in _batches(policy, encoded, completions_each, sampling.max_new_tokens):
-            chosen = set(batch)
-            _sample(policy, encoded, [r for r in rows if r.owner in chosen], sampling)
+        for batch in _batches(policy, encoded, rows, sampling.max_new_tokens):
+            _sample(policy, encoded, batch, sampling)
     return _finish(policy, rows, len(prompts), policy_version)
 
 
@@ -114,21 +115,37 @@ def _rows(prompts: Sequence[str], each: int, tokens_max: int, seed: int) -> list
 
 
 def _batches(
-    policy: Policy, encoded: Sequence[list[int]], each: int, tokens_max: int
-) -> Iterator[list[int]]:
-    """Prompt indices, similar lengths together (equal ones only, for models with a state)."""
-    batch: list[int] = []
-    for index in sorted(range(len(encoded)), key=lambda i: len(encoded[i])):
-        length = len(encoded[index])
-        rows = (len(batch) + 1) * each
-        full = rows > ROWS_MAX or rows * (length + tokens_max) > CACHED_TOKENS_MAX
-        mixed = bool(batch) and policy.stateful and len(encoded[batch[0]]) != length
+    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[_Row], tokens_max: int
+) -> Iterator[list[_Row]]:
+    """Rows with prompts of similar lengths (of equal ones, for models with a state), as many as
+    memory allows and at least one."""
+    rows_max, cached_max = _limits(policy)
+    batch: list[_Row] = []
+    for row in sorted(rows, key=lambda row: len(encoded[row.owner])):
+        length = len(encoded[row.owner])
+        count = len(batch) + 1
+        full = count > rows_max or count * (length + tokens_max) > cached_max
+        mixed = bool(batch) and policy.stateful and len(encoded[batch[0].owner]) != length
         if batch and (full or mixed):
             yield batch
             batch = []
-        batch.append(index)
+        batch.append(row)
     if batch:
         yield batch
+
+
+def _limits(policy: Policy) -> tuple[int, int]:
+    """Rows and cached tokens of one batch. They depend on the model alone, not on free memory,
+    so that the same seed gives the same bits at every start."""
+    config = policy.model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None) or 1
+    key_value_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    token_bytes = 2 * 4 * config.num_hidden_layers * key_value_heads * head_size
+    return (
+        max(1, min(ROWS_MAX, LOGITS_MAX // config.vocab_size)),
+        min(CACHED_TOKENS_MAX, CACHE_BYTES_MAX // token_bytes),
+    )
 
 
 class _Decoder(Protocol):
@@ -149,21 +166,27 @@ class _HuggingFaceDecoder:
     """Decoding through any Hugging Face causal LM with its own cache."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
-        """Run the prompts, right padded: causal attention keeps real tokens off the pads."""
+        """Run the prompts but for their last tokens, right padded: causal attention keeps real
+        tokens off the pads, and only the last tokens need logits."""
         self._model = policy.model
-        ids, lengths = lean.pad_right(prompts, policy.eos_id)
+        ids, lengths = lean.pad_right([prompt[:-1] for prompt in prompts], policy.eos_id)
         ids, self._lengths = ids.to(policy.device), lengths.to(policy.device)
         self._mask = torch.arange(ids.shape[1], device=ids.device) < self._lengths[:, None]
-        out = self._model(input_ids=ids, use_cache=True)
-        self._cache: DynamicCache = out.past_key_values
-        self.logits = out.logits[torch.arange(len(prompts)), self._lengths - 1]
-        self.select(list(owners))
+        self._cache = DynamicCache()
+        if ids.shape[1]:
+            body = getattr(self._model, self._model.base_model_prefix)
+            self._cache = body(input_ids=ids, use_cache=True).past_key_values
+        self._select(list(owners))
+        self.step(torch.tensor([prompts[owner][-1] for owner in owners], device=policy.device))
 
     def select(self, rows: list[int]) -> None:
+        self._select(rows)
+        self.logits = self.logits[rows]
+
+    def _select(self, rows: list[int]) -> None:
         chosen = torch.tensor(rows, device=self._mask.device)
         self._cache.batch_select_indices(chosen)
         self._lengths, self._mask = self._lengths[chosen], self._mask[chosen]
-        self.logits = self.logits[chosen]
 
     def step(self, tokens: torch.Tensor) -> None:
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=True)
@@ -175,7 +198,7 @@ class _HuggingFaceDecoder:
             use_cache=True,
         )
         self._lengths = self._lengths + 1
-        self.logits = out.logits[:, -1]
+        self.logits: torch.Tensor = out.logits[:, -1]
 
 
 class _PlainDecoder:
@@ -184,7 +207,7 @@ class _PlainDecoder:
     length."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
-        self._model = policy.model
+        self._model, self._last = policy.model, policy.logits_kept(1)
         self._ids = torch.tensor([prompts[owner] for owner in owners], device=policy.device)
         self.logits = self._run()
 
@@ -196,7 +219,8 @@ class _PlainDecoder:
         self.logits = self._run()
 
     def _run(self) -> torch.Tensor:
-        logits: torch.Tensor = self._model(input_ids=self._ids, use_cache=False).logits[:, -1]
+        out = self._model(input_ids=self._ids, use_cache=False, **self._last)
+        logits: torch.Tensor = out.logits[:, -1]
         return logits
 
 

@@ -4,6 +4,7 @@ Master weights are fp32. On CUDA the forward passes run under bf16 autocast over
 """
 
 import hashlib
+import inspect
 import json
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +52,12 @@ class Policy:
     def stateful(self) -> bool:
         """Recurrent state instead of (only) keys and values: padding must not enter it."""
         return bool(getattr(self.model, "_is_stateful", False))
+
+    def logits_kept(self, last: int) -> dict[str, int]:
+        """Arguments of a forward pass that compute logits for the last positions alone; none
+        where the model cannot: its logits are then of all positions."""
+        known = inspect.signature(self.model.forward).parameters
+        return {"logits_to_keep": last} if "logits_to_keep" in known else {}
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of a prompt: the chat template where there is one, else with the tokenizer's

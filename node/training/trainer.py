@@ -223,10 +223,15 @@ class GroupTrainer:
         result = []
         pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
         ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
-        logits = self.policy.model(input_ids=ids[:, :-1], use_cache=False).logits
+        kept = ids.shape[1] - min(len(prompt) for prompt, _ in pairs)
+        logits = self.policy.model(
+            input_ids=ids[:, :-1], use_cache=False, **self.policy.logits_kept(kept)
+        ).logits
+        targets = ids[:, -logits.shape[1] :]
+        dropped = ids.shape[1] - logits.shape[1]  # positions of the first logits
         for index, (prompt, tokens) in enumerate(pairs):
-            span = slice(len(prompt) - 1, len(prompt) - 1 + len(tokens))
-            result.append(losses.token_logprobs(logits[index, span], ids[index, 1:][span]))
+            span = slice(len(prompt) - dropped, len(prompt) - dropped + len(tokens))
+            result.append(losses.token_logprobs(logits[index, span], targets[index, span]))
         return result
 
     def _lean(self, units: Sequence[_Unit]) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from node.engines import torch_engine
 from node.engines.base import Sampling
 from node.engines.torch_engine import generate, pick_tokens
 from node.training.base import TrainingGroup
@@ -69,6 +70,61 @@ def test_the_rest_of_the_batch_does_not_matter(policy):
         for one, other in zip(alone, group, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"), [("ROWS_MAX", 2), ("LOGITS_MAX", 1200), ("CACHE_BYTES_MAX", 100_000)]
+)
+def test_the_split_of_a_big_batch_does_not_matter(policy, monkeypatch, limit, value):
+    together = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
+    monkeypatch.setattr(torch_engine, limit, value)
+    sizes = []
+    sample = torch_engine._sample
+    monkeypatch.setattr(
+        torch_engine,
+        "_sample",
+        lambda policy, encoded, rows, sampling: (
+            sizes.append(len(rows)),
+            sample(policy, encoded, rows, sampling),
+        ),
+    )
+    split = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
+    assert sum(sizes) == 3 * len(PROMPTS)
+    assert limit == "CACHE_BYTES_MAX" or max(sizes) <= 4
+    assert len(sizes) > 2
+    for one, other in zip(together, split, strict=True):
+        for left, right in zip(one, other, strict=True):
+            assert left.token_ids == right.token_ids
+            assert left.logprobs == pytest.approx(right.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [gpt2_directory, mamba_directory])
+def test_logits_are_computed_where_they_are_needed_alone(make, tmp_path):
+    """Of a big vocabulary, those of all prompt positions would be most of the memory."""
+    policy = open_policy(make(tmp_path))
+    positions = []
+    policy.model.get_output_embeddings().register_forward_hook(
+        lambda module, inputs, output: positions.append(output.shape[1])
+    )
+    groups = generate(policy, ["a long prompt " * 5, "short"], 2, SAMPLING, 1, 0)
+    assert set(positions) == {1}
+    positions.clear()
+    long = TrainingGroup("a long prompt " * 5, groups[0], (1.0, -1.0), own_tokens=True)
+    GroupTrainer(policy, TrainerSpec("test"), 10_000).train([long])
+    assert set(positions) == {max(len(c.token_ids) for c in groups[0])}
+
+
+def test_prompts_of_one_token_are_sampled_from(tmp_path):
+    policy = open_policy(gpt2_directory(tmp_path))
+    policy.tokenizer.backend_tokenizer.post_processor = None
+    prompts = ["a", "b", "two"]
+    assert [len(policy.encode_prompt(prompt)) for prompt in prompts] == [1, 1, 3]
+    for chosen in (prompts[:2], prompts):
+        groups = generate(policy, chosen, 2, SAMPLING, 1, 0)
+        for prompt, group in zip(chosen, groups, strict=True):
+            for completion in group:
+                expected = reference_logprobs(policy, prompt, completion, SAMPLING)
+                assert completion.logprobs == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_trainer_sees_the_log_probs_of_the_engine(policy):
