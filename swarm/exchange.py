@@ -10,22 +10,16 @@ that lies, stalls or vanishes costs a count.
 """
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 
 from swarm import codec
 from swarm.budget import ByteBudget
-from swarm.errors import (
-    ConfigError,
-    Reject,
-    RemoteProtocolError,
-    RequestRefused,
-    TransportError,
-)
+from swarm.errors import Reject, RemoteProtocolError, RequestRefused, TransportError
+from swarm.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
 from swarm.messages import (
@@ -37,7 +31,6 @@ from swarm.messages import (
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
-    WANT_GROUPS_MAX,
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
@@ -46,58 +39,18 @@ from swarm.messages import (
     Want,
     adverts_topic,
 )
-from swarm.offers import Offer, OfferLimits, OfferTable
+from swarm.offers import OfferTable
 from swarm.pool import AddResult, Candidate, Pool
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.transport.base import ServeLimits, Transport
 
-Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
-"""Regenerates the task and scores the completions: group -> (prompt, rewards).
-
-Raises `RemoteProtocolError` if the task is not the producer's or cannot be verified.
-"""
-
-RunSync = Callable[..., Awaitable[Any]]
-"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+__all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
 
 Rewards = tuple[float, ...]
-T = TypeVar("T")
 
-POOL_REJECTS = {
-    AddResult.DUPLICATE_TASK: Reject.DUPLICATE_TASK,
-    AddResult.QUOTA: Reject.QUOTA,
-}
 REPLY_OVERHEAD_BYTES = 1_024
-OFFER_LIMITS = OfferLimits()
-FETCH_RETRY_S = 2.0
-DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
-REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeRules:
-    """What the run and this node allow."""
-
-    run_id: str
-    stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
-    record_life_s: int
-    clock_skew_s: int
-    group_size_max: int
-    fetch_parallel: int = 4
-    fetch_timeout_s: float = 20.0
-    fetch_bytes_per_s: float = 4 * 1024 * 1024
-    serve_bytes_per_s: float = 8 * 1024 * 1024
-    dial_timeout_s: float = 5.0
-    catch_up_interval_s: float = 15.0
-    expire_interval_s: float = 10.0
-    recent_adverts_max: int = 512
-    recent_adverts_per_producer_max: int = 4
-    offers: OfferLimits = OFFER_LIMITS
-
-
-def informative(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards differ, so that its advantages are not all zero."""
-    return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
+SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
+SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
 
 
 class Exchange:
@@ -119,17 +72,31 @@ class Exchange:
         self._identity = identity
         self._transport = transport
         self._pool = pool
-        self._verify = verify
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
         self._recent: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
-        self._in_flight: set[GroupId] = set()
-        self._wake = trio.Event()
-        self._fetch_budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
+        self._peer_budgets: OrderedDict[PeerId, ByteBudget] = OrderedDict()
         self.ledger = Ledger()
+        self._fetcher = Fetcher(
+            rules,
+            transport,
+            pool,
+            verify,
+            self._offers,
+            self.ledger,
+            self.candidates,
+            now_s=now_s,
+            rng=rng,
+            run_sync=run_sync,
+        )
+
+    @property
+    def verifier_failures(self) -> int:
+        """How often our own verifier failed on fetched groups, which are then fetched again."""
+        return self._fetcher.verifier_failures
 
     # --- what the round asks for -----------------------------------------------------------
 
@@ -181,7 +148,7 @@ class Exchange:
         groups: list[VerifiedGroup] = await self._run_sync(self._take, group_ids, round_)
         for verified in groups:
             self.ledger.of(verified.group.producer).trained += 1
-        self._wake.set()
+        self._fetcher.wake()
         return groups
 
     def _add(self, record: bytes, verified: VerifiedGroup, own: bool) -> AddResult:
@@ -215,17 +182,31 @@ class Exchange:
             nursery.start_soon(self._expire_forever)
             if self._rules.stock_groups > 0:
                 nursery.start_soon(self._catch_up_forever)
-                nursery.start_soon(self._fetch_forever)
+                nursery.start_soon(self._fetcher.run)
             task_status.started()
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
-        want = self._judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
+        want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
-        if self._serve_budget.is_spent(trio.current_time()):
+        budgets = (self._serve_budget, self._peer_budget(peer))
+        if any(budget.is_spent(trio.current_time()) for budget in budgets):
             raise RequestRefused("the serving budget is spent")
-        records: list[bytes] = await self._run_sync(self._records, want.group_ids)
-        self._serve_budget.spend(sum(map(len, records)), trio.current_time())
+        wanted = list(dict.fromkeys(want.group_ids))
+        records: list[bytes] = await self._run_sync(self._records, wanted)
+        for budget in budgets:
+            budget.spend(sum(map(len, records)), trio.current_time())
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
+
+    def _peer_budget(self, peer: PeerId) -> ByteBudget:
+        """What one peer may take of the serving budget, so that it leaves something to others."""
+        budget = self._peer_budgets.get(peer)
+        if budget is None:
+            rate = SERVE_SHARE_OF_ONE_PEER * self._rules.serve_bytes_per_s
+            budget = self._peer_budgets[peer] = ByteBudget(rate, trio.current_time())
+        self._peer_budgets.move_to_end(peer)
+        while len(self._peer_budgets) > SERVED_PEERS_MAX:
+            self._peer_budgets.popitem(last=False)
+        return budget
 
     def _records(self, group_ids: Sequence[bytes]) -> list[bytes]:
         records: list[bytes] = []
@@ -238,7 +219,7 @@ class Exchange:
         return records
 
     async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
-        asked = self._judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
+        asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         newest = [record for record, _ in reversed(self._recent.values())]
         return codec.encode(
@@ -250,14 +231,6 @@ class Exchange:
             self.ledger.reject(peer, Reject.WRONG_RUN)
             raise RemoteProtocolError(Reject.WRONG_RUN, run_id)
 
-    def _judge(self, peer: PeerId, judge: Callable[..., T], *args: Any) -> T:
-        """Run a check of foreign bytes; what it finds wrong is counted against `peer`."""
-        try:
-            return judge(*args)
-        except RemoteProtocolError as error:
-            self.ledger.reject(peer, error.reason)
-            raise
-
     # --- hearing adverts -------------------------------------------------------------------
 
     def _hear_gossip(self, peer: PeerId, payload: bytes) -> bool:
@@ -267,31 +240,32 @@ class Exchange:
             return False
 
     def _hear(self, peer: PeerId, record: bytes) -> bool:
-        """Take in one signed advert; whether it was new. Faults are counted against its maker
-        where the signature shows one, else against the peer that handed it over."""
-        advert_id, advert = self._judge(peer, codec.decode_advert, record)
+        """Take in one signed advert; whether it was new. Faults are counted against the peer that
+        handed it over: anybody can pass on what somebody else once signed."""
+        advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
         if advert_id in self._recent or advert.producer == self._identity.peer_id:
             return False
-        self._judge(PeerId(advert.producer), self._check_advert, advert)
+        self._check_advert(advert, peer)
         new = self._offers.hear(advert, peer)
         self._remember(advert_id, record, advert)
         if new:
-            self._wake.set()
+            self._fetcher.wake()
         return True
 
-    def _check_advert(self, advert: AdvertBody) -> None:
-        if advert.run_id != self._rules.run_id:
-            raise RemoteProtocolError(Reject.WRONG_RUN, advert.run_id)
-        self._check_times(advert.created_at_s, advert.expires_at_s)
-
-    def _check_times(self, created_at_s: int, expires_at_s: int) -> None:
-        codec.check_times(
-            created_at_s,
-            expires_at_s,
-            self._now_s(),
-            self._rules.record_life_s,
-            self._rules.clock_skew_s,
-        )
+    def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
+        self._check_run(peer, advert.run_id)
+        try:
+            codec.check_times(
+                advert.created_at_s,
+                advert.expires_at_s,
+                self._now_s(),
+                self._rules.record_life_s,
+                self._rules.clock_skew_s,
+            )
+        except RemoteProtocolError as error:
+            if peer == advert.producer:  # it may have aged on its way through others' hands
+                self.ledger.reject(peer, error.reason)
+            raise
 
     def _remember(self, advert_id: bytes, record: bytes, advert: AdvertBody) -> None:
         self._recent[advert_id] = (record, advert)
@@ -331,8 +305,11 @@ class Exchange:
                 timeout_s=self._rules.fetch_timeout_s,
                 response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
             )
-            reply = self._judge(peer, codec.decode, answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
-        except (TransportError, RemoteProtocolError):
+            reply = codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self.ledger.reject(peer, error.reason)
+            return
+        except TransportError:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             self._hear_gossip(peer, record)
@@ -345,128 +322,3 @@ class Exchange:
             for advert_id in [i for i, (_, a) in self._recent.items() if a.expires_at_s <= now_s]:
                 del self._recent[advert_id]
             await self._run_sync(self._pool.expire, now_s)
-
-    # --- fetching --------------------------------------------------------------------------
-
-    async def _fetch_forever(self) -> None:
-        async with trio.open_nursery() as nursery:
-            slots = trio.CapacityLimiter(self._rules.fetch_parallel)
-            while True:
-                await self._sleep_until_woken()
-                by_producer: dict[PeerId, list[Offer]] = {}
-                for offer in await self._choose():
-                    by_producer.setdefault(offer.producer, []).append(offer)
-                for offers in by_producer.values():
-                    for start in range(0, len(offers), WANT_GROUPS_MAX):
-                        batch = offers[start : start + WANT_GROUPS_MAX]
-                        self._in_flight.update(offer.group_id for offer in batch)
-                        nursery.start_soon(self._fetch_in_slot, batch, slots)
-
-    async def _sleep_until_woken(self) -> None:
-        with trio.move_on_after(FETCH_RETRY_S):
-            await self._wake.wait()
-        self._wake = trio.Event()
-
-    async def _choose(self) -> list[Offer]:
-        """Offers to fetch now. What the pool has ever held is taken off the table instead."""
-        chosen = self._offers.choose(await self._missing(), self._rng, self._in_flight)
-        ids = [offer.group_id for offer in chosen]
-        seen: set[GroupId] = await self._run_sync(self._pool.ids_seen, ids)
-        for offer in chosen:
-            if offer.group_id in seen:
-                self._offers.drop(offer.group_id, offer.producer)
-        if seen:
-            self._wake.set()
-        return [offer for offer in chosen if offer.group_id not in seen]
-
-    async def _missing(self) -> int:
-        """How many groups short of the wanted stock we are, counting those under way."""
-        stock = sum(informative(c.rewards) for c in await self.candidates())
-        return max(0, self._rules.stock_groups - stock - len(self._in_flight))
-
-    async def _fetch_in_slot(self, offers: list[Offer], slots: trio.CapacityLimiter) -> None:
-        try:
-            async with slots:
-                size_bytes = sum(offer.size_bytes for offer in offers)
-                await trio.sleep(self._fetch_budget.spend(size_bytes, trio.current_time()))
-                await self._fetch(offers)
-        finally:
-            self._in_flight.difference_update(offer.group_id for offer in offers)
-        self._wake.set()
-
-    async def _fetch(self, offers: list[Offer]) -> None:
-        """Get one producer's groups from it or, failing that, from who forwarded the advert."""
-        wanted = {offer.group_id: offer for offer in offers}
-        for peer in dict.fromkeys([offers[0].producer, *(o.heard_from for o in offers)]):
-            if not wanted:
-                return
-            if await self._reach(peer):
-                await self._fetch_from(peer, wanted)
-        for offer in wanted.values():
-            self._offers.failed(offer)
-
-    async def _reach(self, peer: PeerId) -> bool:
-        if peer in self._transport.peers():
-            return True
-        for address in self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]:
-            try:
-                await self._transport.connect(address, timeout_s=self._rules.dial_timeout_s)
-            except (TransportError, ConfigError):
-                continue
-            return True
-        return False
-
-    async def _fetch_from(self, peer: PeerId, wanted: dict[GroupId, Offer]) -> None:
-        want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(wanted))
-        try:
-            answer = await self._transport.request(
-                peer,
-                ROLLOUTS_PROTOCOL,
-                codec.encode(want),
-                timeout_s=self._rules.fetch_timeout_s,
-                response_bytes_max=GROUPS_REPLY_BYTES_MAX,
-            )
-            reply = self._judge(peer, codec.decode, answer, GroupsReply, GROUPS_REPLY_BYTES_MAX)
-        except RemoteProtocolError as error:
-            if error.reason is Reject.OVERSIZE:
-                self.ledger.reject(peer, error.reason)
-            return
-        except TransportError:
-            return
-        for record in reply.records:
-            try:
-                await self._take_in(peer, record, wanted)
-            except RemoteProtocolError:
-                continue  # counted where it was found
-
-    async def _take_in(self, peer: PeerId, record: bytes, wanted: dict[GroupId, Offer]) -> None:
-        """Check one fetched record completely and pool it."""
-        group_id, group = self._judge(peer, codec.decode_group, record)
-        offer = wanted.pop(group_id, None)
-        if offer is None:
-            self.ledger.reject(peer, Reject.NOT_REQUESTED)
-            return
-        self._offers.drop(group_id, offer.producer)
-        self._judge(group.producer, self._check_group, group, offer)
-        try:
-            prompt, rewards = await self._verify(group)
-        except RemoteProtocolError as error:
-            self.ledger.reject(group.producer, error.reason)
-            return
-        verified = VerifiedGroup(group_id, group, prompt, rewards)
-        result = await self._run_sync(self._add, record, verified, False)
-        if result is AddResult.ADDED:
-            self.ledger.accept(group.producer)
-        elif result in POOL_REJECTS:
-            self.ledger.reject(group.producer, POOL_REJECTS[result])
-
-    def _check_group(self, group: RolloutGroup, offer: Offer) -> None:
-        if group.run_id != self._rules.run_id:
-            raise RemoteProtocolError(Reject.WRONG_RUN, group.run_id)
-        if group.producer != offer.producer:
-            raise RemoteProtocolError(Reject.WRONG_PRODUCER, "advertised by another peer")
-        if group.round != offer.round:
-            raise RemoteProtocolError(Reject.MALFORMED, "round differs from its advert")
-        if len(group.completions) > self._rules.group_size_max:
-            raise RemoteProtocolError(Reject.OVERSIZE, "more completions than the run allows")
-        self._check_times(group.created_at_s, group.expires_at_s)

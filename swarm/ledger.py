@@ -1,12 +1,16 @@
 """Who sent what: accepted groups and broken rules, counted by peer. Pure and bounded."""
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from swarm.errors import Reject
+from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
 
 LEDGER_PEERS_MAX = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -44,6 +48,18 @@ class Ledger:
         """Count one broken rule against the peer who broke it."""
         self.rejected[reason] += 1
         self.of(peer).rejected[reason] += 1
+
+    def judge(self, peer: PeerId, check: Callable[..., T], *args: Any) -> T:
+        """Run a check of foreign bytes; what it finds wrong is counted against `peer`.
+
+        Raises:
+            RemoteProtocolError: the check's.
+        """
+        try:
+            return check(*args)
+        except RemoteProtocolError as error:
+            self.reject(peer, error.reason)
+            raise
 
     def peers(self) -> list[PeerId]:
         """All peers with an account, in order of their ids."""

@@ -2,11 +2,16 @@
 
 An offer is a group that a signed advert names. Only a producer's last few rounds stay on offer:
 a policy learns little from what a peer's much older policy wrote, and it bounds the table.
+
+A producer that did not deliver is left alone for a while, longer each time, and its offers with
+it. One that has never delivered, or not since it last failed, is unproven.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
 from random import Random
 
 from swarm.identity import PeerId
@@ -21,7 +26,9 @@ class OfferLimits:
     producers_max: int = 1024
     groups_per_producer_max: int = 128
     rounds_max: int = 4  # a producer's newest rounds that stay on offer
+    choice_per_producer_max: int = 32  # a producer's newest offers, of which is chosen
     attempts_max: int = 3  # fetches tried before an offer is given up
+    rest_s_max: float = 600.0
 
 
 @dataclass(slots=True)
@@ -40,7 +47,11 @@ class Offer:
 @dataclass(slots=True)
 class _Producer:
     round: int = 0
+    created_at_s: int = 0  # of its newest advert
     addresses: tuple[str, ...] = ()
+    proven: bool = False
+    failures: int = 0  # in a row
+    rests_until: float = -inf
     offers: OrderedDict[GroupId, Offer] = field(default_factory=OrderedDict)
 
 
@@ -56,15 +67,19 @@ class OfferTable:
 
     def hear(self, advert: AdvertBody, heard_from: PeerId) -> int:
         """Take in a checked advert. Returns how many groups are new on the table: none where the
-        producer has moved on, for an advert may travel slowly through no fault of anybody."""
+        producer has moved on, for an advert may travel slowly through no fault of anybody.
+
+        The advert that was made last says at which round the producer is: one that was set back,
+        to an older checkpoint or to an empty directory, is at a lower round than before."""
         name = PeerId(advert.producer)
         producer = self._producers.setdefault(name, _Producer())
         self._producers.move_to_end(name)
-        if advert.round <= producer.round - self._limits.rounds_max:
-            return 0
-        if advert.round >= producer.round:
-            producer.round = advert.round
+        newest = (producer.created_at_s, producer.round)
+        if (advert.created_at_s, advert.round) >= newest:
+            producer.created_at_s, producer.round = advert.created_at_s, advert.round
             producer.addresses = advert.addresses
+        elif advert.round <= producer.round - self._limits.rounds_max:
+            return 0
         new = 0
         for entry in advert.groups:
             group_id = GroupId(entry.group_id)
@@ -86,18 +101,49 @@ class OfferTable:
         while len(producer.offers) > self._limits.groups_per_producer_max:
             producer.offers.popitem(last=False)
 
-    def choose(self, count: int, rng: Random, busy: Iterable[GroupId] = ()) -> list[Offer]:
-        """Up to `count` offers, uniformly without replacement over all producers' groups.
+    def choose(
+        self,
+        count: int,
+        rng: Random,
+        now: float,
+        busy: Collection[PeerId] = (),
+        *,
+        proven_only: bool = False,
+    ) -> list[Offer]:
+        """Up to `count` offers, uniformly without replacement over the groups of all producers
+        that are neither busy nor left alone; a flood counts no more than its newest few.
 
         The order of arrival does not matter: offers are drawn from a list sorted by id.
         """
-        taken = set(busy)
-        offers = sorted(
-            (o for p in self._producers.values() for o in p.offers.values()),
-            key=lambda offer: offer.group_id,
-        )
-        free = [offer for offer in offers if offer.group_id not in taken]
-        return rng.sample(free, min(count, len(free)))
+        newest: list[Offer] = []
+        for name, producer in self._producers.items():
+            if name in busy or now < producer.rests_until or (proven_only and not producer.proven):
+                continue
+            offers = reversed(producer.offers.values())
+            newest += islice(offers, self._limits.choice_per_producer_max)
+        newest.sort(key=lambda offer: (offer.group_id, offer.producer))
+        return rng.sample(newest, min(count, len(newest)))
+
+    def is_proven(self, producer: PeerId) -> bool:
+        """Whether the last fetch from the producer brought something."""
+        known = self._producers.get(producer)
+        return known is not None and known.proven
+
+    def delivered(self, producer: PeerId) -> None:
+        """Note that a fetch brought a good group."""
+        known = self._producers.get(producer)
+        if known:
+            known.proven, known.failures, known.rests_until = True, 0, -inf
+
+    def rest(self, producer: PeerId, first_s: float, now: float) -> None:
+        """Leave the producer alone after a fetch that brought nothing: for `first_s`, and twice
+        as long after each further failure in a row."""
+        known = self._producers.get(producer)
+        if known:
+            known.proven = False
+            rest_s = min(self._limits.rest_s_max, first_s * 2.0 ** min(known.failures, 30))
+            known.failures += 1
+            known.rests_until = now + rest_s
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
         """Where the producer said that it listens, in its newest advert."""
@@ -105,7 +151,7 @@ class OfferTable:
         return known.addresses if known else ()
 
     def newest_round(self, producer: PeerId) -> int:
-        """The highest round that the producer has advertised; 0 if none is known."""
+        """The round of the producer's newest advert; 0 if none is known."""
         known = self._producers.get(producer)
         return known.round if known else 0
 

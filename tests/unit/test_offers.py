@@ -10,7 +10,9 @@ from swarm.offers import OfferLimits, OfferTable
 ME = PeerId("forwarder")
 
 
-def advert(producer: str, round_: int, ids: range, expires_at_s: int = 1000) -> AdvertBody:
+def advert(
+    producer: str, round_: int, ids: range, expires_at_s: int = 1000, created_at_s: int = 0
+) -> AdvertBody:
     return AdvertBody(
         type="advert",
         run_id="run",
@@ -20,7 +22,7 @@ def advert(producer: str, round_: int, ids: range, expires_at_s: int = 1000) -> 
         groups=tuple(
             AdvertEntry(group_id=f"{producer}{n}".encode().ljust(32), size_bytes=100) for n in ids
         ),
-        created_at_s=0,
+        created_at_s=created_at_s,
         expires_at_s=expires_at_s,
     )
 
@@ -30,7 +32,7 @@ def test_a_producers_old_rounds_leave_the_table() -> None:
     for round_ in (1, 2, 3):
         assert table.hear(advert("p", round_, range(4 * round_, 4 * round_ + 4)), ME) == 4
     assert len(table) == 8
-    assert {offer.round for offer in table.choose(99, Random(0))} == {2, 3}
+    assert {offer.round for offer in table.choose(99, Random(0), 0.0)} == {2, 3}
     assert table.hear(advert("p", 1, range(90, 91)), ME) == 0
     assert len(table) == 8
 
@@ -52,28 +54,68 @@ def test_bounds_hold_against_a_flood() -> None:
     assert len(table) == 200
 
 
-def test_choice_is_uniform_over_groups_and_skips_busy_ones() -> None:
+def test_choice_is_uniform_over_groups_and_skips_busy_producers() -> None:
     table = OfferTable(OfferLimits())
     table.hear(advert("a", 1, range(2)), ME)
     table.hear(advert("b", 1, range(10)), ME)
     rng, counts = Random(0), Counter[bytes]()
     for _ in range(6000):
-        counts.update(offer.group_id for offer in table.choose(2, rng))
+        counts.update(offer.group_id for offer in table.choose(2, rng, 0.0))
     chi_square = sum((n - 1000) ** 2 / 1000 for n in counts.values())
     assert len(counts) == 12
     assert chi_square < 31.3, chi_square  # 99.9 % quantile, 11 degrees of freedom
-    busy = [offer.group_id for offer in table.choose(6, rng)]
-    assert not set(busy) & {offer.group_id for offer in table.choose(99, rng, busy)}
+    assert {o.producer for o in table.choose(99, rng, 0.0, {PeerId("b")})} == {"a"}
 
 
 def test_failures_give_an_offer_up_and_expiry_forgets_it() -> None:
     table = OfferTable(OfferLimits(attempts_max=2))
     table.hear(advert("a", 1, range(1)), ME)
     table.hear(advert("b", 1, range(1), expires_at_s=10), ME)
-    (offer,) = [o for o in table.choose(2, Random(0)) if o.producer == "a"]
+    (offer,) = [o for o in table.choose(2, Random(0), 0.0) if o.producer == "a"]
     table.failed(offer)
     assert len(table) == 2
     table.failed(offer)
-    assert [o.producer for o in table.choose(2, Random(0))] == ["b"]
+    assert [o.producer for o in table.choose(2, Random(0), 0.0)] == ["b"]
     table.expire(10.0)
     assert len(table) == 0
+
+
+def test_a_flood_of_ids_crowds_nobody_out() -> None:
+    limits = OfferLimits(choice_per_producer_max=4)
+    table = OfferTable(limits)
+    table.hear(advert("honest", 1, range(4)), ME)
+    table.hear(advert("flood", 1, range(60)), ME)
+    chosen = table.choose(99, Random(0), 0.0)
+    assert Counter(offer.producer for offer in chosen) == {"honest": 4, "flood": 4}
+    newest = {f"flood{n}".encode().ljust(32) for n in range(56, 60)}
+    assert {o.group_id for o in chosen if o.producer == "flood"} == newest
+
+
+def test_a_producer_that_fails_is_left_alone_twice_as_long_each_time() -> None:
+    table = OfferTable(OfferLimits(rest_s_max=100.0))
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), ME)
+    now = 0.0
+    for rest_s in (30.0, 60.0, 100.0, 100.0):
+        table.rest(name, 30.0, now)
+        assert not table.choose(1, Random(0), now + rest_s - 0.1)
+        now += rest_s
+        assert table.choose(1, Random(0), now)
+    table.delivered(name)
+    assert table.is_proven(name)
+    table.rest(name, 30.0, now)
+    assert not table.is_proven(name)
+    assert table.choose(1, Random(0), now + 30.0)
+    assert not table.choose(1, Random(0), now + 30.0, proven_only=True)
+
+
+def test_a_producer_that_was_set_back_is_heard_again() -> None:
+    table = OfferTable(OfferLimits(rounds_max=2))
+    name = PeerId("p")
+    table.hear(advert(name, 50, range(4), created_at_s=100), ME)
+    assert table.hear(advert(name, 3, range(4, 8), created_at_s=200), ME) == 4
+    assert table.newest_round(name) == 3
+    assert table.addresses(name) == ("/memory/3",)
+    assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME) == 0
+    table.hear(advert(name, 49, range(9, 10), created_at_s=95), ME)
+    assert table.newest_round(name) == 3
