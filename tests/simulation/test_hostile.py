@@ -20,8 +20,9 @@ from node.simulated import EPOCH_S, SimulatedNode, build, run
 from node.tasks.stream import assigned_task
 from swarm import codec
 from swarm.errors import Reject
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.messages import (
+    ADVERT_GROUPS_MAX,
     ADVERTS_PROTOCOL,
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
@@ -74,6 +75,7 @@ class Liar:
         self.transport: MemoryTransport = world.join(host)
         self.victim = victim
         self.records: dict[bytes, bytes] = {}
+        self.silent = False
         self.index = 0
         self.rng = Random(0)
         self.transport.serve(
@@ -85,6 +87,8 @@ class Liar:
         return self.rng.randbytes(300)
 
     async def serve(self, peer: str, payload: bytes) -> bytes:
+        if self.silent:
+            await trio.sleep_forever()
         want = codec.decode(payload, Want, WANT_BYTES_MAX)
         records = [self.records[i] for i in want.group_ids if i in self.records]
         if any(record == b"oversize" for record in records):
@@ -95,6 +99,11 @@ class Liar:
 
     async def offer(self, group_id: bytes, record: bytes, round_: int) -> None:
         self.records[group_id] = record
+        await self.advertise(
+            [AdvertEntry(group_id=group_id, size_bytes=max(1, len(record)))], round_
+        )
+
+    async def advertise(self, entries: list[AdvertEntry], round_: int) -> None:
         now_s = int(EPOCH_S + trio.current_time())
         body = AdvertBody(
             type="advert",
@@ -102,7 +111,7 @@ class Liar:
             producer=self.identity.peer_id,
             round=round_,
             addresses=self.transport.addresses(),
-            groups=(AdvertEntry(group_id=group_id, size_bytes=max(1, len(record))),),
+            groups=tuple(entries),
             created_at_s=now_s,
             expires_at_s=now_s + 600,
         )
@@ -190,6 +199,40 @@ async def lie_same_task_twice(liar: Liar) -> None:
     await liar.offer_group(lambda g: replace(g, temperature=0.9))
 
 
+async def lie_silent(liar: Liar) -> None:
+    """Groups that exist nowhere, and no answer to who asks for them."""
+    liar.silent = True
+    for _ in range(8):
+        for _ in range(2):
+            ids = [liar.rng.randbytes(32) for _ in range(ADVERT_GROUPS_MAX)]
+            await liar.advertise([AdvertEntry(group_id=i, size_bytes=9_000) for i in ids], 1)
+        await trio.sleep(1)
+    liar.silent = False
+
+
+async def lie_other_producers_record(liar: Liar) -> None:
+    """Other people's groups under its own name."""
+    group_id, record = codec.sign_group(honest_group(liar.victim, 500), liar.victim)
+    await liar.offer(group_id, record, 1)
+
+
+async def lie_other_producers_old_advert(liar: Liar) -> None:
+    """What others said in another run, and what they will say only later."""
+    victim, now_s = liar.victim, int(EPOCH_S + trio.current_time())
+    for run_id, created_at_s in (("another-run", now_s), (RUN.run_id, now_s - 90_000)):
+        body = AdvertBody(
+            type="advert",
+            run_id=run_id,
+            producer=victim.peer_id,
+            round=1,
+            addresses=(),
+            groups=(AdvertEntry(group_id=bytes(32), size_bytes=9),),
+            created_at_s=created_at_s,
+            expires_at_s=created_at_s + 600,
+        )
+        await liar.transport.publish(adverts_topic(RUN.run_id), codec.sign_advert(body, victim))
+
+
 async def lie_gossip(liar: Liar) -> None:
     for size in (0, 1, 40, 4000):
         await liar.transport.publish(adverts_topic(RUN.run_id), liar.rng.randbytes(size))
@@ -209,6 +252,9 @@ LIES: dict[Callable[[Liar], Any], Reject] = {
     lie_future: Reject.FUTURE,
     lie_same_task_twice: Reject.DUPLICATE_TASK,
     lie_gossip: Reject.MALFORMED,
+    lie_other_producers_record: Reject.WRONG_PRODUCER,
+    lie_other_producers_old_advert: Reject.WRONG_RUN,
+    lie_silent: Reject.UNAVAILABLE,
 }
 
 
@@ -254,6 +300,10 @@ def external(simulated: SimulatedNode) -> int:
     return sum(r.external_groups for r in simulated.records if isinstance(r, RoundDone))
 
 
+def honest(simulated: SimulatedNode, liar: str) -> list[PeerId]:
+    return [peer for peer in simulated.node.ledger.peers() if peer != liar]
+
+
 @pytest.mark.parametrize(("lie", "reason"), LIES.items(), ids=lambda x: getattr(x, "__name__", ""))
 def test_a_lie_is_counted_under_its_name_and_never_trained_on(
     lie: Callable[[Liar], Any], reason: Reject
@@ -273,6 +323,7 @@ def test_a_lie_is_counted_under_its_name_and_never_trained_on(
         assert liar not in trained
     shown = [s.shown for s in swarm if s.shown is not None and reason in s.shown.rejected]
     assert shown
+    assert not any(s.node.ledger.of(p).rejected for s in swarm for p in honest(s, liar))
     guilty = next(p for p in shown[0].peers if p.rejected)
     assert str(reason) in render_status(shown[0])
     assert guilty.rejected[reason] > 0
@@ -297,5 +348,10 @@ def test_all_lies_together_leave_the_others_training_as_it_was() -> None:
         assert rounds == list(range(1, ROUNDS + 1))
         assert external(after) >= external(before) - 4
         assert after.node.ledger.of(liar).rejected  # type: ignore[arg-type]
-        honest = {p for p in after.node.ledger.peers() if p != liar}
-        assert not any(after.node.ledger.of(p).rejected for p in honest)
+        assert not any(after.node.ledger.of(p).rejected for p in honest(after, liar))
+
+
+def test_a_silent_flood_leaves_the_others_their_sharing() -> None:
+    _, calm = deterministic_run(swarm_with, [], 5, seed=5)
+    _, swarm = deterministic_run(swarm_with, [lie_silent] * 4, 5, seed=5)
+    assert sum(map(external, swarm)) >= 0.8 * sum(map(external, calm)) > 100

@@ -1,0 +1,293 @@
+"""One exchange and one peer that speaks its protocols: who pays for which failure."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from node.engines.scripted import TOKENIZER
+from node.simulated import EPOCH_S, run_inline
+from swarm import codec
+from swarm.errors import ChildFailed, Reject, RemoteProtocolError, RequestRefused
+from swarm.exchange import Exchange, ExchangeRules
+from swarm.identity import Identity, PeerId
+from swarm.messages import (
+    ADVERTS_PROTOCOL,
+    GROUPS_REPLY_BYTES_MAX,
+    ROLLOUTS_PROTOCOL,
+    WANT_BYTES_MAX,
+    AdvertBody,
+    AdvertEntry,
+    GroupsReply,
+    Want,
+    adverts_topic,
+)
+from swarm.pool import Pool, PoolLimits
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from swarm.transport.base import ServeLimits
+from swarm.transport.memory import MemoryTransport
+from tests.support import run
+
+RUN_ID = "run"
+
+
+def now_s() -> float:
+    return EPOCH_S + trio.current_time()
+
+
+def group_of(identity: Identity, index: int) -> RolloutGroup:
+    created_at_s = int(now_s())
+    return RolloutGroup(
+        run_id=RUN_ID,
+        producer=identity.peer_id,
+        round=1,
+        task=Task("scripted_sum", "1", "{}", index, index),
+        completions=(Completion("12", (1, 2), (-0.1, -0.1), FinishReason.STOP, 1),) * 4,
+        tokenizer=TOKENIZER,
+        temperature=1.0,
+        top_p=1.0,
+        created_at_s=created_at_s,
+        expires_at_s=created_at_s + 900,
+    )
+
+
+async def approve(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+    await trio.lowlevel.checkpoint()
+    return f"prompt {group.task.index}", (0.0, 1.0, 0.0, 1.0)
+
+
+async def no_adverts(peer: str, payload: bytes) -> bytes:
+    raise RequestRefused("none")
+
+
+@dataclass
+class Setting:
+    """The exchange under test and its one peer."""
+
+    exchange: Exchange
+    identity: Identity
+    other: Identity
+    transport: MemoryTransport  # the peer's
+    others_transport: MemoryTransport
+    own: PeerId
+
+    async def advertise(self, *groups: RolloutGroup) -> dict[bytes, bytes]:
+        records = dict(codec.sign_group(group, self.identity) for group in groups)
+        body = AdvertBody(
+            type="advert",
+            run_id=RUN_ID,
+            producer=self.identity.peer_id,
+            round=1,
+            addresses=self.transport.addresses(),
+            groups=tuple(AdvertEntry(group_id=i, size_bytes=len(r)) for i, r in records.items()),
+            created_at_s=int(now_s()),
+            expires_at_s=int(now_s()) + 900,
+        )
+        await self.transport.publish(adverts_topic(RUN_ID), codec.sign_advert(body, self.identity))
+        return records
+
+    def serve(self, handle: Callable[[PeerId, bytes], Awaitable[bytes]]) -> None:
+        self.transport.serve(
+            ROLLOUTS_PROTOCOL, handle, ServeLimits(WANT_BYTES_MAX, GROUPS_REPLY_BYTES_MAX)
+        )
+
+    async def want(self, transport: MemoryTransport, *ids: bytes) -> int:
+        """How many records an honest request brings."""
+        answer = await transport.request(
+            self.own,
+            ROLLOUTS_PROTOCOL,
+            codec.encode(Want(type="want", run_id=RUN_ID, group_ids=ids)),
+            timeout_s=5.0,
+            response_bytes_max=GROUPS_REPLY_BYTES_MAX,
+        )
+        return len(codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX).records)
+
+
+@asynccontextmanager
+async def setting(verify: Any = approve, adverts: Any = no_adverts, **rules: Any) -> Any:
+    async with (
+        open_world(1, 3, LinkProfile(latency_s=0.02)) as world,
+        trio.open_nursery() as nursery,
+    ):
+        own, peer, third = (world.join(host) for host in range(3))
+        pool = Pool(":memory:", PoolLimits(100, 10_000_000, 100))
+        exchange = Exchange(
+            ExchangeRules(
+                **{
+                    "run_id": RUN_ID,
+                    "stock_groups": 8,
+                    "record_life_s": 3600,
+                    "clock_skew_s": 60,
+                    "group_size_max": 8,
+                    **rules,
+                }
+            ),
+            world.identities[0],
+            own,
+            pool,
+            verify,
+            now_s=now_s,
+            rng=Random(0),
+            run_sync=run_inline,
+        )
+        await nursery.start(exchange.run)
+        peer.serve(ADVERTS_PROTOCOL, adverts, ServeLimits(WANT_BYTES_MAX, 9_000))
+        await peer.subscribe(adverts_topic(RUN_ID), lambda *_: True)
+        for each in (peer, third):
+            await each.connect(own.addresses()[0], timeout_s=5.0)
+        yield Setting(exchange, world.identities[1], world.identities[2], peer, third, own.peer_id)
+        nursery.cancel_scope.cancel()
+    pool.close()
+
+
+def server_of(records: dict[bytes, bytes], refusals: int = 0) -> Any:
+    """Serves `records`, after it has refused some requests."""
+    left = refusals
+
+    async def serve(peer: PeerId, payload: bytes) -> bytes:
+        nonlocal left
+        if left > 0:
+            left -= 1
+            raise RequestRefused("busy")
+        want = codec.decode(payload, Want, WANT_BYTES_MAX)
+        found = tuple(records[i] for i in want.group_ids if i in records)
+        return codec.encode(GroupsReply(type="groups", records=found))
+
+    return serve
+
+
+def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays() -> None:
+    failures = 4  # more than the fetches that an offer is allowed to fail
+
+    async def fails_first(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise ChildFailed("a verifier process ended")
+        return await approve(group)
+
+    async def main() -> None:
+        async with setting(fails_first) as here:
+            here.serve(server_of(await here.advertise(group_of(here.identity, 1))))
+            await trio.sleep(60)
+            assert here.exchange.verifier_failures == 4
+            assert here.exchange.ledger.accepted == 1
+            assert not here.exchange.ledger.rejected
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_refusals_use_up_no_offer_and_are_no_fault() -> None:
+    async def main() -> None:
+        async with setting() as here:
+            records = await here.advertise(group_of(here.identity, 1))
+            here.serve(server_of(records, refusals=5))
+            await trio.sleep(200)
+            assert here.exchange.ledger.accepted == 1
+            assert not here.exchange.ledger.rejected
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_one_request_at_a_time_is_open_for_one_producers_groups() -> None:
+    open_now = most = 0
+
+    async def main() -> None:
+        async with setting(stock_groups=64, fetch_parallel=64) as here:
+            records: dict[bytes, bytes] = {}
+            for start in (0, 20, 40):
+                groups = [group_of(here.identity, start + n) for n in range(20)]
+                records.update(await here.advertise(*groups))
+            answer = server_of(records)
+
+            async def slow(peer: PeerId, payload: bytes) -> bytes:
+                nonlocal open_now, most
+                open_now += 1
+                most = max(most, open_now)
+                await trio.sleep(3)
+                open_now -= 1
+                return bytes(await answer(peer, payload))
+
+            here.serve(slow)
+            await trio.sleep(60)
+            assert most == 1
+            assert here.exchange.ledger.accepted == 60
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+@pytest.mark.parametrize("answers_adverts", [False, True])
+def test_an_answer_against_the_rules_counts_once(answers_adverts: bool) -> None:
+    async def garbage(peer: PeerId, payload: bytes) -> bytes:
+        return b"\xc1garbage"
+
+    async def main() -> None:
+        async with setting(adverts=garbage if answers_adverts else no_adverts) as here:
+            if not answers_adverts:
+                await here.advertise(group_of(here.identity, 1))
+                here.serve(garbage)
+            await trio.sleep(10)
+            assert here.exchange.ledger.rejected == {Reject.MALFORMED: 1}
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_a_stream_cut_short_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cut(*args: Any, **limits: Any) -> bytes:
+        raise RemoteProtocolError(Reject.MALFORMED, "the stream ended early")
+
+    async def main(about_adverts: bool) -> None:
+        with monkeypatch.context() as patch:
+            request = MemoryTransport.request
+
+            async def some_cut(self: Any, peer: Any, protocol: str, *rest: Any, **k: Any) -> bytes:
+                if (protocol == ADVERTS_PROTOCOL) == about_adverts and str(peer) == guilty:
+                    return await cut()
+                return await request(self, peer, protocol, *rest, **k)
+
+            guilty = ""
+            patch.setattr(MemoryTransport, "request", some_cut)
+            async with setting() as here:
+                guilty = here.identity.peer_id
+                if not about_adverts:
+                    here.serve(server_of(await here.advertise(group_of(here.identity, 1))))
+                await trio.sleep(10)
+                assert here.exchange.ledger.rejected == {Reject.MALFORMED: 1}
+
+    for about_adverts in (False, True):
+        run(main, about_adverts, virtual=True, timeout_s=1000)
+
+
+async def share_ten(here: Setting, own: Identity) -> list[bytes]:
+    groups = [group_of(own, index) for index in range(10)]
+    shared = await here.exchange.share(groups, ["p"] * 10, [(0.0, 1.0, 0.0, 1.0)] * 10)
+    return [verified.group_id for verified in shared]
+
+
+def test_a_greedy_peer_is_refused_while_others_are_served() -> None:
+    async def main() -> None:
+        async with setting(stock_groups=0, serve_bytes_per_s=8_000.0) as here:
+            ids = await share_ten(here, here.exchange._identity)
+            assert await here.want(here.transport, *ids) == 10
+            with pytest.raises(RequestRefused):
+                await here.want(here.transport, ids[0])
+            assert await here.want(here.others_transport, ids[0]) == 1
+            await trio.sleep(10)
+            assert await here.want(here.transport, ids[0]) == 1
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_an_id_that_is_wanted_twice_is_served_once() -> None:
+    async def main() -> None:
+        async with setting(stock_groups=0) as here:
+            ids = await share_ten(here, here.exchange._identity)
+            assert await here.want(here.transport, ids[0], ids[0], ids[1], ids[0]) == 2
+
+    run(main, virtual=True, timeout_s=1000)
