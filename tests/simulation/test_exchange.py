@@ -1,5 +1,6 @@
 """One exchange and one peer that speaks its protocols: who pays for which failure."""
 
+import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -289,5 +290,48 @@ def test_an_id_that_is_wanted_twice_is_served_once() -> None:
         async with setting(stock_groups=0) as here:
             ids = await share_ten(here, here.exchange._identity)
             assert await here.want(here.transport, ids[0], ids[0], ids[1], ids[0]) == 2
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_a_silent_producer_is_asked_ever_more_rarely() -> None:
+    asked: list[float] = []
+
+    async def silent(peer: PeerId, payload: bytes) -> bytes:
+        asked.append(trio.current_time())
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def main() -> None:
+        async with setting() as here:
+            here.serve(silent)
+            for start in range(0, 600, 20):
+                await here.advertise(*(group_of(here.identity, start + n) for n in range(20)))
+                await trio.sleep(10)
+            waits = [b - a for a, b in itertools.pairwise(asked)]
+            assert 3 <= len(waits) <= 4
+            assert all(b > 1.4 * a for a, b in itertools.pairwise(waits))
+            assert here.exchange.ledger.rejected == {Reject.UNAVAILABLE: len(asked)}
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_what_a_silent_producer_may_never_deliver_does_not_count_as_coming() -> None:
+    async def silent(peer: PeerId, payload: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def main() -> None:
+        async with setting() as here:
+            here.serve(silent)
+            await here.advertise(*(group_of(here.identity, n) for n in range(30)))
+            await trio.sleep(3)  # by now its batch of a whole stock is under way
+            here.identity, here.transport = here.other, here.others_transport
+            await here.transport.subscribe(adverts_topic(RUN_ID), lambda *_: True)
+            here.serve(
+                server_of(await here.advertise(*(group_of(here.other, n) for n in range(4))))
+            )
+            await trio.sleep(2)
+            assert here.exchange.ledger.accepted == 4
 
     run(main, virtual=True, timeout_s=1000)
