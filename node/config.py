@@ -88,6 +88,10 @@ _ADDRESS = re.compile(
 )
 
 
+_DNS_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DNS_NAME = re.compile(rf"({_DNS_LABEL}\.)*{_DNS_LABEL}")
+
+
 def _check_address(text: str, *, with_peer: bool) -> str:
     shape = "/ip4/<address>/tcp/<port>" + ("/p2p/<peer id>" if with_peer else "")
     match = _ADDRESS.fullmatch(text)
@@ -98,6 +102,8 @@ def _check_address(text: str, *, with_peer: bool) -> str:
             ipaddress.IPv4Address(match["host"])
         elif match["kind"] == "ip6":
             ipaddress.IPv6Address(match["host"])
+        elif not _DNS_NAME.fullmatch(match["host"]):
+            raise ValueError(f"{match['host']} is no DNS name")
         if match["peer"] is not None:
             public_key_of(match["peer"])
     except ipaddress.AddressValueError:

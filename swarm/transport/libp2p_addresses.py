@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import ifaddr
 import trio
-from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -54,17 +53,23 @@ def parse_tcp_address(text: str) -> Multiaddr:
     return address
 
 
-async def dial_each(address: Multiaddr, dial: Callable[[Multiaddr], Awaitable[object]]) -> None:
+async def dial_each(
+    address: Multiaddr,
+    dial: Callable[[Multiaddr], Awaitable[object]],
+    failures: tuple[type[Exception], ...],
+) -> None:
     """Dial an address, or those that its DNS name stands for until one answers.
 
+    `failures` are what `dial` raises where nobody answers; the last one propagates.
+
     Raises:
-        OSError, BaseLibp2pError: the name is unknown, or what the last dial raised.
+        OSError: the name is unknown.
     """
     targets = await _resolve(address)
     for target in targets[:-1]:
         try:
             await dial(target)
-        except (OSError, BaseLibp2pError):
+        except failures:
             continue
         return
     await dial(targets[-1])

@@ -164,7 +164,9 @@ class Libp2pTransport:
                 async with lock:
                     if self._connection(peer_key) is None:
                         await dial_each(
-                            target, lambda where: self._network.dial_addr(where, peer_key)
+                            target,
+                            lambda where: self._network.dial_addr(where, peer_key),
+                            (BaseLibp2pError, OSError),
                         )
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None

@@ -159,6 +159,10 @@ def told(
          "--peer /ip4/1.2.3.4/tcp/1/p2p/12D3: 12D3: not an Ed25519 peer id; copy it whole"),
         ({"peers": ("/ip4/1.2.3.400/tcp/1/p2p/12D3",)},
          "--peer /ip4/1.2.3.400/tcp/1/p2p/12D3: 1.2.3.400 is no ip4 address"),
+        ({"announce": "/dns4/a..b/tcp/1"}, "--announce /dns4/a..b/tcp/1: a..b is no DNS name"),
+        ({"announce": "/dns4/caf\N{LATIN SMALL LETTER E WITH ACUTE}/tcp/1"},
+         "--announce /dns4/caf\N{LATIN SMALL LETTER E WITH ACUTE}/tcp/1: "
+         "must look like /ip4/<address>/tcp/<port>"),
         ({"listen": "/dns4/host/tcp/1"}, "--listen /dns4/host/tcp/1: must look like "
          "/ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0; try --listen /ip4/0.0.0.0/tcp/0"),
     ],
