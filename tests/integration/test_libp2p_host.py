@@ -13,7 +13,7 @@ import pytest
 import trio
 from libp2p.custom_types import TProtocol
 from libp2p.pubsub.pb import rpc_pb2
-from libp2p.pubsub.pubsub import PUBSUB_SIGNING_PREFIX
+from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 from libp2p.utils import encode_delim
 
 from swarm.errors import (
