@@ -51,7 +51,9 @@ class TrainerCore:
         self.plan = memory.plan(spec)
         self.spec = spec
         self.policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
-        self.trainer = GroupTrainer(self.policy, spec, self.plan.micro_batch_tokens)
+        self.trainer = GroupTrainer(
+            self.policy, spec, self.plan.micro_batch_tokens, self.plan.row_tokens_max
+        )
         if saved is not None:
             self.trainer.policy_version = checkpoint.load(
                 saved, self.policy, self.trainer.optimizer
