@@ -234,6 +234,11 @@ class Node:
     def _note_sharing(self, record: RoundDone) -> None:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
         self.notes.pop("sharing", None)
+        failures = self.exchange.verifier_failures
+        if failures:
+            self.notes["verifier"] = (
+                f"the verifier of foreign groups failed {failures} times so far"
+            )
         wanted = self._config.external_groups
         if wanted and record.external_groups == 0 and record.peers > 0:
             self.notes["sharing"] = (

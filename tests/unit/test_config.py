@@ -30,7 +30,8 @@ def run_file(tmp_path: Path, *, before: str = "", after: str = "") -> Path:
 def test_without_anything_given_the_demo_runs() -> None:
     config = load_config({}, {})
     assert config.run.name == "demo"
-    assert (config.local_groups, config.external_groups, config.group_size) == (4, 4, 8)
+    # the demo's own [node] table, and a default that it leaves alone
+    assert (config.local_groups, config.external_groups, config.group_size) == (8, 4, 8)
     assert config.key_path == config.data_dir / "identity.pem"
 
 
