@@ -34,7 +34,7 @@ class Reject(StrEnum):
     NOT_REQUESTED = "not_requested"  # an answer holds a record that was not asked for
     UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
-    QUOTA = "quota"  # over the producer's share of the pool or of the advert table
+    QUOTA = "quota"  # larger than the whole pool
 
 
 class SwarmError(Exception):

@@ -8,8 +8,8 @@ second group for the same task.
 **What goes first when a bound is reached.** First whatever was trained on already, oldest first
 (it is kept only to be served). Then, among untrained foreign groups, the oldest of the producer
 that holds most of what ran short (groups or bytes). Untrained own groups go last. Age is the order
-of arrival here, never a producer's clock. A producer at its share gives up its own trained groups
-first; with none left, a foreign group is refused and an own one replaces the oldest own one.
+of arrival here, never a producer's clock. A producer at its share gives up a group of its own for
+each new one, trained ones first, then the oldest; so a flood pushes out only what its maker sent.
 
 All calls are synchronous and short; they may come from any thread, one at a time.
 """
@@ -94,7 +94,7 @@ class AddResult(StrEnum):
     ADDED = "added"
     KNOWN = "known"  # this very group is or was here
     DUPLICATE_TASK = "duplicate_task"  # its producer's group for this task is or was here
-    QUOTA = "quota"  # its producer is over its share, or it is larger than the whole pool
+    QUOTA = "quota"  # it is larger than the whole pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class Pool:
                 return AddResult.KNOWN
             if self._is_known("task_key", key):
                 return AddResult.DUPLICATE_TASK
-            if size > self.limits.bytes_max or not self._has_share(group.producer, own=own):
+            if size > self.limits.bytes_max or not self._make_share(group.producer, own=own):
                 return AddResult.QUOTA
             self._make_room(
                 groups_max=self.limits.groups_max - 1, bytes_max=self.limits.bytes_max - size
@@ -325,14 +325,17 @@ class Pool:
         )
         return self._db.execute(query, (value,)).fetchone() is not None
 
-    def _has_share(self, producer: str, *, own: bool) -> bool:
-        """Whether the producer may add one, after giving up one of its own where it must."""
+    def _make_share(self, producer: str, *, own: bool) -> bool:
+        """Keep the producer within its share: its oldest group makes place, trained ones first.
+
+        Not the new one: a node that refused it would hold what nobody draws any more and take in
+        nothing of that producer until the old groups expire.
+        """
         if self._groups[producer] < self.limits.groups_per_producer_max:
             return True
-        untrained = "" if own else " AND trained_round IS NOT NULL"
         return self._remove_found(
             "SELECT seq FROM groups INDEXED BY groups_shares WHERE own = ? AND producer = ?"
-            f"{untrained} ORDER BY trained_round IS NULL, seq LIMIT 1",
+            " ORDER BY trained_round IS NULL, seq LIMIT 1",
             (own, producer),
         )
 

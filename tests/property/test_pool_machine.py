@@ -65,8 +65,6 @@ class PoolMachine(RuleBasedStateMachine):
         mine = [each for each, row in self.rows.items() if row.producer == producer]
         if len(mine) >= LIMITS.groups_per_producer_max:
             gone = [each for each in mine if self.rows[each].trained]
-            if not gone and producer != OWN:
-                return AddResult.QUOTA
             del self.rows[(gone or mine)[0]]
         if len(self.rows) >= LIMITS.groups_max:
             del self.rows[self.first_to_go()]

@@ -28,10 +28,12 @@ CONFIG = NodeConfig(
 WAN = LinkProfile(latency_s=0.1, loss=0.01)
 
 
-async def swarm_of(nodes: int, seed: int, rounds: int) -> tuple[str, list[SimulatedNode]]:
+async def swarm_of(
+    nodes: int, seed: int, rounds: int, **settings: object
+) -> tuple[str, list[SimulatedNode]]:
     """Run a swarm to its end; the trace's hash and the nodes."""
     async with open_world(seed, nodes, WAN) as world, trio.open_nursery() as nursery:
-        config = CONFIG.model_copy(update={"rounds": rounds})
+        config = CONFIG.model_copy(update={"rounds": rounds, **settings})
         swarm: list[SimulatedNode] = []
         done = trio.Semaphore(0)
 
@@ -106,3 +108,15 @@ def test_no_group_reaches_a_trainer_twice(seed: int) -> None:
         drawn = sum(r.external_groups for r in simulated.records if isinstance(r, RoundDone))
         assert drawn > 20
         assert marked[0] == marked[1] == drawn
+
+
+def test_sharing_goes_on_when_every_producers_share_of_the_pool_is_full() -> None:
+    async def long() -> tuple[str, list[SimulatedNode]]:
+        return await swarm_of(4, 2, 30, pool_groups_per_peer_max=6)
+
+    _, swarm = deterministic_run(long, seed=2)
+    for simulated in swarm:
+        rounds = [r for r in simulated.records if isinstance(r, RoundDone)]
+        assert max(simulated.pool.statistics().by_producer.values()) == 6
+        assert sum(r.external_groups for r in rounds[-10:]) >= 15  # of 20
+        assert not simulated.node.ledger.rejected

@@ -80,16 +80,17 @@ def test_what_expired_is_not_served_nor_drawn_nor_taken_again(pool: Pool) -> Non
         assert pool.add(record, verified, own=False, now_s=NOW_S) is result
 
 
-def test_a_producer_at_its_share_is_refused_until_it_was_trained_on() -> None:
+def test_a_producer_at_its_share_gives_up_its_trained_then_its_oldest_groups() -> None:
     with Pool(":memory:", PoolLimits(groups_per_producer_max=2)) as pool:
+        other = put(pool, 1, 0)
         ids = [put(pool, 0, 0), put(pool, 0, 1)]
-        record, verified = make_group(0, 2)
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.QUOTA
-        assert pool.ids_seen([verified.group_id]) == set()
-        put(pool, 1, 0)
         pool.mark_trained([ids[1]], 1)
-        assert pool.add(record, verified, own=False, now_s=NOW_S) is AddResult.ADDED
-        assert held(pool, ids) == [True, False]
+        ids.append(put(pool, 0, 2))
+        assert held(pool, ids) == [True, False, True]  # trained on before older
+        ids.append(put(pool, 0, 3))
+        assert held(pool, ids) == [False, False, True, True]
+        assert pool.has(other)
+        assert pool.ids_seen(ids) == set(ids)  # what left is not fetched again
 
 
 def test_own_groups_over_the_share_replace_the_oldest_own() -> None:
