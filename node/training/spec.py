@@ -1,7 +1,6 @@
 """What a trainer is built from. Free of torch, so that the node's own process can hold it."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from swarm.errors import ConfigError
@@ -66,10 +65,3 @@ class TrainerSpec:
 
 
 THREADS_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Where a trainer starts from instead of the bare model."""
-
-    directory: Path
