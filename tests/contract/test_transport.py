@@ -580,6 +580,8 @@ def test_counters_of_requests_add_up(maker: TransportMaker) -> None:
         await link(a, b)
         for size in (10, 20):
             await ask(a, b, bytes(size))
+        # A server counts an answer once it has sent all of it; the asker may have it before.
+        await until(lambda: b.counters.messages_out[PROTOCOL] == 2)
         assert (a.counters.bytes_out[PROTOCOL], a.counters.bytes_in[PROTOCOL]) == (30, 60)
         assert (b.counters.bytes_in[PROTOCOL], b.counters.bytes_out[PROTOCOL]) == (30, 60)
         for node in nodes:
