@@ -30,6 +30,16 @@ Validator = Callable[[PeerId, bytes], bool]
 Called on the event loop for every payload, so it must be quick; it must not raise.
 """
 
+Gate = Callable[[PeerId, str | None], bool]
+"""Whether to have a connection: (peer id that the handshake proved, its IP address) -> bool.
+
+The address is text such as `203.0.113.7`, and None where it is unknown, as on a relayed
+connection. Called on the event loop once for each connection, in both directions; it must be
+quick and must not raise.
+"""
+
+REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
+
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
@@ -81,6 +91,21 @@ class Transport(Protocol):
 
     def peers(self) -> tuple[PeerId, ...]:
         """Peers with a live connection, in order of their ids."""
+        ...
+
+    def ip_of(self, peer: PeerId) -> str | None:
+        """The IP address at the other end of the connection to a peer, as text.
+
+        None where there is no connection, or none that shows one, as through a relay.
+        """
+        ...
+
+    def set_gate(self, gate: Gate) -> None:
+        """Ask `gate` about each new connection, before anything is served on it.
+
+        A refused one ends at once and is counted; a dial that either end refuses raises
+        `PeerUnreachable` or makes a connection that ends at once. Connections that exist stay.
+        """
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:

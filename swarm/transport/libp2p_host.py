@@ -35,6 +35,8 @@ from swarm.identity import Identity, PeerId
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
+    REFUSED_CONNECTIONS,
+    Gate,
     GossipMessage,
     Handler,
     ServeLimits,
@@ -65,6 +67,7 @@ from swarm.transport.libp2p_workarounds import (
     HardYamux,
     Stream,
     Workarounds,
+    remote_ip,
     require_version,
 )
 
@@ -120,7 +123,8 @@ class Libp2pTransport:
         self._served: dict[str, _Served] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
-        self._network = HardSwarm(keys, self._id, workarounds)
+        self._gate: Gate | None = None
+        self._network = HardSwarm(keys, self._id, workarounds, self._admits)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
@@ -143,6 +147,19 @@ class Libp2pTransport:
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._connection(peer)}
         return tuple(PeerId(peer) for peer in sorted(found))
+
+    def ip_of(self, peer: PeerId) -> str | None:
+        conn = self._connection(ID.from_base58(peer))
+        return None if conn is None else remote_ip(conn.muxed_conn)
+
+    def set_gate(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def _admits(self, peer: ID, ip: str | None) -> bool:
+        if self._gate is None or self._gate(PeerId(str(peer)), ip):
+            return True
+        self._counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
 
     def _connection(self, peer: ID) -> SwarmConn | None:
         """The newest live connection to a peer."""

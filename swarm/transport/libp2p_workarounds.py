@@ -515,6 +515,12 @@ class NoAutoConnector(AutoConnector):
         await trio.lowlevel.checkpoint()
 
 
+def remote_ip(muxed: IMuxedConn) -> str | None:
+    """The address at the far end, without the zone that link-local ones carry."""
+    remote = muxed.secured_conn.get_remote_address() if isinstance(muxed, HardYamux) else None
+    return None if remote is None else remote[0].partition("%")[0]
+
+
 class HardSwarm(Swarm):
     """The swarm without its own ideas about whom to dial.
 
@@ -524,7 +530,13 @@ class HardSwarm(Swarm):
     prefers other addresses than the one asked for, and blacklists a failed peer for a minute.
     """
 
-    def __init__(self, keys: KeyPair, self_id: ID, workarounds: Workarounds) -> None:
+    def __init__(
+        self,
+        keys: KeyPair,
+        self_id: ID,
+        workarounds: Workarounds,
+        admits: Callable[[ID, str | None], bool],
+    ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
         transports: list[ITransport] = [TCP()]
@@ -544,6 +556,7 @@ class HardSwarm(Swarm):
             ),
         )
         self._workarounds = workarounds
+        self._admits = admits
 
     async def _do_handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: Any
@@ -564,6 +577,9 @@ class HardSwarm(Swarm):
         if muxed_conn.peer_id == self.self_id:
             await muxed_conn.close()
             raise SwarmException("the peer runs under our own key")
+        if not self._admits(muxed_conn.peer_id, remote_ip(muxed_conn)):
+            await muxed_conn.close()
+            raise SwarmException("the connection is refused")
         return await super().add_conn(muxed_conn, direction)
 
     async def notify_opened_stream(self, stream: INetStream) -> None:

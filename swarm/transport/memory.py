@@ -35,6 +35,8 @@ from swarm.identity import PeerId, public_key_of
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
+    REFUSED_CONNECTIONS,
+    Gate,
     GossipMessage,
     Handler,
     ServeLimits,
@@ -112,17 +114,23 @@ class MemoryNetwork:
         self._observe = observe
         self._hosts: dict[int, MemoryTransport] = {}  # by the number in their address
         self._numbers: dict[PeerId, int] = {}
+        self._ips: dict[int, str] = {}  # by the same number
         self._cuts: list[tuple[frozenset[PeerId], frozenset[PeerId]]] = []
         self._healed = trio.Event()
         self._messages = 0
 
-    def join(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host on the network. It keeps its address over crash and restart.
+    def join(self, peer_id: PeerId, ip: str | None = None) -> "MemoryTransport":
+        """Put a host on the network. It keeps its addresses over crash and restart.
+
+        `ip` is what others see of it; it needs not be its own alone, as behind one router. None
+        draws the next free one of 10.0.0.0/8, each in a block of its own.
 
         Raises:
             LocalProtocolError: it is on the network already.
         """
         number = self._numbers.setdefault(peer_id, len(self._numbers))
+        own_ip = f"10.{number >> 8 & 255}.{number & 255}.{1 + (number >> 16)}"
+        self._ips.setdefault(number, own_ip if ip is None else ip)
         if (host := self._hosts.get(number)) is not None and host.is_open:
             raise LocalProtocolError(f"{peer_id} is on the network already")
         self._hosts[number] = MemoryTransport(self, peer_id, number)
@@ -196,6 +204,9 @@ class MemoryNetwork:
                 raise PeerUnreachable("this host is off the network")
             if host.peer_id != peer_id:
                 raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
+        for here, there in ((host, source), (source, host)):
+            if not here._admits(there):
+                raise PeerUnreachable(f"{here.peer_id} refuses {there.peer_id}")
         if peer_id not in source._connections:
             connection = _Connection(source, host)
             source._connections[peer_id] = host._connections[source.peer_id] = connection
@@ -317,6 +328,7 @@ class MemoryTransport:
         self._subscriptions: dict[str, _Subscription] = {}
         self._in_flight: Counter[PeerId] = Counter()
         self._seen: OrderedDict[int, None] = OrderedDict()
+        self._gate: Gate | None = None
         self.is_open = True
 
     async def __aenter__(self) -> Self:
@@ -359,6 +371,22 @@ class MemoryTransport:
     def peers(self) -> tuple[PeerId, ...]:
         """Connected peers, in order of their ids."""
         return tuple(sorted(self._connections))
+
+    def ip_of(self, peer: PeerId) -> str | None:
+        """The address that a connected peer was given when it joined."""
+        if peer not in self._connections:
+            return None
+        return self._network._ips[self._network._numbers[peer]]
+
+    def set_gate(self, gate: Gate) -> None:
+        """Ask about each new connection."""
+        self._gate = gate
+
+    def _admits(self, other: "MemoryTransport") -> bool:
+        if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):
+            return True
+        self._counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         """Dial `/memory/<number>/p2p/<peer id>`."""
