@@ -56,6 +56,7 @@ class RoundDone:
     rejected_total: dict[str, int]  # by reason
     bytes_in_total: int
     bytes_out_total: int
+    foreign_groups: tuple[str, ...] = ()  # ids of those trained on, hex, in the batch's order
 
 
 @dataclass(frozen=True, slots=True)

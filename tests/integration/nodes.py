@@ -199,6 +199,10 @@ class NodeProcess:
                     child.kill()
 
 
+MakeNode = Callable[..., NodeProcess]
+"""The fixture `make_node`: (name, further flags) -> a node that has not been started."""
+
+
 def all_gone(processes: list[psutil.Process], wait_s: float = 30.0) -> bool:
     """Whether all of them end within the time; a zombie has ended."""
     _, alive = psutil.wait_procs(processes, timeout=wait_s)

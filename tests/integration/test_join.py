@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,8 @@ from node.monitor.status import SOCKET_NAME, socket_path
 from swarm.identity import Identity
 from tests.integration.nodes import (
     LOOPBACK,
-    RUN_TEXT,
     WAIT_S,
+    MakeNode,
     NodeProcess,
     all_gone,
     swarm_node,
@@ -24,34 +23,6 @@ from tests.integration.nodes import (
 )
 
 pytestmark = pytest.mark.integration
-
-MakeNode = Callable[..., NodeProcess]
-
-
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A run file and a cache with the policy for it."""
-    directory = tmp_path_factory.mktemp("prepared")
-    run_file = directory / "sums.toml"
-    run_file.write_text(RUN_TEXT)
-    cache = directory / "cache"
-    done = swarm_node("prepare", "--run", run_file, SWARM_NODE_CACHE_DIR=str(cache))
-    assert done.returncode == 0, done.stderr
-    return run_file, cache
-
-
-@pytest.fixture
-def make_node(tmp_path: Path, prepared: tuple[Path, Path]) -> Iterator[MakeNode]:
-    """Nodes with data directories of their own, gone after the test."""
-    made: list[NodeProcess] = []
-
-    def make(name: str, *flags: str) -> NodeProcess:
-        made.append(NodeProcess(tmp_path / name, *prepared, flags))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.clean_up()
 
 
 def peer_id(node: NodeProcess) -> str:
