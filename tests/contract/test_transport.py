@@ -1,7 +1,6 @@
 """What every transport must do, run over each maker in `transport_makers`."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -20,75 +19,25 @@ from swarm.identity import Identity, PeerId
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
-    REFUSED_CONNECTIONS,
     GossipMessage,
     ServeLimits,
     Transport,
 )
-from tests.contract.transport_makers import MAKERS, TransportMaker
+from tests.contract.transport_makers import TransportMaker
+from tests.contract.transport_support import (
+    LIMITS,
+    MIB,
+    PROTOCOL,
+    TOPIC,
+    accept,
+    ask,
+    check,
+    echo,
+    identities,
+    link,
+    until,
+)
 from tests.support import run
-
-PROTOCOL = "/test/echo/1.0.0"
-TOPIC = "/test/topic/1.0.0"
-MIB = 1_048_576
-LIMITS = ServeLimits(request_bytes_max=2 * MIB, response_bytes_max=2 * MIB)
-
-Body = Callable[[Sequence[Transport]], Awaitable[None]]
-
-
-@pytest.fixture(params=MAKERS, ids=lambda maker: maker.name)
-def maker(request: pytest.FixtureRequest) -> TransportMaker:
-    made: TransportMaker = request.param
-    return made
-
-
-def identities(count: int) -> list[Identity]:
-    return [Identity(bytes([i + 1]) * 32) for i in range(count)]
-
-
-def check(maker: TransportMaker, count: int, body: Body) -> None:
-    """Run `body` over `count` transports that are not connected."""
-
-    async def main() -> None:
-        async with maker.open(identities(count)) as transports:
-            await body(transports)
-
-    run(main, virtual=maker.virtual)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    with trio.fail_after(timeout_s):
-        while not condition():  # noqa: ASYNC110  transports announce no changes
-            await trio.sleep(0.01)
-
-
-async def link(a: Transport, b: Transport) -> None:
-    """Connect `a` to `b` and wait until both know."""
-    await a.connect(b.addresses()[0])
-    await until(lambda: a.peer_id in b.peers() and b.peer_id in a.peers())
-
-
-async def echo(peer: PeerId, payload: bytes) -> bytes:
-    return payload
-
-
-async def ask(
-    a: Transport, b: Transport, payload: bytes = b"x", *, timeout_s: float = 10.0
-) -> bytes:
-    return await a.request(
-        b.peer_id, PROTOCOL, payload, timeout_s=timeout_s, response_bytes_max=2 * MIB
-    )
-
-
-async def connect_and_ask(a: Transport, b: Transport) -> None:
-    """What a refusal ends: the dial, or the first use of a connection that ends at once."""
-    await a.connect(b.addresses()[0])
-    await ask(a, b)
-
-
-def accept(peer: PeerId, payload: bytes) -> bool:
-    return True
-
 
 # --- connections ---------------------------------------------------------------------------
 
@@ -217,84 +166,6 @@ def test_request_to_a_peer_that_is_not_connected(maker: TransportMaker) -> None:
             await ask(nodes[0], nodes[1])
 
     check(maker, 2, body)
-
-
-# --- who may connect -----------------------------------------------------------------------
-
-
-def test_ip_of_a_connected_peer(maker: TransportMaker) -> None:
-    async def body(nodes: Sequence[Transport]) -> None:
-        a, b = nodes
-        assert a.ip_of(b.peer_id) is None
-        await link(a, b)
-        for here, there in ((a, b), (b, a)):
-            ip = here.ip_of(there.peer_id)
-            assert ip is not None
-            assert ip_address(ip).is_private
-
-    check(maker, 2, body)
-
-
-def test_gate_sees_both_directions_and_lets_in(maker: TransportMaker) -> None:
-    async def body(nodes: Sequence[Transport]) -> None:
-        a, b = nodes
-        asked: list[tuple[PeerId, PeerId, str | None]] = []
-        for node in nodes:
-            node.set_gate(lambda peer, ip, me=node.peer_id: asked.append((me, peer, ip)) is None)
-        await link(a, b)
-        assert sorted(asked) == sorted(
-            [
-                (a.peer_id, b.peer_id, a.ip_of(b.peer_id)),
-                (b.peer_id, a.peer_id, b.ip_of(a.peer_id)),
-            ]
-        )
-        assert not a.counters.refused
-        assert not b.counters.refused
-
-    check(maker, 2, body)
-
-
-@pytest.mark.parametrize("refuser", [0, 1], ids=["dialler", "dialled"])
-def test_refused_connection_ends_before_it_serves(maker: TransportMaker, refuser: int) -> None:
-    async def body(nodes: Sequence[Transport]) -> None:
-        a, b, c = nodes
-        served: list[PeerId] = []
-
-        async def note(peer: PeerId, payload: bytes) -> bytes:
-            served.append(peer)
-            return payload
-
-        b.serve(PROTOCOL, note, LIMITS)
-        other = nodes[1 - refuser].peer_id
-        gatekeeper = nodes[refuser]
-        gatekeeper.set_gate(lambda peer, ip: peer != other)
-        with pytest.raises((PeerUnreachable, RequestRefused, RequestTimeout)):
-            await connect_and_ask(a, b)
-        await until(lambda: not a.peers() and not b.peers())
-        assert gatekeeper.counters.refused[REFUSED_CONNECTIONS] == 1
-        await link(c, b)  # others are let in
-        assert await ask(c, b) == b"x"
-        assert served == [c.peer_id]
-
-    check(maker, 3, body)
-
-
-def test_gate_leaves_existing_connections(maker: TransportMaker) -> None:
-    async def body(nodes: Sequence[Transport]) -> None:
-        a, b = nodes
-        b.serve(PROTOCOL, echo, LIMITS)
-        await link(a, b)
-        b.set_gate(lambda peer, ip: False)
-        assert await ask(a, b) == b"x"
-        await b.disconnect(a.peer_id)
-        await until(lambda: not a.peers())
-        with pytest.raises((PeerUnreachable, RequestRefused, RequestTimeout)):
-            await connect_and_ask(a, b)
-
-    check(maker, 2, body)
-
-
-# --- bounds of requests --------------------------------------------------------------------
 
 
 def test_request_over_the_limit_is_refused(maker: TransportMaker) -> None:
