@@ -38,20 +38,6 @@ def sample_tasks(run: RunConfig) -> tuple[Task, ...]:
     )
 
 
-class TaskStream:
-    """One producer's tasks, by data position."""
-
-    def __init__(self, run: RunConfig, producer: str) -> None:
-        self._run = run
-        self._producer = producer
-
-    def take(self, position: int, count: int) -> tuple[Task, ...]:
-        """The tasks at `position` and after it."""
-        return tuple(
-            assigned_task(self._run, self._producer, position + offset) for offset in range(count)
-        )
-
-
 def _environment_at(run: RunConfig, producer: str, index: int) -> EnvironmentSpec:
     """Draw an environment by weight."""
     draw = _hash_bits(53, _ENVIRONMENT_DOMAIN, run.run_id, producer, str(index)) / 2**53

@@ -35,6 +35,11 @@ def make_config(run: RunConfig, **settings: Any) -> NodeConfig:
     return NodeConfig(run=run, data_dir=Path("unused"), **settings)
 
 
+def first_tasks(run: RunConfig, producer: str, count: int) -> tuple[Task, ...]:
+    """The first of a producer's stream."""
+    return tuple(assigned_task(run, producer, index) for index in range(count))
+
+
 def make_group(
     run: RunConfig, *texts: str, producer: PeerId = ALICE, task: Task | None = None
 ) -> RolloutGroup:

@@ -18,10 +18,10 @@ from node.tasks.base import Problem
 from node.tasks.reasoning_gym import ADAPTER_REVISION, DATASETS, ReasoningGym
 from node.tasks.registry import environment
 from node.tasks.scoring import pose, score_group
-from node.tasks.stream import TaskStream, held_out_tasks
+from node.tasks.stream import held_out_tasks
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
-from tests.unit.tasks_support import ALICE, NINE, make_run
+from tests.unit.tasks_support import ALICE, NINE, first_tasks, make_run
 
 PER_ENVIRONMENT = 25
 # of everything below with reasoning-gym 0.1.25; a change means another ADAPTER_REVISION
@@ -30,7 +30,7 @@ DIGEST = "bf433d00824b27fb2b644a173ff01c1a2cd7984e7d2c924775aefa05b3d1ee82"
 
 def tasks_of(name: str, count: int = PER_ENVIRONMENT, **parameters: object) -> tuple[Task, ...]:
     run = make_run({"name": name, "parameters": parameters})
-    return TaskStream(run, ALICE).take(0, count)
+    return first_tasks(run, ALICE, count)
 
 
 def digest() -> str:

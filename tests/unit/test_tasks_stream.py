@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from node.tasks.stream import (
     HELD_OUT_PRODUCER,
     INDEX_MAX,
-    TaskStream,
     assigned_task,
     held_out_tasks,
 )
 from swarm.errors import RemoteProtocolError
 from swarm.identity import public_key_of
-from tests.unit.tasks_support import ALICE, BOB, make_run
+from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_run
 
 TWO = (
     {"name": "scripted_sum", "weight": 3.0, "parameters": {"max": 9}},
@@ -27,11 +26,6 @@ def test_a_task_follows_from_run_producer_and_index_alone() -> None:
     assert assigned_task(make_run(), ALICE, 7) == assigned_task(make_run(), ALICE, 7)
 
 
-def test_a_stream_continues_where_it_stopped() -> None:
-    stream = TaskStream(make_run(*TWO), ALICE)
-    assert stream.take(0, 3) + stream.take(3, 5) == stream.take(0, 8)
-
-
 def test_this_task_is_the_same_at_every_node_and_in_every_release() -> None:
     task = assigned_task(make_run(), "12D3KooW", 5)
     assert (task.seed, task.index, task.parameters) == (142079182355703853, 5, "{}")
@@ -40,9 +34,9 @@ def test_this_task_is_the_same_at_every_node_and_in_every_release() -> None:
 def test_producers_and_runs_have_tasks_of_their_own() -> None:
     run, other = make_run(*TWO), make_run(*TWO, reward="partial")
     streams = [
-        TaskStream(run, ALICE).take(0, 100),
-        TaskStream(run, BOB).take(0, 100),
-        TaskStream(other, ALICE).take(0, 100),
+        first_tasks(run, ALICE, 100),
+        first_tasks(run, BOB, 100),
+        first_tasks(other, ALICE, 100),
         held_out_tasks(run),
     ]
     # the library draws a problem from seed + index, so these sums must not meet
@@ -51,7 +45,7 @@ def test_producers_and_runs_have_tasks_of_their_own() -> None:
 
 
 def test_environments_are_drawn_by_weight() -> None:
-    tasks = TaskStream(make_run(*TWO), ALICE).take(0, 4000)
+    tasks = first_tasks(make_run(*TWO), ALICE, 4000)
     share = Counter(task.parameters for task in tasks)['{"max":9}'] / 4000
     assert share == pytest.approx(0.75, abs=0.03)
 

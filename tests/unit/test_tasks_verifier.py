@@ -12,12 +12,12 @@ import trio
 from node.config import RunConfig
 from node.tasks import registry, scoring
 from node.tasks.base import Problem
-from node.tasks.stream import TaskStream, assigned_task
+from node.tasks.stream import assigned_task
 from node.tasks.verifier import InlineVerifier, ProcessVerifier, Verifier
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import Task
 from tests.support import run as run_async
-from tests.unit.tasks_support import ALICE, BOB, make_config, make_group, make_run
+from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_config, make_group, make_run
 
 TIME_LIMIT_S = 0.5
 _HELD: list[bytearray] = []
@@ -90,7 +90,7 @@ def test_both_verifiers_judge_alike() -> None:
     run = make_run()
 
     async def body(verifier: Verifier) -> None:
-        tasks = TaskStream(run, ALICE).take(0, 3)
+        tasks = first_tasks(run, ALICE, 3)
         posed = await verifier.problems(tasks)
         texts = [[problem.answer, "no"] for problem in posed]
         assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * 3
@@ -217,7 +217,7 @@ def test_own_work_that_does_not_end_is_worth_zero_group_by_group(
     monkeypatch.setattr("node.tasks.verifier.OWN_BATCH_TIMEOUT_S", TIME_LIMIT_S)
 
     async def body(verifier: ProcessVerifier) -> None:
-        tasks = TaskStream(trap, ALICE).take(0, 3)
+        tasks = first_tasks(trap, ALICE, 3)
         texts = [["good", "bad"], ["good", "loop"], ["bad", "good"]]
         rewards = await verifier.score(tasks, texts)
         assert rewards == [(1.0, 0.0), (0.0, 0.0), (0.0, 1.0)]
@@ -284,7 +284,7 @@ def test_the_nine_are_verified_in_a_process() -> None:
 
     async def main() -> None:
         async with ProcessVerifier.open(make_config(run)) as verifier:
-            tasks = TaskStream(run, ALICE).take(0, 20)
+            tasks = first_tasks(run, ALICE, 20)
             posed = await verifier.problems(tasks)
             texts = [[problem.answer, "exit()"] for problem in posed]
             assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * 20
