@@ -13,8 +13,7 @@ from importlib import metadata
 from typing import Any
 
 import trio
-from cryptography.exceptions import InvalidTag
-from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn, ITransport
+from libp2p.abc import IMuxedConn, INetStream, ISecureConn, ISecureTransport, ITransport
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.custom_types import TProtocol
@@ -32,7 +31,6 @@ from libp2p.peer.peerstore import PeerStore
 from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
-from libp2p.security.secure_session import SecureSession
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import Yamux, YamuxStream
@@ -42,12 +40,11 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from swarm.errors import ConfigError
+from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX, SOCKET_READ_BYTES, Noise
 
 LIBP2P_VERSION = "0.8.1"
 
-NOISE_PLAIN_BYTES = 65_535 - 16  # in one record
-SOCKET_READ_BYTES = 262_144
-FRAME_BYTES_MAX = 4 * NOISE_PLAIN_BYTES - yamux.HEADER_SIZE  # fills whole records
+FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # fills whole records beside its header
 OUTBOX_BYTES_MAX = 262_144  # frames of one connection that wait for the socket
 OUTBOX_CONTROL_MAX = 4_096  # control frames that wait; a peer that causes more is cut off
 WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
@@ -88,95 +85,7 @@ def require_version(found: str | None = None) -> None:
         )
 
 
-# --- Noise ---------------------------------------------------------------------------------
-
-
-class FastNoiseSession(SecureSession):
-    """The same bytes on the wire, with fewer system calls and copies.
-
-    Upstream reads each record with two reads of the socket and sends each with its own write.
-    Here one read takes what the socket holds, all complete records in it are decrypted, and all
-    records of one write leave together.
-    """
-
-    def __init__(self, session: SecureSession, raw: IRawConnection) -> None:
-        super().__init__(
-            local_peer=session.local_peer,
-            local_private_key=session.local_private_key,
-            remote_peer=session.remote_peer,
-            remote_permanent_pubkey=session.remote_permanent_pubkey,
-            is_initiator=session.is_initiator,
-            conn=session.conn,
-        )
-        self._raw = raw
-        protocol = session.conn.noise_state.noise_protocol  # type: ignore[attr-defined]
-        self._sealer: Any = protocol.cipher_state_encrypt
-        self._opener: Any = protocol.cipher_state_decrypt
-        self._sealed = b""  # the start of a record whose end has not come yet
-        self._opened: deque[memoryview] = deque()
-        self._opened_bytes = 0
-
-    async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes, or what there is."""
-        while self._opened_bytes < (1 if n is None else n):
-            data = await self._raw.read(SOCKET_READ_BYTES)
-            if not data:
-                raise ConnectionClosedError("connection closed by peer", transport="tcp")
-            self._open_records(self._sealed + data if self._sealed else data)
-        return self._take(self._opened_bytes if n is None else n)
-
-    def _open_records(self, data: bytes) -> None:
-        view = memoryview(data)
-        at = 0
-        while len(view) - at >= 2:
-            end = at + 2 + int.from_bytes(view[at : at + 2], "big")
-            if end > len(view):
-                break
-            try:
-                record = self._opener.decrypt_with_ad(b"", view[at + 2 : end])
-            except InvalidTag:
-                raise ConnectionClosedError("forged Noise record", transport="tcp") from None
-            self._opened.append(memoryview(record))
-            self._opened_bytes += len(record)
-            at = end
-        self._sealed = data[at:]
-
-    def _take(self, count: int) -> bytes:
-        self._opened_bytes -= count
-        parts: list[memoryview] = []
-        while count:
-            record = self._opened[0]
-            parts.append(record[:count])
-            if len(record) > count:
-                self._opened[0] = record[count:]
-                break
-            count -= len(record)
-            self._opened.popleft()
-        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-
-    async def write(self, data: bytes) -> None:
-        view = memoryview(data)
-        parts: list[bytes] = []
-        for at in range(0, len(view), NOISE_PLAIN_BYTES):
-            sealed = self._sealer.encrypt_with_ad(b"", view[at : at + NOISE_PLAIN_BYTES])
-            parts.append(len(sealed).to_bytes(2, "big"))
-            parts.append(sealed)
-        await self._raw.write(b"".join(parts))
-
-
-class FastNoise(NoiseTransport):
-    """Noise as upstream up to the end of the handshake, `FastNoiseSession` after it."""
-
-    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return _fast(await super().secure_inbound(conn), conn)
-
-    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return _fast(await super().secure_outbound(conn, peer_id), conn)
-
-
-def _fast(session: ISecureConn, raw: IRawConnection) -> ISecureConn:
-    assert isinstance(session, SecureSession)
-    return FastNoiseSession(session, raw)
+# --- raw connections ----------------------------------------------------------------------
 
 
 class BoundedRawConnection(RawConnection):
@@ -488,9 +397,11 @@ class HardYamux(Yamux):
 class HardUpgrader(TransportUpgrader):
     """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class."""
 
-    def __init__(self, keys: KeyPair, workarounds: Workarounds) -> None:
-        kind = FastNoise if workarounds.fast_noise else NoiseTransport
-        noise = kind(keys, noise_privkey=create_x25519_key_pair().private_key)
+    def __init__(self, keys: KeyPair, workarounds: Workarounds, prologue: bytes) -> None:
+        noise: ISecureTransport = Noise(keys, prologue)
+        if not workarounds.fast_noise:
+            assert not prologue, "upstream mixes in no prologue"
+            noise = NoiseTransport(keys, noise_privkey=create_x25519_key_pair().private_key)
         super().__init__(
             secure_transports_by_protocol={NOISE_PROTOCOL: noise},
             muxer_transports_by_protocol={TProtocol(yamux.PROTOCOL_ID): Yamux},
@@ -536,6 +447,7 @@ class HardSwarm(Swarm):
         self_id: ID,
         workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
+        prologue: bytes = b"",
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
@@ -543,7 +455,7 @@ class HardSwarm(Swarm):
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds),
+            HardUpgrader(keys, workarounds, prologue),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(

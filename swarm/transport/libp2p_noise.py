@@ -1,0 +1,295 @@
+"""The Noise handshake and the records after it: what upstream does on the wire, done cheaply.
+
+libp2p's Noise (XX, X25519, ChaCha20-Poly1305, SHA-256; both sides sign their static key with their
+identity). Upstream reads each record with two reads of the socket and sends each with a write of
+its own, so that most of its time goes into scheduling; waits for a stranger as long as it likes;
+and passes on whatever its parsers raise on foreign bytes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import trio
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from libp2p.abc import IRawConnection, ISecureConn, ISecureTransport
+from libp2p.crypto.ed25519 import Ed25519PublicKey
+from libp2p.crypto.keys import KeyPair, PublicKey
+from libp2p.crypto.x25519 import X25519PublicKey
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import (
+    InvalidSignature,
+    NoiseFailure,
+    PeerIDMismatchesPubkey,
+)
+from libp2p.security.noise.messages import (
+    NoiseHandshakePayload,
+    make_handshake_payload_sig,
+    verify_handshake_payload_sig,
+)
+from libp2p.security.secure_session import SecureSession
+from noise.connection import Keypair, NoiseConnection
+
+PROTOCOL_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
+TAG_BYTES = 16
+LENGTH_BYTES = 2
+OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
+RECORD_PLAIN_BYTES_MAX = 65_535 - TAG_BYTES
+GATHERED_BYTES_MAX = 16_384  # a piece up to this size shares its record with its neighbours
+SOCKET_READ_BYTES = 262_144
+HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
+HANDSHAKE_TIMEOUT_S = 10.0
+
+
+class Noise(ISecureTransport):
+    """Secures connections for one identity.
+
+    `prologue` must be the same at both ends, or the handshake fails; nothing of it can be learnt
+    from the wire.
+    """
+
+    def __init__(self, keys: KeyPair, prologue: bytes = b"") -> None:
+        self._peer = ID.from_pubkey(keys.public_key)
+        self._keys = keys
+        self._prologue = prologue
+        static = X25519PrivateKey.generate()
+        self._static = static.private_bytes_raw()
+        public = X25519PublicKey.from_bytes(static.public_key().public_bytes_raw())
+        signature = make_handshake_payload_sig(keys.private_key, public)
+        self._payload = NoiseHandshakePayload(keys.public_key, signature).serialize()
+
+    async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
+        return await self._secure(conn, None)
+
+    async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
+        return await self._secure(conn, peer_id)
+
+    async def _secure(self, conn: IRawConnection, expected: ID | None) -> ISecureConn:
+        """Raises `NoiseFailure` for all that a peer can do wrong."""
+        handshake = _Handshake(conn, self._static, self._prologue, initiator=expected is not None)
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT_S):
+                key = await handshake.run(self._payload)
+        except trio.TooSlowError:
+            raise NoiseFailure(f"no handshake within {HANDSHAKE_TIMEOUT_S:.0f} s") from None
+        peer = ID.from_pubkey(key)
+        if expected is not None and peer != expected:
+            raise PeerIDMismatchesPubkey(f"expected {expected}, found {peer}")
+        return NoiseSession(self._peer, self._keys, key, conn, handshake)
+
+
+class _Handshake:
+    """One handshake. Afterwards it holds the keys of both directions and what was read ahead."""
+
+    def __init__(
+        self, conn: IRawConnection, static: bytes, prologue: bytes, *, initiator: bool
+    ) -> None:
+        self._conn = conn
+        self.initiator = initiator
+        self.rest = b""
+        self._noise: Any = NoiseConnection.from_name(PROTOCOL_NAME)
+        self._noise.set_keypair_from_private_bytes(Keypair.STATIC, static)
+        self._noise.set_prologue(prologue)
+        if initiator:
+            self._noise.set_as_initiator()
+        else:
+            self._noise.set_as_responder()
+        self._noise.start_handshake()
+        self._state = self._noise.noise_protocol.handshake_state  # forgotten there at the end
+
+    async def run(self, payload: bytes) -> PublicKey:
+        """Exchange the three messages. Returns the peer's identity key."""
+        if self.initiator:
+            await self._send(b"")
+            theirs = await self._receive()
+            key = self._identity_key(theirs)
+            await self._send(payload)
+        else:
+            await self._receive()
+            await self._send(payload)
+            key = self._identity_key(await self._receive())
+        return key
+
+    def ciphers(self) -> tuple[ChaCha20Poly1305, ChaCha20Poly1305]:
+        """For what we send and for what we receive; each starts at nonce 0."""
+        protocol = self._noise.noise_protocol
+        sealer, opener = protocol.cipher_state_encrypt, protocol.cipher_state_decrypt
+        assert sealer.n == opener.n == 0
+        return ChaCha20Poly1305(sealer.k), ChaCha20Poly1305(opener.k)
+
+    async def _send(self, payload: bytes) -> None:
+        message = _step(self._noise.write_message, payload)
+        await self._conn.write(len(message).to_bytes(LENGTH_BYTES, "big") + message)
+
+    async def _receive(self) -> bytes:
+        await self._read_ahead(LENGTH_BYTES)
+        length = int.from_bytes(self.rest[:LENGTH_BYTES], "big")
+        if length > HANDSHAKE_BYTES_MAX:
+            raise NoiseFailure(f"handshake message of {length} bytes")
+        end = LENGTH_BYTES + length
+        await self._read_ahead(end)
+        message, self.rest = self.rest[LENGTH_BYTES:end], self.rest[end:]
+        return _step(self._noise.read_message, message)
+
+    async def _read_ahead(self, count: int) -> None:
+        while len(self.rest) < count:
+            data = await self._conn.read(HANDSHAKE_BYTES_MAX)
+            if not data:
+                raise NoiseFailure("the peer closed during the handshake")
+            self.rest += data
+
+    def _identity_key(self, payload: bytes) -> PublicKey:
+        try:
+            received = NoiseHandshakePayload.deserialize(payload)
+        except ValueError as error:
+            raise NoiseFailure(f"handshake payload refused: {error}") from error
+        if not isinstance(received.id_pubkey, Ed25519PublicKey):
+            raise NoiseFailure("the peer's identity is no Ed25519 key")
+        static = X25519PublicKey.from_bytes(self._state.rs.public_bytes)
+        if not verify_handshake_payload_sig(received, static):
+            raise InvalidSignature("the peer's identity did not sign its static key")
+        return received.id_pubkey
+
+
+def _step(step: Callable[[bytes], bytearray], data: bytes) -> bytes:
+    """Go on with a handshake; a writing step computes with the key that the peer sent, too."""
+    try:
+        return bytes(step(data))
+    except Exception as error:  # boundary: raises what it likes on foreign bytes
+        raise NoiseFailure(f"handshake message refused: {error!r}") from error
+
+
+class NoiseSession(SecureSession):
+    """Records after the handshake.
+
+    One read takes what the socket holds and all complete records in it are decrypted; all records
+    of one write leave together. Holds at most one read of the socket and the start of a record
+    beyond what was asked for.
+    """
+
+    def __init__(
+        self,
+        local: ID,
+        keys: KeyPair,
+        key: PublicKey,
+        raw: IRawConnection,
+        handshake: _Handshake,
+    ) -> None:
+        super().__init__(
+            local_peer=local,
+            local_private_key=keys.private_key,
+            remote_peer=ID.from_pubkey(key),
+            remote_permanent_pubkey=key,
+            is_initiator=handshake.initiator,
+            conn=raw,  # type: ignore[arg-type]  # asked for its addresses and closed, no more
+        )
+        self._raw = raw
+        self._sealer, self._opener = handshake.ciphers()
+        self._sent = 0
+        self._received = 0
+        self._sealed = b""  # the start of a record whose end has not come yet
+        self._opened: deque[memoryview] = deque()
+        self._opened_bytes = 0
+        self._open_records(handshake.rest)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """Exactly `n` bytes, or what there is."""
+        while self._opened_bytes < (1 if n is None else n):
+            await self._fetch()
+        return self._take(self._opened_bytes if n is None else n)
+
+    async def receive(self) -> list[memoryview]:
+        """All that has been decrypted: at least one piece."""
+        while not self._opened:
+            await self._fetch()
+        pieces = list(self._opened)
+        self._opened.clear()
+        self._opened_bytes = 0
+        return pieces
+
+    async def _fetch(self) -> None:
+        data = await self._raw.read(SOCKET_READ_BYTES)
+        if not data:
+            raise ConnectionClosedError("connection closed by peer", transport="tcp")
+        self._open_records(self._sealed + data if self._sealed else data)
+
+    def _open_records(self, data: bytes) -> None:
+        view = memoryview(data)
+        at = 0
+        while len(view) - at >= LENGTH_BYTES:
+            start = at + LENGTH_BYTES
+            end = start + int.from_bytes(view[at:start], "big")
+            if end > len(view):
+                break
+            try:
+                record = self._opener.decrypt(_nonce(self._received), view[start:end], None)
+            except InvalidTag:
+                raise ConnectionClosedError("forged Noise record", transport="tcp") from None
+            self._received += 1
+            if record:
+                self._opened.append(memoryview(record))
+                self._opened_bytes += len(record)
+            at = end
+        self._sealed = data[at:]
+
+    def _take(self, count: int) -> bytes:
+        self._opened_bytes -= count
+        parts: list[memoryview] = []
+        while count:
+            record = self._opened[0]
+            parts.append(record[:count])
+            if len(record) > count:
+                self._opened[0] = record[count:]
+                break
+            count -= len(record)
+            self._opened.popleft()
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    async def write(self, data: bytes) -> None:
+        await self.write_pieces([data])
+
+    async def write_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send several pieces as if they were one, without joining the large ones first.
+
+        Must not be cancelled half-way: what is sealed has its place in the order of records.
+        """
+        records = _records(pieces)
+        sealed = bytearray(sum(len(record) for record in records) + len(records) * OVERHEAD_BYTES)
+        view = memoryview(sealed)
+        at = 0
+        for record in records:
+            start, end = at + LENGTH_BYTES, at + OVERHEAD_BYTES + len(record)
+            view[at:start] = (end - start).to_bytes(LENGTH_BYTES, "big")
+            self._sealer.encrypt_into(_nonce(self._sent), record, None, view[start:end])
+            self._sent += 1
+            at = end
+        await self._raw.write(sealed)  # type: ignore[arg-type]  # sent as it is, never kept
+
+
+def _records(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Cut pieces into what fits records; small ones share a record."""
+    records: list[bytes | memoryview] = []
+    gathered: list[bytes | memoryview] = []
+    gathered_bytes = 0
+    for piece in pieces:
+        small = len(piece) <= GATHERED_BYTES_MAX
+        if gathered and (not small or gathered_bytes + len(piece) > RECORD_PLAIN_BYTES_MAX):
+            records.append(b"".join(gathered))
+            gathered, gathered_bytes = [], 0
+        if small:
+            gathered.append(piece)
+            gathered_bytes += len(piece)
+        else:
+            view = memoryview(piece)
+            step = RECORD_PLAIN_BYTES_MAX
+            records.extend(view[at : at + step] for at in range(0, len(view), step))
+    if gathered:
+        records.append(b"".join(gathered))
+    return records
+
+
+def _nonce(count: int) -> bytes:
+    return bytes(4) + count.to_bytes(8, "little")

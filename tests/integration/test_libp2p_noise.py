@@ -1,0 +1,361 @@
+"""The Noise transport against upstream's, and what it does better, over pipes in memory."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from libp2p.abc import ISecureConn, ISecureTransport
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.rsa import create_new_key_pair as create_rsa_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
+from libp2p.security.noise.messages import NoiseExtensions, NoiseHandshakePayload
+from libp2p.security.noise.transport import Transport as UpstreamNoise
+
+from swarm.transport.libp2p_noise import (
+    HANDSHAKE_BYTES_MAX,
+    HANDSHAKE_TIMEOUT_S,
+    RECORD_PLAIN_BYTES_MAX,
+    SOCKET_READ_BYTES,
+    Noise,
+    NoiseSession,
+    _records,
+)
+from tests.support import run
+
+pytestmark = pytest.mark.integration
+
+DIALLER, LISTENER = create_new_key_pair(b"d" * 32), create_new_key_pair(b"l" * 32)
+MIB = 1_048_576
+
+
+class Raw(RawConnection):
+    """One end of a pipe. Counts its reads and writes; the next write may be spoilt on its way."""
+
+    def __init__(self, pipe: trio.StapledStream[Any, Any], *, initiator: bool) -> None:
+        super().__init__(TrioTCPStream(pipe), initiator)  # type: ignore[arg-type]
+        self.reads = self.writes = 0
+        self.spoil: Callable[[bytearray], None] | None = None
+
+    async def read(self, n: int | None = None) -> bytes:
+        self.reads += 1
+        return await super().read(n)
+
+    async def write(self, data: bytes) -> None:
+        self.writes += 1
+        if self.spoil is not None:
+            data = bytearray(data)  # type: ignore[assignment]
+            self.spoil(data)  # type: ignore[arg-type]
+            self.spoil = None
+        await super().write(data)
+
+
+def pipe() -> tuple[Raw, Raw]:
+    left, right = trio.testing.memory_stream_pair()
+    return Raw(left, initiator=True), Raw(right, initiator=False)
+
+
+def ours(keys: KeyPair, prologue: bytes = b"") -> Noise:
+    return Noise(keys, prologue)
+
+
+def upstream(keys: KeyPair) -> UpstreamNoise:
+    return UpstreamNoise(keys, create_x25519_key_pair().private_key)
+
+
+async def failure_of(secure: Awaitable[ISecureConn]) -> BaseException | None:
+    try:
+        await secure
+    except (NoiseFailure, ConnectionClosedError) as error:
+        return error
+    return None
+
+
+async def secured(
+    dialler: ISecureTransport, listener: ISecureTransport, ends: tuple[Raw, Raw]
+) -> tuple[Any, Any]:
+    made: dict[bool, ISecureConn] = {}
+
+    async def listen() -> None:
+        made[False] = await listener.secure_inbound(ends[1])
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        made[True] = await dialler.secure_outbound(ends[0], ID.from_pubkey(LISTENER.public_key))
+    return made[True], made[False]
+
+
+async def carried(sender: Any, receiver: Any, data: bytes) -> bytes:
+    got = b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.write, data)
+        while len(got) < len(data):
+            got += await receiver.read(min(len(data) - len(got), 50_000))
+    return got
+
+
+@pytest.mark.parametrize(
+    ("dialler", "listener"), [(ours, ours), (ours, upstream), (upstream, ours)]
+)
+def test_bytes_on_the_wire_are_upstreams(
+    dialler: Callable[[KeyPair], ISecureTransport], listener: Callable[[KeyPair], ISecureTransport]
+) -> None:
+    async def main() -> None:
+        a, b = await secured(dialler(DIALLER), listener(LISTENER), pipe())
+        assert a.get_remote_peer() == ID.from_pubkey(LISTENER.public_key)
+        assert b.get_remote_peer() == ID.from_pubkey(DIALLER.public_key)
+        assert (a.is_initiator, b.is_initiator) == (True, False)
+        full = RECORD_PLAIN_BYTES_MAX
+        for size in (1, 100, full - 1, full, full + 1, 3 * full, MIB):
+            data = bytes(i % 251 for i in range(size))
+            assert await carried(a, b, data) == data
+            assert await carried(b, a, data) == data
+
+    run(main, virtual=True)
+
+
+def test_one_write_of_ours_is_one_write_of_the_socket() -> None:
+    async def calls(make: Callable[[KeyPair], ISecureTransport]) -> tuple[int, int]:
+        ends = pipe()
+        a, b = await secured(make(DIALLER), make(LISTENER), ends)
+        ends[0].writes = ends[1].reads = 0
+        assert len(await carried(a, b, bytes(MIB))) == MIB
+        return ends[0].writes, ends[1].reads
+
+    writes, reads = run(calls, ours, virtual=True)
+    assert writes == 1
+    assert reads <= MIB // SOCKET_READ_BYTES + 2
+    writes, reads = run(calls, upstream, virtual=True)  # why it is replaced
+    assert writes > 16
+    assert reads > 32
+
+
+def test_receive_takes_all_there_is_without_joining_it() -> None:
+    async def main() -> None:
+        a, b = await secured(ours(DIALLER), ours(LISTENER), pipe())
+        await a.write_pieces([b"head", bytes(100_000), b"tail"])
+        got: list[memoryview] = []
+        while sum(len(piece) for piece in got) < 100_008:
+            got += await b.receive()
+        assert b"".join(got) == b"head" + bytes(100_000) + b"tail"
+        assert await carried(b, a, b"and back") == b"and back"
+
+    run(main, virtual=True)
+
+
+def test_a_cancelled_read_loses_nothing() -> None:
+    async def main() -> None:
+        a, b = await secured(ours(DIALLER), ours(LISTENER), pipe())
+        await a.write(b"first")
+        with trio.move_on_after(1.0):
+            await b.read(10)
+        await a.write(b"second")
+        assert await b.read(11) == b"firstsecond"
+
+    run(main, virtual=True)
+
+
+@given(st.lists(st.integers(0, 3 * RECORD_PLAIN_BYTES_MAX), max_size=8))
+def test_records_hold_the_pieces_in_order_and_fit(sizes: list[int]) -> None:
+    pieces = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+    records = _records(pieces)
+    assert b"".join(records) == b"".join(pieces)
+    assert all(len(record) <= RECORD_PLAIN_BYTES_MAX for record in records)
+
+
+# --- the prologue --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prologues", "fails"),
+    [((b"", b""), False), ((b"key", b"key"), False), ((b"key", b""), True), ((b"k", b"l"), True)],
+)
+def test_ends_with_different_prologues_do_not_meet(
+    prologues: tuple[bytes, bytes], fails: bool
+) -> None:
+    async def main() -> None:
+        ends = pipe()
+        outcome: list[BaseException | None] = []
+
+        async def one(noise: Noise, end: Raw) -> None:
+            if end.is_initiator:
+                secure = noise.secure_outbound(end, ID.from_pubkey(LISTENER.public_key))
+            else:
+                secure = noise.secure_inbound(end)
+            outcome.append(await failure_of(secure))
+            if outcome[-1]:
+                await end.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one, ours(DIALLER, prologues[0]), ends[0])
+            nursery.start_soon(one, ours(LISTENER, prologues[1]), ends[1])
+        assert [isinstance(error, NoiseFailure) for error in outcome] == [fails, fails]
+
+    run(main, virtual=True)
+
+
+# --- peers that lie or stall ---------------------------------------------------------------
+
+
+async def refusal_of(message: bytes, *, dialling: bool, close: bool = True) -> BaseException | None:
+    """What comes of a handshake with a peer that sends these bytes."""
+    ours_end, theirs = pipe()
+    await theirs.write(message)
+    if close:
+        await theirs.close()
+    noise = ours(LISTENER)
+    if dialling:
+        return await failure_of(noise.secure_outbound(ours_end, ID.from_pubkey(DIALLER.public_key)))
+    return await failure_of(noise.secure_inbound(ours_end))
+
+
+@pytest.mark.parametrize("dialling", [False, True])
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"\x00",
+        b"\x00\x00",
+        b"\x00\x20" + bytes(10),  # cut short
+        b"\x00\x10" + b"\x01" * 16,
+        b"\x00\x20" + bytes(32),  # the zero point
+        b"\x00\x60" + b"\x07" * 96,
+        b"\xff\xff" + bytes(65_535),
+    ],
+)
+def test_garbage_in_the_handshake_is_a_failed_handshake(message: bytes, dialling: bool) -> None:
+    async def main() -> None:
+        error = await refusal_of(message, dialling=dialling)
+        assert isinstance(error, (NoiseFailure, ConnectionClosedError))
+
+    run(main, virtual=True)
+
+
+def test_a_long_handshake_message_is_refused_by_its_length() -> None:
+    async def main() -> None:
+        message = (HANDSHAKE_BYTES_MAX + 1).to_bytes(2, "big")
+        error = await refusal_of(message, dialling=False, close=False)
+        assert "bytes" in str(error)
+        assert trio.current_time() < 1.0  # it was not waited for
+
+    run(main, virtual=True)
+
+
+def test_a_peer_that_stalls_in_the_handshake_is_given_up() -> None:
+    async def main() -> None:
+        started_s = trio.current_time()
+        error = await refusal_of(b"\x00", dialling=False, close=False)
+        assert isinstance(error, NoiseFailure)
+        assert trio.current_time() - started_s == pytest.approx(HANDSHAKE_TIMEOUT_S)
+        with trio.move_on_after(100 * HANDSHAKE_TIMEOUT_S) as scope:
+            await upstream(LISTENER).secure_inbound(pipe()[0])
+        assert scope.cancelled_caught  # why it is replaced
+
+    run(main, virtual=True, timeout_s=10_000.0)
+
+
+def test_a_forged_record_ends_the_connection() -> None:
+    def flip(record: bytearray) -> None:
+        record[-1] ^= 1
+
+    async def main() -> None:
+        ends = pipe()
+        a, b = await secured(ours(DIALLER), ours(LISTENER), ends)
+        ends[0].spoil = flip
+        await a.write(b"hello")
+        with pytest.raises(ConnectionClosedError, match="forged"):
+            await b.read(5)
+
+    run(main, virtual=True)
+
+
+def test_an_identity_that_is_no_ed25519_key_is_refused() -> None:
+    async def main() -> None:
+        ends = pipe()
+
+        async def dial() -> None:
+            noise = Noise(create_rsa_key_pair(2048))
+            await failure_of(noise.secure_outbound(ends[0], ID.from_pubkey(LISTENER.public_key)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial)
+            error = await failure_of(ours(LISTENER).secure_inbound(ends[1]))
+        assert "Ed25519" in str(error)
+
+    run(main, virtual=True)
+
+
+def handshake_with(payload: bytes) -> tuple[BaseException | None, BaseException | None]:
+    """A handshake with a dialler that says `payload` of itself: what came of it at both ends."""
+
+    async def main() -> tuple[BaseException | None, BaseException | None]:
+        ends = pipe()
+        dialler = ours(DIALLER)
+        dialler._payload = payload or dialler._payload
+        outcome: dict[str, BaseException | None] = {}
+
+        async def dial() -> None:
+            outcome["dialler"] = await failure_of(
+                dialler.secure_outbound(ends[0], ID.from_pubkey(LISTENER.public_key))
+            )
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(dial)
+            outcome["listener"] = await failure_of(ours(LISTENER).secure_inbound(ends[1]))
+        return outcome["dialler"], outcome["listener"]
+
+    return run(main, virtual=True)  # type: ignore[no-any-return]
+
+
+def test_an_identity_that_did_not_sign_the_key_is_refused() -> None:
+    assert handshake_with(b"") == (None, None)
+    stolen = ours(LISTENER)._payload  # signed for another static key
+    assert isinstance(handshake_with(stolen)[1], NoiseFailure)
+    for payload in (b"\xff" * 40, b"\x0a\x00\x12\x00"):
+        assert isinstance(handshake_with(payload)[1], NoiseFailure)
+
+
+def test_extensions_and_early_data_of_others_are_ignored() -> None:
+    async def main() -> None:
+        dialler = ours(DIALLER)
+        payload = NoiseHandshakePayload.deserialize(dialler._payload)
+        payload.extensions = NoiseExtensions([b"hash"], ["/yamux/1.0.0"], b"early")
+        dialler._payload = payload.serialize() + b"\x1a\x05older"  # field 3, once early data
+        a, b = await secured(dialler, ours(LISTENER), pipe())
+        assert await carried(a, b, b"hello") == b"hello"
+
+    run(main, virtual=True)
+
+
+def test_another_peer_than_the_expected_one_is_refused() -> None:
+    async def main() -> None:
+        ends = pipe()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(failure_of, ours(LISTENER).secure_inbound(ends[1]))
+            with pytest.raises(PeerIDMismatchesPubkey):
+                await ours(DIALLER).secure_outbound(ends[0], ID.from_pubkey(DIALLER.public_key))
+            await ends[0].close()
+
+    run(main, virtual=True)
+
+
+def test_sessions_are_what_the_muxer_expects() -> None:
+    async def main() -> None:
+        a, b = await secured(ours(DIALLER), ours(LISTENER), pipe())
+        assert isinstance(a, NoiseSession)
+        assert isinstance(b, NoiseSession)
+        assert a.get_remote_public_key() == LISTENER.public_key
+        await a.close()
+        with pytest.raises(BaseLibp2pError):
+            await b.read(1)
+
+    run(main, virtual=True)
