@@ -34,6 +34,7 @@ from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles
 from node.engines.vllm_engine import open_vllm
 from node.evaluation import PassRate, evaluate
+from node.membership import Membership
 from node.models import resolve_model
 from node.monitor.events import EventLog
 from node.monitor.live import LiveView
@@ -164,8 +165,9 @@ def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> 
     """
     with data_directory(config.data_dir):
         identity = load_identity(config)
+        membership = Membership.of(config)
         model = resolve_model(config, say)
-        app = _App(config, identity, model, view, say)
+        app = _App(config, identity, membership, model, view, say)
         try:
             return trio.run(app.run)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
@@ -190,12 +192,14 @@ class _App:
         self,
         config: NodeConfig,
         identity: Identity,
+        membership: Membership,
         model: str,
         view: LiveView,
         say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._identity = identity
+        self._membership = membership
         self._model = model
         self._view = view
         self._say = say
@@ -219,7 +223,12 @@ class _App:
         ):
             async with AsyncExitStack() as stack:
                 transport = await stack.enter_async_context(
-                    open_libp2p(self._identity, config.listen, config.announce)
+                    open_libp2p(
+                        self._identity,
+                        config.listen,
+                        config.announce,
+                        network_key=self._membership.network_key,
+                    )
                 )
                 verifier = await stack.enter_async_context(ProcessVerifier.open(config))
                 self._node = Node(
@@ -235,6 +244,7 @@ class _App:
                         run_sync=trio.to_thread.run_sync,
                         instance=secrets.token_bytes(16),
                         agent=AGENT,
+                        admits=self._membership.admits,
                     ),
                 )
                 if pool.damaged_path is not None:
@@ -259,6 +269,10 @@ class _App:
         if name == DEFAULT_RUN:
             run = ""
         self._say(f"this node is {self._identity.peer_id}, run {self._config.run.run_id}")
+        if self._membership.key is not None:
+            self._say("this swarm is private: this prints an invitation for the next machine:")
+            self._say(f"  swarm-node invite --data-dir {self._config.data_dir}")
+            return
         self._say("the next machine joins with any one of these lines:")
         for address in addresses:
             self._say(f"  swarm-node join --peer {address}{run}")

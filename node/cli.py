@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("swarm-node"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_join(commands)
+    _add_invite(commands)
     _add_keygen(commands)
     _add_status(commands)
     _add_eval(commands)
@@ -53,6 +54,11 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
     )
+    join.add_argument("--invite", metavar="TEXT", help="join by an invitation")
+    join.add_argument(
+        "--private", action="store_true", default=None, help="start a swarm for the invited alone"
+    )
+    join.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
     join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
     join.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"
@@ -78,6 +84,12 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
     parser.add_argument("--model", help="tiny, a model directory, or a Hugging Face id")
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
+
+
+def _add_invite(commands: Any) -> None:
+    invite = commands.add_parser("invite", help="print a line with which others can join")
+    invite.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+    invite.set_defaults(run_command=_invite)
 
 
 def _add_keygen(commands: Any) -> None:
@@ -141,6 +153,16 @@ def _join(options: argparse.Namespace) -> int:
     console = Console()
     with LiveView(console, console.is_terminal) as view:
         return run_node(config, view, lambda line: console.print(line, soft_wrap=True))
+
+
+def _invite(options: argparse.Namespace) -> int:
+    from node.membership import invitation_of
+
+    invitation = invitation_of(options.data_dir)
+    open_to = "keep it secret" if invitation.key else "the swarm is open: anybody can join anyway"
+    print(f"whoever has this line can join; {open_to}", file=sys.stderr)
+    _say(invitation.encode())
+    return EXIT_OK
 
 
 def _keygen(options: argparse.Namespace) -> int:

@@ -32,6 +32,7 @@ from node.engines.base import Sampling
 from node.tasks.registry import environment
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
+from swarm.invite import Invitation
 from swarm.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
@@ -126,6 +127,14 @@ def _listen_address(text: str) -> str:
 
 def _announce_address(text: str) -> str:
     return _check_address(text, with_peer=False)
+
+
+def _invitation(text: str) -> str:
+    try:
+        Invitation.decode(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 _AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
@@ -233,6 +242,11 @@ class NodeConfig(_Frozen):
         BeforeValidator(_split),
         Field(max_length=64),
     ] = ()  # bootstrap peers; empty: start a swarm
+    invite: Annotated[Annotated[str, AfterValidator(_invitation)] | None, Field(repr=False)] = (
+        None  # an invitation to a swarm, which may hold the key to it
+    )
+    private: bool = False  # start a swarm that only those with an invitation can join
+    allow: Path | None = None  # of peer ids; others are refused
     share: Literal["all", "none"] = "all"
 
     # policy and rollouts
@@ -282,8 +296,24 @@ class NodeConfig(_Frozen):
         """Where the node's key is."""
         return self.key_file or self.data_dir / "identity.pem"
 
+    @cached_property
+    def invitation(self) -> Invitation | None:
+        """What the invitation says."""
+        return Invitation.decode(self.invite) if self.invite else None
+
+    @property
+    def bootstrap(self) -> tuple[str, ...]:
+        """Peers to join through: those named, then those of the invitation."""
+        invited = self.invitation.addresses if self.invitation else ()
+        return tuple(dict.fromkeys((*self.peers, *invited)))
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.invitation is not None and self.invitation.run_id != self.run.run_id:
+            raise ConfigError(
+                f"the invitation is to run {self.invitation.run_id}, but this is run "
+                f"{self.run.run_id}: give the other's file with --run"
+            )
         if self.local_groups == 0 and self.external_groups == 0:
             raise _Conflict("local_groups", "no groups to train on", "4")
         least = 2 if self.local_groups > 0 else 1
@@ -374,6 +404,18 @@ def load_run(run_file: Path | None, environ: Mapping[str, str]) -> tuple[RunConf
         raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
 
 
+def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
+    """The packaged run that an invitation is to, where no run is named otherwise."""
+    text = flags.get("invite") or environ.get(f"{ENVIRON_PREFIX}INVITE")
+    if not text or RUN_VARIABLE in environ:
+        return None
+    try:
+        name = Invitation.decode(str(text)).run_id.rpartition("-")[0]
+    except ConfigError:
+        return None  # told when all settings are checked
+    return Path(name) if name in packaged_runs() else None
+
+
 def load_config(
     flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
 ) -> NodeConfig:
@@ -387,6 +429,7 @@ def load_config(
     Raises:
         ConfigError: one line that names the setting, its value and what to do.
     """
+    run_file = run_file or _invited_run(flags, environ)
     run, node_table = load_run(run_file, environ)
     label = _read_run_file(run_file, environ)[0]
     layers: list[tuple[Source, Mapping[str, Any]]] = [

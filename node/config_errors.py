@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from swarm.errors import ConfigError
 
 _VALUE_CHARS_MAX = 80
+_SECRETS = frozenset({"invite"})  # never shown
 
 _PROBLEMS: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge}",
@@ -116,7 +117,8 @@ def config_error(
     if detail["type"] == "missing":
         return ConfigError(source.message(field, None, "is missing; add it", None))
     fix = _default(model, location) or _bound(detail)
-    return ConfigError(source.message(field, detail["input"], _problem(detail), fix))
+    value = None if location[0] in _SECRETS else detail["input"]
+    return ConfigError(source.message(field, value, _problem(detail), fix))
 
 
 def _bound(detail: ErrorDetails) -> str | None:

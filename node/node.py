@@ -20,10 +20,10 @@ from node.tasks.verifier import Verifier
 from node.training.base import Trainer
 from swarm.discovery import AddressBook, Discovery
 from swarm.exchange import Exchange, ExchangeRules, RunSync
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
 from swarm.pool import Pool, PoolStatistics
-from swarm.transport.base import Transport
+from swarm.transport.base import Gate, Transport
 
 STOCK_FACTOR = 3  # foreign groups kept ready, in multiples of J
 POOL_LOOK_S = 2.0  # how old the pool's figures in a snapshot may be
@@ -39,6 +39,7 @@ class World:
     run_sync: RunSync  # where blocking calls go
     instance: bytes  # 16 bytes, other at each start
     agent: str
+    admits: Gate = lambda peer, ip: True  # who may connect at all
 
 
 Record = RoundDone | HeldOut
@@ -73,6 +74,7 @@ class Node:
         self.progress = Progress()
         self.last_round: RoundDone | None = None
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
+        transport.set_gate(self._admits)
         self._guard = HeldOutGuard(config.run, verifier)
         self.exchange = Exchange(
             self._exchange_rules(),
@@ -90,7 +92,7 @@ class Node:
             identity,
             world.instance,
             transport,
-            config.peers,
+            config.bootstrap,
             book,
             self.exchange.ledger,
             now_s=world.now_s,
@@ -110,6 +112,9 @@ class Node:
             fetch_bytes_per_s=float(self._config.fetch_bytes_per_s_max),
             serve_bytes_per_s=float(self._config.serve_bytes_per_s_max),
         )
+
+    def _admits(self, peer: PeerId, ip: str | None) -> bool:
+        return self._world.admits(peer, ip)
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial this node."""

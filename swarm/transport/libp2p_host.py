@@ -112,7 +112,11 @@ class Libp2pTransport:
     """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
 
     def __init__(
-        self, identity: Identity, workarounds: Workarounds, announce: Sequence[str]
+        self,
+        identity: Identity,
+        workarounds: Workarounds,
+        announce: Sequence[str],
+        network_key: bytes | None,
     ) -> None:
         keys = create_new_key_pair(identity.seed)
         self._id = ID.from_pubkey(keys.public_key)
@@ -124,7 +128,7 @@ class Libp2pTransport:
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._gate: Gate | None = None
-        self._network = HardSwarm(keys, self._id, workarounds, self._admits)
+        self._network = HardSwarm(keys, self._id, workarounds, self._admits, network_key)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
@@ -449,11 +453,13 @@ async def open_libp2p(
     listen: Sequence[str],
     announce: Sequence[str] = (),
     workarounds: Workarounds = ALL_WORKAROUNDS,
+    network_key: bytes | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """Run a libp2p host under `identity` until the block ends.
 
     `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses under
-    which others reach this node, for example through a router.
+    which others reach this node, for example through a router. With a `network_key` of 32 bytes
+    only those who have the same one can connect, in either direction.
 
     Raises:
         ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
@@ -462,7 +468,7 @@ async def open_libp2p(
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)
     announced = [str(parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
-    transport = Libp2pTransport(identity, workarounds, announced)
+    transport = Libp2pTransport(identity, workarounds, announced, network_key)
     for address in addresses:
         probe_port(address)
     failure: Exception | None = None

@@ -34,6 +34,7 @@ from libp2p.security.secure_session import SecureSession
 from noise.connection import Keypair, NoiseConnection
 
 PROTOCOL_NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"
+PRIVATE_PROTOCOL_NAME = b"Noise_XXpsk0_25519_ChaChaPoly_SHA256"
 TAG_BYTES = 16
 LENGTH_BYTES = 2
 OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
@@ -47,14 +48,17 @@ HANDSHAKE_TIMEOUT_S = 10.0
 class Noise(ISecureTransport):
     """Secures connections for one identity.
 
-    `prologue` must be the same at both ends, or the handshake fails; nothing of it can be learnt
-    from the wire.
+    With a `network_key` of 32 bytes the handshake works among those who hold it alone: it is a
+    pre-shared key, mixed in before anything is sent. A stranger's first message does not decrypt
+    and is answered with nothing: no key of ours, no signature, no peer id. It has cost a hash and
+    a failed decryption. (A prologue would not do: it is authenticated but is not in the keys, so
+    whoever ignores the authentication could read who we are.)
     """
 
-    def __init__(self, keys: KeyPair, prologue: bytes = b"") -> None:
+    def __init__(self, keys: KeyPair, network_key: bytes | None = None) -> None:
         self._peer = ID.from_pubkey(keys.public_key)
         self._keys = keys
-        self._prologue = prologue
+        self._network_key = network_key
         static = X25519PrivateKey.generate()
         self._static = static.private_bytes_raw()
         public = X25519PublicKey.from_bytes(static.public_key().public_bytes_raw())
@@ -69,7 +73,9 @@ class Noise(ISecureTransport):
 
     async def _secure(self, conn: IRawConnection, expected: ID | None) -> ISecureConn:
         """Raises `NoiseFailure` for all that a peer can do wrong."""
-        handshake = _Handshake(conn, self._static, self._prologue, initiator=expected is not None)
+        handshake = _Handshake(
+            conn, self._static, self._network_key, initiator=expected is not None
+        )
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 key = await handshake.run(self._payload)
@@ -85,14 +91,17 @@ class _Handshake:
     """One handshake. Afterwards it holds the keys of both directions and what was read ahead."""
 
     def __init__(
-        self, conn: IRawConnection, static: bytes, prologue: bytes, *, initiator: bool
+        self, conn: IRawConnection, static: bytes, network_key: bytes | None, *, initiator: bool
     ) -> None:
         self._conn = conn
         self.initiator = initiator
         self.rest = b""
-        self._noise: Any = NoiseConnection.from_name(PROTOCOL_NAME)
+        self._noise: Any = NoiseConnection.from_name(
+            PROTOCOL_NAME if network_key is None else PRIVATE_PROTOCOL_NAME
+        )
         self._noise.set_keypair_from_private_bytes(Keypair.STATIC, static)
-        self._noise.set_prologue(prologue)
+        if network_key is not None:
+            self._noise.set_psks(network_key)
         if initiator:
             self._noise.set_as_initiator()
         else:

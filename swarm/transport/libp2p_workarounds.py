@@ -397,10 +397,10 @@ class HardYamux(Yamux):
 class HardUpgrader(TransportUpgrader):
     """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class."""
 
-    def __init__(self, keys: KeyPair, workarounds: Workarounds, prologue: bytes) -> None:
-        noise: ISecureTransport = Noise(keys, prologue)
+    def __init__(self, keys: KeyPair, workarounds: Workarounds, network_key: bytes | None) -> None:
+        noise: ISecureTransport = Noise(keys, network_key)
         if not workarounds.fast_noise:
-            assert not prologue, "upstream mixes in no prologue"
+            assert network_key is None, "upstream has no private swarms"
             noise = NoiseTransport(keys, noise_privkey=create_x25519_key_pair().private_key)
         super().__init__(
             secure_transports_by_protocol={NOISE_PROTOCOL: noise},
@@ -447,7 +447,7 @@ class HardSwarm(Swarm):
         self_id: ID,
         workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
-        prologue: bytes = b"",
+        network_key: bytes | None,
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
@@ -455,7 +455,7 @@ class HardSwarm(Swarm):
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds, prologue),
+            HardUpgrader(keys, workarounds, network_key),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(

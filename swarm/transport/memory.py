@@ -119,11 +119,14 @@ class MemoryNetwork:
         self._healed = trio.Event()
         self._messages = 0
 
-    def join(self, peer_id: PeerId, ip: str | None = None) -> "MemoryTransport":
+    def join(
+        self, peer_id: PeerId, ip: str | None = None, network_key: bytes | None = None
+    ) -> "MemoryTransport":
         """Put a host on the network. It keeps its addresses over crash and restart.
 
         `ip` is what others see of it; it needs not be its own alone, as behind one router. None
-        draws the next free one of 10.0.0.0/8, each in a block of its own.
+        draws the next free one of 10.0.0.0/8, each in a block of its own. Only hosts with the same
+        `network_key`, or none, get through each other's handshake.
 
         Raises:
             LocalProtocolError: it is on the network already.
@@ -133,7 +136,7 @@ class MemoryNetwork:
         self._ips.setdefault(number, own_ip if ip is None else ip)
         if (host := self._hosts.get(number)) is not None and host.is_open:
             raise LocalProtocolError(f"{peer_id} is on the network already")
-        self._hosts[number] = MemoryTransport(self, peer_id, number)
+        self._hosts[number] = MemoryTransport(self, peer_id, number, network_key)
         self._observe("join", peer_id, peer_id, "", b"")
         return self._hosts[number]
 
@@ -142,13 +145,12 @@ class MemoryNetwork:
         self._host(peer_id).close()
 
     def restart(self, peer_id: PeerId) -> "MemoryTransport":
-        """Put a host that crashed or left on the network again, under the same address.
+        """Put a host that crashed or left on the network again, with the same address and key.
 
         Raises:
             LocalProtocolError: it was never on the network, or still is.
         """
-        self._host(peer_id)
-        return self.join(peer_id)
+        return self.join(peer_id, network_key=self._host(peer_id).network_key)
 
     def partition(
         self, sources: Collection[PeerId], targets: Collection[PeerId], *, one_way: bool = False
@@ -202,6 +204,8 @@ class MemoryNetwork:
                 raise PeerUnreachable(f"nobody answers at /memory/{number}")
             if not source.is_open:
                 raise PeerUnreachable("this host is off the network")
+            if host.network_key != source.network_key:
+                raise PeerUnreachable(f"the handshake with /memory/{number} failed")
             if host.peer_id != peer_id:
                 raise PeerUnreachable(f"{host.peer_id} answers at /memory/{number}")
         for here, there in ((host, source), (source, host)):
@@ -318,10 +322,17 @@ class MemoryNetwork:
 class MemoryTransport:
     """One host's end of a `MemoryNetwork`; made by its `join`. Leaves when its context ends."""
 
-    def __init__(self, network: MemoryNetwork, peer_id: PeerId, number: int) -> None:
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        peer_id: PeerId,
+        number: int,
+        network_key: bytes | None = None,
+    ) -> None:
         self._network = network
         self._peer_id = peer_id
         self._number = number
+        self.network_key = network_key
         self._counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
         self._services: dict[str, _Service] = {}

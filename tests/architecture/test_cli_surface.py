@@ -5,9 +5,10 @@ import argparse
 from node.cli import _parser
 
 SURFACE = {
-    "join": "--announce --checkpoint-every --data-dir --engine --evaluate-every --external "
-    "--group-size --key-file --learning-rate --listen --local --model --peer --rounds --run "
-    "--seed --share --stop-after --threads",
+    "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
+    "--group-size --invite --key-file --learning-rate --listen --local --model --peer --private "
+    "--rounds --run --seed --share --stop-after --threads",
+    "invite": "--data-dir",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "eval": "--data-dir --model --run --threads",

@@ -126,6 +126,35 @@ def test_disconnect_is_seen_by_both_sides(maker: TransportMaker) -> None:
     check(maker, 2, body)
 
 
+@pytest.mark.parametrize(
+    ("asker", "asked", "connects"),
+    [
+        (b"k" * 32, b"k" * 32, True),
+        (b"k" * 32, b"K" * 32, False),
+        (None, b"k" * 32, False),
+        (b"k" * 32, None, False),
+    ],
+    ids=["same key", "wrong key", "stranger comes", "member comes"],
+)
+def test_only_the_same_network_key_connects(
+    maker: TransportMaker, asker: bytes | None, asked: bytes | None, connects: bool
+) -> None:
+    async def main() -> None:
+        async with maker.open(identities(3), [asker, asked, asked]) as (a, b, member):
+            b.serve(PROTOCOL, echo, LIMITS)
+            if connects:
+                await link(a, b)
+                assert await ask(a, b, b"hello") == b"hello"
+            else:
+                with pytest.raises(PeerUnreachable):
+                    await a.connect(b.addresses()[0])
+                assert a.peers() == b.peers() == ()
+            await link(member, b)
+            assert await ask(member, b, b"still served") == b"still served"
+
+    run(main, virtual=maker.virtual)
+
+
 # --- requests ------------------------------------------------------------------------------
 
 

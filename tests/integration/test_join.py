@@ -266,3 +266,26 @@ def test_status_without_a_node_is_refused(tmp_path: Path) -> None:
     refused(swarm_node("status", "--data-dir", tmp_path / "missing"))
     refused(swarm_node("report", tmp_path / "missing"))
     refused(swarm_node("report", tmp_path, "--out", tmp_path / "out"))
+
+
+def test_a_private_swarm_takes_in_the_invited_alone(make_node: MakeNode) -> None:
+    first = make_node("a", "--private").start()
+    address = first.address()
+    assert "--peer" not in first.said()
+    printed = swarm_node("invite", "--data-dir", first.data_dir)
+    invitation = printed.stdout.strip()
+    assert "secret" in printed.stderr
+    stranger = make_node("s", "--peer", address).start()
+    invited = make_node("b").start("--invite", invitation)
+    invited_id = peer_id(invited)
+    first.until(lambda: invited_id in first.sources())
+    stranger.until(lambda: (shot := stranger.status()) and shot.notes)
+    assert peer_id(stranger) not in {peer.peer_id for peer in first.until(first.status).peers}
+    assert not stranger.until(stranger.status).peers
+    key = (first.data_dir / "join.key").read_text().strip()
+    assert (invited.data_dir / "join.key").read_text().strip() == key
+    for node in (first, invited):
+        for kept in (node.said(), (node.data_dir / "events.jsonl").read_text()):
+            assert key not in kept
+            assert invitation not in kept
+        assert key not in str(node.until(node.status))

@@ -64,8 +64,8 @@ def pipe() -> tuple[Raw, Raw]:
     return Raw(left, initiator=True), Raw(right, initiator=False)
 
 
-def ours(keys: KeyPair, prologue: bytes = b"") -> Noise:
-    return Noise(keys, prologue)
+def ours(keys: KeyPair, network_key: bytes | None = None) -> Noise:
+    return Noise(keys, network_key)
 
 
 def upstream(keys: KeyPair) -> UpstreamNoise:
@@ -172,15 +172,21 @@ def test_records_hold_the_pieces_in_order_and_fit(sizes: list[int]) -> None:
     assert all(len(record) <= RECORD_PLAIN_BYTES_MAX for record in records)
 
 
-# --- the prologue --------------------------------------------------------------------------
+# --- the network key -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("prologues", "fails"),
-    [((b"", b""), False), ((b"key", b"key"), False), ((b"key", b""), True), ((b"k", b"l"), True)],
+    ("keys", "fails"),
+    [
+        ((None, None), False),
+        ((b"k" * 32, b"k" * 32), False),
+        ((b"k" * 32, None), True),
+        ((None, b"k" * 32), True),
+        ((b"k" * 32, b"l" * 32), True),
+    ],
 )
-def test_ends_with_different_prologues_do_not_meet(
-    prologues: tuple[bytes, bytes], fails: bool
+def test_ends_with_different_keys_do_not_meet(
+    keys: tuple[bytes | None, bytes | None], fails: bool
 ) -> None:
     async def main() -> None:
         ends = pipe()
@@ -196,8 +202,8 @@ def test_ends_with_different_prologues_do_not_meet(
                 await end.close()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(one, ours(DIALLER, prologues[0]), ends[0])
-            nursery.start_soon(one, ours(LISTENER, prologues[1]), ends[1])
+            nursery.start_soon(one, ours(DIALLER, keys[0]), ends[0])
+            nursery.start_soon(one, ours(LISTENER, keys[1]), ends[1])
         assert [isinstance(error, NoiseFailure) for error in outcome] == [fails, fails]
 
     run(main, virtual=True)

@@ -11,6 +11,7 @@ from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config_errors import flag_of
 from node.engines.base import Sampling
 from swarm.errors import ConfigError
+from swarm.invite import Invitation, JoinKey
 from swarm.messages import RUN_ID_CHARS_MAX
 from tests.unit.tasks_support import ALICE, NINE, make_run
 
@@ -192,7 +193,7 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
          "try --group-size 3"),
         ("[node]\ngroup_size = 1\n",
          "node.group_size = 1 in mine.toml: must be at least 2; try node.group_size = 8"),
-        ("[node]\nlimit = 1\n", "node.limit in mine.toml: no such setting; known: announce"),
+        ("[node]\nlimit = 1\n", "node.limit in mine.toml: no such setting; known: allow, announce"),
         ("weihgt = 2\n", "environments.0.weihgt in mine.toml: no such setting; "
          "did you mean weight?"),
         ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be above 0.0; "
@@ -253,3 +254,33 @@ def test_every_field_has_a_flag_of_its_own() -> None:
     flags = [flag_of(field) for field in NodeConfig.model_fields]
     assert len(set(flags)) == len(flags)
     assert {"--peer", "--local", "--external", "--group-size", "--data-dir"} <= set(flags)
+
+
+# --- invitations -------------------------------------------------------------------------------
+
+
+def test_an_invitation_brings_its_peers_and_its_packaged_run() -> None:
+    run = load_config({}, {}, Path("sapo9")).run
+    text = Invitation(run.run_id, (PEER,), JoinKey(b"s" * 32)).encode()
+    config = load_config({"invite": text}, {})
+    assert config.run == run
+    assert config.bootstrap == (PEER,)
+    assert load_config({}, {"SWARM_NODE_INVITE": text}).bootstrap == (PEER,)
+    assert load_config({"invite": text, "peers": [PEER]}, {}).bootstrap == (PEER,)
+    assert text not in repr(config)
+
+
+def test_an_invitation_to_another_run_is_refused() -> None:
+    text = Invitation("other-123", (PEER,), JoinKey(b"s" * 32)).encode()
+    with pytest.raises(ConfigError, match="to run other-123") as info:
+        load_config({"invite": text}, {})
+    assert text[10:] not in str(info.value)
+
+
+def test_a_damaged_invitation_is_not_quoted() -> None:
+    text = Invitation("demo-123", (PEER,), JoinKey(b"s" * 32)).encode()[:-3]
+    for flags, environ in (({"invite": text}, {}), ({}, {"SWARM_NODE_INVITE": text})):
+        with pytest.raises(ConfigError, match="copy it whole") as info:
+            load_config(flags, environ)
+        assert text[10:] not in str(info.value)
+        assert "\n" not in str(info.value)

@@ -1,0 +1,86 @@
+"""Who may join: the join key of a private swarm, the list of peers allowed, and invitations."""
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.config import NodeConfig
+from node.monitor.status import fetch_status
+from swarm.errors import ConfigError
+from swarm.identity import PeerId
+from swarm.invite import INVITE_ADDRESSES_MAX, Invitation, JoinKey, read_allow_list
+
+JOIN_KEY_FILE = "join.key"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """`key` None: the swarm is open; `allowed` None: to everybody who gets through."""
+
+    key: JoinKey | None
+    allowed: frozenset[str] | None
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> "Membership":
+        """What the settings and the data directory say; a new key is kept there.
+
+        Raises:
+            ConfigError: they contradict each other, or a file cannot be used.
+        """
+        return cls(
+            _join_key(config), None if config.allow is None else read_allow_list(config.allow)
+        )
+
+    @property
+    def network_key(self) -> bytes | None:
+        """What both ends of each connection must know."""
+        return self.key.handshake_key() if self.key else None
+
+    def admits(self, peer: PeerId, ip: str | None) -> bool:
+        """Whether a peer may connect."""
+        return self.allowed is None or peer in self.allowed
+
+
+def _join_key(config: NodeConfig) -> JoinKey | None:
+    path = config.data_dir / JOIN_KEY_FILE
+    kept, invitation = JoinKey.load(path), config.invitation
+    if invitation is not None and kept is not None and invitation.key != kept:
+        raise ConfigError(
+            f"--data-dir {config.data_dir} belongs to another private swarm than the invitation: "
+            "use another directory"
+        )
+    if invitation is not None and invitation.key is None and config.private:
+        raise ConfigError("--private: the invitation is to an open swarm; leave one of them out")
+    if kept is not None:
+        return kept
+    key = invitation.key if invitation is not None else None
+    if key is None and config.private:
+        if config.peers:
+            raise ConfigError("--private starts a swarm: join this one with --invite instead")
+        key = JoinKey.generate()
+    if key is not None:
+        key.save(path)
+    return key
+
+
+def invitation_of(data_dir: Path) -> Invitation:
+    """An invitation to the swarm of the node that runs on a data directory.
+
+    Raises:
+        SwarmError: none runs there.
+    """
+    status = fetch_status(data_dir)
+    addresses = sorted(status.addresses, key=_reach)[:INVITE_ADDRESSES_MAX]
+    if any(_reach(address) < 2 for address in addresses):
+        addresses = [address for address in addresses if _reach(address) < 2]
+    return Invitation(status.run_id, tuple(addresses), JoinKey.load(data_dir / JOIN_KEY_FILE))
+
+
+def _reach(address: str) -> int:
+    """From how far an address can be dialled: 0 the internet, 1 a local network, 2 this machine."""
+    parts = address.split("/")
+    try:
+        ip = ipaddress.ip_address(parts[2])
+    except (IndexError, ValueError):
+        return 0  # a name
+    return 0 if ip.is_global else 2 if ip.is_loopback else 1
