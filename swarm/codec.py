@@ -302,8 +302,8 @@ def _group_body(group: RolloutGroup) -> GroupBody:
         ),
         completions=tuple(_completion_body(completion) for completion in group.completions),
         tokenizer=group.tokenizer,
-        temperature=group.temperature,
-        top_p=group.top_p,
+        temperature=float(group.temperature),
+        top_p=float(group.top_p),
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
     )

@@ -7,7 +7,7 @@ little-endian byte columns, so that their number is known before anything is all
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
@@ -58,6 +58,16 @@ AddressText = Annotated[
 Addresses = Annotated[tuple[AddressText, ...], Field(max_length=ADDRESSES_MAX)]
 
 
+def _no_integer(value: object) -> object:
+    """Pydantic takes an integer for a float even where it is strict."""
+    if isinstance(value, int):
+        raise ValueError("an integer is no float")  # noqa: TRY004  what a validator may raise
+    return value
+
+
+Float = Annotated[float, BeforeValidator(_no_integer)]
+
+
 class WireModel(BaseModel):
     """Base of everything that crosses the network."""
 
@@ -104,8 +114,8 @@ class GroupBody(WireModel):
         tuple[CompletionBody, ...], Field(min_length=1, max_length=COMPLETIONS_MAX)
     ]
     tokenizer: Name
-    temperature: Annotated[float, Field(gt=0.0, le=10.0)]
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)]
+    temperature: Annotated[Float, Field(gt=0.0, le=10.0)]
+    top_p: Annotated[Float, Field(gt=0.0, le=1.0)]
     created_at_s: UnixSeconds
     expires_at_s: UnixSeconds
 

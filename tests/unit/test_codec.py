@@ -150,8 +150,8 @@ def test_numbers_are_not_coerced(value: object) -> None:
     assert refused(lambda: codec.decode_group(record)) is Reject.MALFORMED
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, 11.0])
-def test_temperature_out_of_range(value: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0, 11.0, 1, True])
+def test_temperature_out_of_range_or_no_float(value: float) -> None:
     record = sealed(group_fields() | {"temperature": value})
     assert refused(lambda: codec.decode_group(record)) is Reject.MALFORMED
 

@@ -1,0 +1,329 @@
+"""Fuzz target: foreign bytes into the codec, held against `tests/wire_reference.py`.
+
+The first byte of an input says what to do with the rest:
+
+    0        a message: every wire type and every record decoder judges it
+    1, 2, 3  the payload of a group, an advert, a hello: signed as it should be, then judged
+    4        a place, a change, and maybe a payload: a record with a changed byte must be refused
+    5        a peer id as text
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any
+
+import msgpack
+
+from swarm import codec
+from swarm.errors import Reject, RemoteProtocolError
+from swarm.identity import peer_id_of, public_key_of
+from swarm.messages import (
+    ADVERT_DOMAIN,
+    GROUP_BYTES_MAX,
+    GROUP_DOMAIN,
+    HELLO_DOMAIN,
+    AdvertBody,
+    GroupBody,
+    Hello,
+    Signed,
+    WireModel,
+)
+from tests.unit.test_codec import BOMBS
+from tests.unit.test_wire_files import golden
+from tests.wire_reference import Refused, conform, conform_columns, kinds, read, rules
+from tests.wire_samples import ALICE, sample_advert, sample_group, sample_hello
+
+BYTES_MAX = 4 * GROUP_BYTES_MAX
+INPUT_BYTES_MAX = 8_192
+DETAIL_CHARS_MAX = 400
+MODES = 6
+MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID = range(MODES)
+REASONS = {
+    Reject.MALFORMED,
+    Reject.OVERSIZE,
+    Reject.BAD_SIGNATURE,
+    Reject.WRONG_PRODUCER,
+}
+KINDS = kinds()
+
+
+def _mark(kind: type[WireModel]) -> bytes:
+    """What every message of a kind holds: its word, or else the name of its first field."""
+    known = rules(kind)
+    words = known["type"].words if "type" in known else None
+    return (words or tuple(known))[0].encode()
+
+
+MARKS = {kind: _mark(kind) for kind in KINDS}
+
+Decoder = Callable[[bytes], Any]
+SEALED: dict[int, tuple[bytes, type[WireModel], Decoder]] = {
+    GROUP: (GROUP_DOMAIN, GroupBody, lambda record: codec.decode_group(record)),
+    ADVERT: (ADVERT_DOMAIN, AdvertBody, lambda record: codec.decode_advert(record)),
+    HELLO: (HELLO_DOMAIN, Hello, lambda record: codec.decode_hello(record)),
+}
+RECORDS = {
+    GROUP: codec.sign_group(sample_group(), ALICE)[1],
+    ADVERT: codec.sign_advert(sample_advert(), ALICE),
+    HELLO: codec.sign_hello(sample_hello(), ALICE),
+}
+
+
+def check(data: bytes) -> None:
+    """Judge one input.
+
+    Raises:
+        AssertionError: the codec and the reference differ, or a promise is broken.
+    """
+    mode, rest = (data[0] % MODES, data[1:]) if data else (MESSAGE, b"")
+    if mode == MESSAGE:
+        _check_message(rest)
+    elif mode in SEALED:
+        _check_sealed(mode, rest)
+    elif mode == CHANGED:
+        _check_changed(rest)
+    else:
+        _check_peer_id(rest)
+
+
+def _judge(decode: Callable[[], Any]) -> Any:
+    """What was decoded, or `None` where it was refused as it should be."""
+    try:
+        return decode()
+    except RemoteProtocolError as error:
+        refusal = error
+    assert refusal.reason in REASONS, refusal
+    assert len(refusal.detail) < DETAIL_CHARS_MAX
+    assert refusal.detail.isprintable()
+    return None
+
+
+def _reference(data: bytes) -> Any:
+    try:
+        return read(data)
+    except Refused:
+        return None
+
+
+def _conforms(tree: Any, kind: type[WireModel]) -> bool:
+    try:
+        conform(tree, kind)
+        if kind is GroupBody:
+            conform_columns(tree)
+    except Refused:
+        return False
+    return True
+
+
+def _check_message(data: bytes) -> None:
+    tree = _reference(data)
+    for kind in _close_kinds(data):
+        message = _judge(lambda kind=kind: codec.decode(data, kind, BYTES_MAX))
+        expected = _follows(tree, kind)
+        assert (message is not None) == expected, f"{kind.__name__}: reference says {expected}"
+        if message is not None:
+            again = codec.decode(codec.encode(message), kind, BYTES_MAX)
+            assert again == message, f"{kind.__name__} changed on the way"
+            assert _plain(message.model_dump()) == _plain(tree), f"{kind.__name__}: coerced"
+    decoders = [decoder for _, _, decoder in SEALED.values()]
+    for decoder in decoders if _follows(tree, Signed) else decoders[:1]:
+        _judge(lambda decoder=decoder: decoder(data))
+
+
+def _close_kinds(data: bytes) -> list[type[WireModel]]:
+    """Those whose mark is in the bytes. No other can accept them; one stands for all of those,
+    lest a run spend its time on them."""
+    return [kind for kind in KINDS if MARKS[kind] in data] or KINDS[:1]
+
+
+def _follows(tree: Any, kind: type[WireModel]) -> bool:
+    try:
+        conform(tree, kind)
+    except Refused:
+        return False
+    return True
+
+
+def _plain(value: Any) -> Any:
+    """A tree that can be compared with its types: 1, 1.0 and True differ."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return type(value).__name__, value
+
+
+def sealed(payload: bytes, domain: bytes) -> bytes:
+    """A record that Alice signed, whatever its payload says."""
+    signature = ALICE.sign(domain, payload)
+    return msgpack.packb({"payload": payload, "signer": ALICE.peer_id, "signature": signature})
+
+
+def _check_sealed(mode: int, payload: bytes) -> None:
+    domain, kind, decoder = SEALED[mode]
+    found = _judge(lambda: decoder(sealed(payload, domain)))
+    tree = _reference(payload)
+    expected = _conforms(tree, kind) and tree.get("producer", ALICE.peer_id) == ALICE.peer_id
+    assert (found is not None) == expected, f"{kind.__name__}: reference says {expected}"
+    if found is not None and mode == GROUP:
+        group = found[1]
+        again = codec.decode_group(codec.sign_group(group, ALICE)[1])[1]
+        assert again == group, "a group changed on the way"
+
+
+def _check_changed(data: bytes) -> None:
+    """No record passes with one byte of it changed, be it a sample or made of the input."""
+    if len(data) < 4:
+        return
+    which, place, change = data[0] % 3 + 1, int.from_bytes(data[1:3], "big"), data[3]
+    domain, _, decoder = SEALED[which]
+    record = sealed(data[4:], domain) if data[4:] else RECORDS[which]
+    at = place % len(record)
+    changed = record[:at] + bytes([record[at] ^ (change or 1)]) + record[at + 1 :]
+    assert _judge(lambda: decoder(changed)) is None, f"changed at {at} and accepted"
+
+
+def _check_peer_id(data: bytes) -> None:
+    text = data.decode("utf-8", errors="replace")
+    key = _judge(lambda: public_key_of(text))
+    assert key is None or (len(key) == 32 and peer_id_of(key) == text), text
+
+
+# --- seeds and mutation ----------------------------------------------------------------------
+
+
+def seeds() -> dict[str, bytes]:
+    """Inputs to start from, by name: a message of every type, and known bombs."""
+    found = {f"message-{name}": bytes([MESSAGE]) + data for name, data in golden().items()}
+    for name, mode in (("group", GROUP), ("advert", ADVERT), ("hello", HELLO)):
+        payload = codec.decode(RECORDS[mode], Signed, BYTES_MAX).payload
+        found[f"sealed-{name}"] = bytes([mode]) + payload
+        found[f"changed-{name}"] = bytes([CHANGED, mode - 1, 0, 40, 1])
+    for name, bomb in BOMBS.items():
+        found["bomb-" + re.sub(r"[^a-z0-9]+", "-", name.lower())] = bytes([MESSAGE]) + bomb[:1024]
+    found |= {f"fault-{name}": data for name, data in _faults().items()}
+    found["peer-id"] = bytes([PEER_ID]) + ALICE.peer_id.encode()
+    found["peer-id-other-spelling"] = bytes([PEER_ID]) + b"1" + ALICE.peer_id.encode()
+    return found
+
+
+def _faults() -> dict[str, bytes]:
+    """Messages that are right but for one thing."""
+    want = msgpack.unpackb(golden()["want"])
+    group, advert = (_payload(GROUP), _payload(ADVERT))
+    task, (completion, *others) = group["task"], group["completions"]
+    columns: dict[str, dict[str, bytes]] = {
+        "nan": {"logprobs": struct.pack("<3f", -1, float("nan"), 0)},
+        "over-zero": {"logprobs": struct.pack("<3f", -1, 0.002, 0)},
+        "uneven": {"logprobs": b""},
+        "odd": {"logprobs": bytes(5), "token_ids": bytes(5)},
+    }
+    trees = {
+        "column-" + name: (GROUP, group | {"completions": [completion | column, *others]})
+        for name, column in columns.items()
+    }
+    trees |= {
+        "group-integer-for-float": (GROUP, group | {"temperature": 1}),
+        "group-true-for-float": (GROUP, group | {"top_p": True}),
+        "group-true-for-integer": (GROUP, group | {"round": True}),
+        "group-float-for-integer": (GROUP, group | {"round": 7.0}),
+        "group-text-for-bytes": (
+            GROUP,
+            group | {"completions": [completion | {"token_ids": "", "logprobs": ""}]},
+        ),
+        "group-nested-unknown": (GROUP, group | {"task": task | {"answer": "42"}}),
+        "group-without-completions": (GROUP, group | {"completions": []}),
+        "group-of-another": (GROUP, group | {"producer": "somebody"}),
+        "advert-of-another": (ADVERT, advert | {"producer": "somebody"}),
+        "advert-line-end": (ADVERT, advert | {"addresses": ["/ip4/10.0.0.1/tcp/1\n"]}),
+        "hello-without-agent": (HELLO, {k: v for k, v in _payload(HELLO).items() if k != "agent"}),
+        "want-17": (MESSAGE, want | {"group_ids": [bytes(32)] * 17}),
+        "want-number": (MESSAGE, want | {"run_id": b"sample-1"}),
+        "want-unknown": (MESSAGE, want | {"extra": None}),
+    }
+    found = {name: bytes([mode]) + msgpack.packb(tree) for name, (mode, tree) in trees.items()}
+    twice = b"\x84" + golden()["want"][1:] + msgpack.packb("run_id") + msgpack.packb("sample-1")
+    return found | {"want-field-twice": bytes([MESSAGE]) + twice}
+
+
+def _payload(mode: int) -> dict[str, Any]:
+    fields: dict[str, Any] = msgpack.unpackb(codec.decode(RECORDS[mode], Signed, BYTES_MAX).payload)
+    return fields
+
+
+LENGTHS = (0, 1, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 80, 81, 255, 256, 257, 4096, 4097)
+NUMBERS = (
+    0,
+    1,
+    -1,
+    10,
+    11,
+    2**20,
+    2**20 + 1,
+    *(2**n - d for n in (31, 40, 63, 64) for d in (0, 1)),
+)
+FLOATS = (0.0, -0.0, 1.0, 10.0, 10.5, 1e-300, float("nan"), float("inf"), -1.0)
+
+
+def _value(random: Random) -> Any:
+    """One value at some border."""
+    match random.randrange(7):
+        case 0:
+            return random.choice(NUMBERS)
+        case 1:
+            return random.choice(FLOATS)
+        case 2:
+            return random.choice("a\u00ac\x00\u2028\U0001f600") * random.choice(LENGTHS)
+        case 3:
+            return random.randbytes(random.choice(LENGTHS))
+        case 4:
+            return struct.pack("<2f", *random.choices((0.0, -1.0, 0.0009, 0.002, *FLOATS), k=2))
+        case 5:
+            return [random.choice([b"", "a", 1, None, {}])] * random.choice(LENGTHS[:14])
+        case _:
+            return random.choice([None, True, False, {}, [], "stop", "want", "advert"])
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) in the tree."""
+    if isinstance(tree, dict):
+        keys: list[Any] = list(tree)
+    else:
+        keys = list(range(len(tree))) if isinstance(tree, list) else []
+    for key in keys:
+        yield tree, key
+        yield from _places(tree[key])
+
+
+def _change(tree: Any, random: Random) -> None:
+    places = list(_places(tree))
+    if not places:
+        return
+    container, key = random.choice(places)
+    match random.randrange(5):
+        case 0:
+            del container[key]
+        case 1 if isinstance(container, list):
+            container.insert(key, container[key])
+        case 1:
+            container[random.choice(["x", "type", "round", "run_id"])] = _value(random)
+        case 2:
+            other, other_key = random.choice(places)
+            container[key] = msgpack.unpackb(msgpack.packb(other[other_key]))
+        case _:
+            container[key] = _value(random)
+
+
+def mutate(data: bytes, random: Random) -> bytes | None:
+    """Another input of the same mode, changed as a tree; `None` where the input is none."""
+    if not data or data[0] % MODES > HELLO:
+        return None
+    try:
+        tree = msgpack.unpackb(data[1:], strict_map_key=False)
+        for _ in range(random.randint(1, 3)):
+            _change(tree, random)
+        return data[:1] + msgpack.packb(tree)
+    except (ValueError, TypeError, RecursionError, OverflowError, KeyError):
+        return None
