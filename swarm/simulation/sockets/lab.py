@@ -1,0 +1,180 @@
+"""A laboratory of hosts with real sockets on slow, lossy and masqueraded links.
+
+    with open_lab({"a": ADSL, "b": ADSL}) as lab:
+        server = lab.start("a", [sys.executable, "serve.py", lab.address("a")])
+        lab.start("b", [sys.executable, "ask.py", lab.address("a")]).wait()
+
+A host's `LinkProfile` means here what it means in the simulation. Whatever was started in the lab
+ends with it, also when the process that opened it is killed.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from swarm.errors import ConfigError
+from swarm.simulation.links import LinkProfile
+
+HOSTS_MAX = 200  # with homes; a /24 holds as many
+END_TIMEOUT_S = 20.0
+PROBE_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Hosts on one local network behind a router that masquerades them and lets nobody in.
+
+    `profile` is that of the router's access link; the local network has no limits. The router keeps
+    source ports, as most do, so that hole punching can work; a `symmetric` one takes a random port
+    for each connection.
+    """
+
+    name: str
+    profile: LinkProfile
+    hosts: tuple[str, ...]
+    symmetric: bool = False
+
+
+class Lab:
+    """The hosts of an open lab. Made by `open_lab`."""
+
+    def __init__(self, process: "subprocess.Popen[str]", plan: Mapping[str, Any]) -> None:
+        self._process = process
+        made = self._ask(plan)
+        self._paths: dict[str, str] = made["paths"]
+        self._addresses: dict[str, str] = made["addresses"]
+
+    def hosts(self) -> tuple[str, ...]:
+        """All hosts, without the routers."""
+        return tuple(self._paths)
+
+    def address(self, name: str) -> str:
+        """The IP address of a host; of a home's name, that of its router on the public network."""
+        return self._addresses[name]
+
+    def namespace(self, host: str) -> str:
+        """A path for `nsenter --net=PATH`."""
+        return self._paths[host]
+
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """A command line that runs on a host. The process that it becomes has the same id."""
+        return ["nsenter", f"--net={self.namespace(host)}", "--", *command]
+
+    def start(self, host: str, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
+        """Start a process on a host; `options` are those of `Popen`."""
+        return subprocess.Popen(self.command(host, command), **options)
+
+    def cut(
+        self, sources: Collection[str], targets: Collection[str], *, one_way: bool = False
+    ) -> None:
+        """Let nothing through between public hosts or homes, without a word to either side."""
+        pairs = [(sources, targets)] if one_way else [(sources, targets), (targets, sources)]
+        for here, there in pairs:
+            self._ask({"do": "cut", "sources": list(here), "targets": list(there)})
+
+    def heal(self) -> None:
+        """End all cuts."""
+        self._ask({"do": "heal"})
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """For each public host and home, what became of what it sent (`shaper.LinkCounters`)."""
+        answer: dict[str, dict[str, int]] = self._ask({"do": "counters"})
+        return answer
+
+    def _ask(self, question: Mapping[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise ConfigError("the lab's process ended")
+        found = json.loads(answer)
+        if "error" in found:
+            raise ConfigError(found["error"])
+        return found
+
+
+@contextmanager
+def open_lab(
+    hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0
+) -> Iterator[Lab]:
+    """Make hosts on a public network and behind routers; all can reach the public ones.
+
+    `seed` draws jitter and loss; the kernel's timing stays what it is.
+
+    Raises:
+        ConfigError: this machine does not allow it (`missing` says so beforehand), or a name is
+            there twice, or there are too many.
+    """
+    _check_names(hosts, homes)
+    plan = {
+        "hosts": {name: asdict(profile) for name, profile in hosts.items()},
+        "homes": [asdict(home) for home in homes],
+        "seed": seed,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swarm.simulation.sockets.lab_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the owner, who closes it in order
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield Lab(process, plan)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(END_TIMEOUT_S)
+
+
+def _check_names(hosts: Mapping[str, LinkProfile], homes: Sequence[Home]) -> None:
+    at_home = [host for home in homes for host in home.hosts]
+    names = [*hosts, *(home.name for home in homes), *at_home]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"each host and home needs a name of its own: {', '.join(names)}")
+    if len(names) > HOSTS_MAX:
+        raise ConfigError(f"{len(names)} hosts and homes: at most {HOSTS_MAX}")
+
+
+def missing() -> str | None:
+    """Why this machine cannot run a lab, and what to do about it; `None` if it can."""
+    if sys.platform != "linux":
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root: run as root"
+    if not Path("/dev/net/tun").exists():
+        return "no /dev/net/tun: modprobe tun"
+    for tool, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+        if shutil.which(tool) is None:
+            return f"{tool} is not installed: apt-get install {package}"
+    if not _works("unshare", "--net", "true"):
+        return "network namespaces are not allowed here (a container without CAP_SYS_ADMIN?)"
+    return None
+
+
+def missing_for_homes() -> str | None:
+    """As `missing`, for a lab with homes behind routers."""
+    if (reason := missing()) is not None:
+        return reason
+    if shutil.which("nft") is None:
+        return "nft is not installed: apt-get install nftables"
+    rule = "add rule ip lab out masquerade fully-random"
+    chain = "add chain ip lab out { type nat hook postrouting priority srcnat; }"
+    if not _works("unshare", "--net", "nft", f"add table ip lab; {chain}; {rule}"):
+        return "this kernel cannot masquerade (nf_tables with NAT)"
+    return None
+
+
+def _works(*command: str) -> bool:
+    done = subprocess.run(command, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+    return done.returncode == 0
