@@ -56,7 +56,7 @@ def replay(target: str, path: Path) -> int:
 def write_seeds(target: str) -> int:
     """Write the seeds that the corpus lacks."""
     for name, data in load(target).seeds().items():
-        path = CORPUS / target / name
+        path = CORPUS / target / f"{name}.bin"
         if not path.exists():
             path.write_bytes(data)
     return 0
@@ -152,7 +152,7 @@ def minimise(target: str) -> int:
     known = {path.read_bytes() for path in (CORPUS / target).iterdir()}
     for path in kept.iterdir():
         if path.read_bytes() not in known:
-            shutil.copy(path, CORPUS / target / path.name[:16])
+            shutil.copy(path, CORPUS / target / f"{path.name[:16]}.bin")
     return 0
 
 
