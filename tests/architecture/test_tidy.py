@@ -16,6 +16,7 @@ UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 MACHINE_PATH = re.compile(r"/(ho" r"me|Us" r"ers|ro" r"ot|wo" r"rk|tm" r"p)/[A-Za-z0-9_.-]+")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".sh", ".txt", ".cfg", ".yml", ".yaml", ""}
 GENERATED = {"constraints.txt", "LICENSE"}
+BYTES = "corpus"  # folders of what the fuzzers feed, which is no text
 
 
 def tracked() -> list[Path]:
@@ -27,7 +28,10 @@ def tracked() -> list[Path]:
     return [
         path
         for path in paths
-        if path.is_file() and path.suffix in TEXT_SUFFIXES and path.name not in GENERATED
+        if path.is_file()
+        and path.suffix in TEXT_SUFFIXES
+        and path.name not in GENERATED
+        and BYTES not in path.parts
     ]
 
 
