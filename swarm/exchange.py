@@ -28,13 +28,18 @@ from swarm.messages import (
     ADVERTS_PER_REPLY_MAX,
     ADVERTS_PROTOCOL,
     ADVERTS_REPLY_BYTES_MAX,
+    GROUP_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
+    HAVE_REPLY_BYTES_MAX,
+    HOLDERS_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
     GroupsReply,
+    Have,
+    HaveReply,
     RecentAdverts,
     Want,
     adverts_topic,
@@ -49,6 +54,7 @@ __all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
 Rewards = tuple[float, ...]
 
 REPLY_OVERHEAD_BYTES = 1_024
+SERVE_SLACK_S = 5.0
 SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
 SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
 
@@ -168,7 +174,18 @@ class Exchange:
         self._transport.serve(
             ROLLOUTS_PROTOCOL,
             self._serve_groups,
-            ServeLimits(WANT_BYTES_MAX, GROUPS_REPLY_BYTES_MAX, concurrent_max=16),
+            ServeLimits(
+                WANT_BYTES_MAX,
+                GROUPS_REPLY_BYTES_MAX,
+                concurrent_max=16,
+                # no sooner than the requester, who allows for the slowest uplink
+                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(GROUP_BYTES_MAX),
+            ),
+        )
+        self._transport.serve(
+            HOLDERS_PROTOCOL,
+            self._serve_holders,
+            ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16),
         )
         self._transport.serve(
             ADVERTS_PROTOCOL,
@@ -189,13 +206,26 @@ class Exchange:
         want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
         budgets = (self._serve_budget, self._peer_budget(peer))
-        if any(budget.is_spent(trio.current_time()) for budget in budgets):
+        if self._is_spent(peer):
             raise RequestRefused("the serving budget is spent")
         wanted = list(dict.fromkeys(want.group_ids))
         records: list[bytes] = await self._run_sync(self._records, wanted)
         for budget in budgets:
             budget.spend(sum(map(len, records)), trio.current_time())
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
+
+    async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
+        asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
+        self._check_run(peer, asked.run_id)
+        held: set[bytes] = set()
+        if not self._is_spent(peer):
+            held = await self._run_sync(self._pool.held, asked.group_ids, self._now_s())
+        at = tuple(at for at, group_id in enumerate(asked.group_ids) if group_id in held)
+        return codec.encode(HaveReply(type="have_reply", held=at))
+
+    def _is_spent(self, peer: PeerId) -> bool:
+        budgets = (self._serve_budget, self._peer_budget(peer))
+        return any(budget.is_spent(trio.current_time()) for budget in budgets)
 
     def _peer_budget(self, peer: PeerId) -> ByteBudget:
         """What one peer may take of the serving budget, so that it leaves something to others."""
@@ -221,7 +251,8 @@ class Exchange:
     async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
-        newest = [record for record, _ in reversed(self._recent.values())]
+        now_s = self._now_s()
+        newest = [r for r, advert in reversed(self._recent.values()) if advert.expires_at_s > now_s]
         return codec.encode(
             AdvertsReply(type="adverts", records=tuple(newest[:ADVERTS_PER_REPLY_MAX]))
         )
@@ -246,7 +277,7 @@ class Exchange:
         if advert_id in self._recent or advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
-        new = self._offers.hear(advert, peer)
+        new = self._offers.hear(advert, peer, trio.current_time())
         self._remember(advert_id, record, advert)
         if new:
             self._fetcher.wake()

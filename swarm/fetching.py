@@ -3,10 +3,15 @@
 No producer holds up the others. One batch at a time is under way to each; what is under way to a
 producer that has not delivered hardly counts as stock to come; and one that failed is left alone
 for a while, so that silence costs the swarm a few seconds now and then.
+
+A batch has the time that its size needs over a slow link before it counts as not delivered. One
+that is later than expected no longer keeps a place from others nor counts as stock to come, and
+its groups are looked for at other holders meanwhile: whoever delivers first is taken.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from random import Random
 from typing import Any
@@ -23,6 +28,7 @@ from swarm.errors import (
     RequestRefused,
     TransportError,
 )
+from swarm.holders import HolderSearch
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
 from swarm.messages import (
@@ -57,7 +63,11 @@ FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered
 REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
 VERIFIER_RETRY_S = 5.0
 DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
-FORWARDERS_MAX = 2  # asked after the producer
+BATCH_BYTES_MAX = 524_288  # of one request, unless a single group is larger
+BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
+HOLDERS_TRIED_MAX = 3  # for one batch, after the producer
+REQUESTS_PER_PEER_MAX = 4  # open at a time; PROTOCOL.md
+EXPECTED_S, EXPECTED_BYTES_PER_S = 2.0, 262_144.0  # in which an ordinary peer answers
 REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
 
 
@@ -71,7 +81,8 @@ class ExchangeRules:
     clock_skew_s: int
     group_size_max: int
     fetch_parallel: int = 4
-    fetch_timeout_s: float = 8.0
+    fetch_timeout_s: float = 8.0  # for an answer without content; with it, see `timeout_s`
+    fetch_bytes_per_s_min: float = 32 * 1024  # of a peer whose uplink many share
     fetch_bytes_per_s: float = 4 * 1024 * 1024
     serve_bytes_per_s: float = 8 * 1024 * 1024
     dial_timeout_s: float = 5.0
@@ -80,6 +91,10 @@ class ExchangeRules:
     recent_adverts_max: int = 512
     recent_adverts_per_producer_max: int = 4
     offers: OfferLimits = OFFER_LIMITS
+
+    def timeout_s(self, size_bytes: int) -> float:
+        """How long to wait for an answer of this size."""
+        return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
 
 
 def informative(rewards: Sequence[float]) -> bool:
@@ -95,6 +110,35 @@ class _Answer(Enum):
     REFUSED = auto()
     SILENT = auto()
     BROKEN = auto()  # against the rules, and counted
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Groups of one producer that are being fetched, from it or from other holders."""
+
+    producer: PeerId
+    offers: list[Offer]
+    wanted: dict[GroupId, Offer] = field(init=False)  # those that nobody has delivered
+    answers: dict[PeerId, _Answer] = field(default_factory=dict)
+    late: bool = False  # it no longer holds a place
+    requests: set[trio.CancelScope] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.wanted = {offer.group_id: offer for offer in self.offers}
+
+    def size_bytes(self, group_ids: Collection[GroupId] | None = None) -> int:
+        """What is still wanted, or what of it is among `group_ids`."""
+        wanted = self.wanted.values()
+        return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
+
+    def claim(self, group_id: GroupId) -> Offer | None:
+        """Take a group that was delivered; None if somebody else delivered it before. With the
+        last one, requests that are still open have become useless."""
+        offer = self.wanted.pop(group_id, None)
+        if not self.wanted:
+            for scope in self.requests:
+                scope.cancel()
+        return offer
 
 
 class Fetcher:
@@ -124,7 +168,9 @@ class Fetcher:
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
-        self._in_flight: dict[PeerId, int] = {}  # groups of the one batch for each producer
+        self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
+        self._open: Counter[PeerId] = Counter()  # requests
+        self._holders = HolderSearch(rules.run_id, transport, ledger, rng)
         self._wake = trio.Event()
         self._budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
         self.verifier_failures = 0
@@ -136,20 +182,21 @@ class Fetcher:
     async def run(self) -> None:
         """Fetch what is short until cancelled."""
         async with trio.open_nursery() as nursery:
-            slots = trio.CapacityLimiter(self._rules.fetch_parallel)
+            places = trio.Semaphore(self._rules.fetch_parallel)
             while True:
                 with trio.move_on_after(FETCH_RETRY_S):
                     await self._wake.wait()
                 self._wake = trio.Event()
-                for producer, batch in (await self._choose()).items():
-                    self._in_flight[producer] = len(batch)
-                    nursery.start_soon(self._fetch_in_slot, producer, batch, slots)
+                for batch in await self._choose():
+                    self._in_flight[batch.producer] = batch
+                    nursery.start_soon(self._fetch_in_place, batch, places)
 
-    async def _choose(self) -> dict[PeerId, list[Offer]]:
+    async def _choose(self) -> list[_Batch]:
         """One batch of offers to fetch now from each of some producers that have none under way.
         What the pool has ever held is taken off the table instead."""
+        room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
-        trials_left = max(1, self._rules.fetch_parallel // 2) - len(self._unproven())
+        trials_left = self._trials_left()
         chosen = self._offers.choose(
             missing,
             self._rng,
@@ -171,62 +218,109 @@ class Fetcher:
                     continue
                 trials_left -= 1
             batch = batches.setdefault(offer.producer, [])
-            if len(batch) < WANT_GROUPS_MAX:
+            size_bytes = sum(each.size_bytes for each in batch) + offer.size_bytes
+            if not batch or (len(batch) < WANT_GROUPS_MAX and size_bytes <= BATCH_BYTES_MAX):
                 batch.append(offer)
-        return batches
+        return [_Batch(*batch) for batch in batches.items()][: max(0, room)]
 
-    def _unproven(self) -> list[PeerId]:
-        return [peer for peer in self._in_flight if not self._offers.is_proven(peer)]
+    def _unproven(self) -> list[_Batch]:
+        return [b for b in self._in_flight.values() if not self._offers.is_proven(b.producer)]
+
+    def _trials_left(self) -> int:
+        """How many unproven producers may be tried now: they get half of the places, and no more
+        than half of all batches are late ones of theirs."""
+        unproven, parallel = self._unproven(), self._rules.fetch_parallel
+        in_place = sum(not batch.late for batch in unproven)
+        return min(max(1, parallel // 2) - in_place, BATCHES_FACTOR * parallel // 2 - len(unproven))
 
     async def _missing(self) -> int:
-        """How many groups short of the wanted stock we are, counting those under way; of those
-        that unproven producers may never deliver, no more than half the stock."""
+        """How many groups short of the wanted stock we are, counting those under way that are not
+        late; of those that unproven producers may never deliver, no more than half the stock."""
         stock = sum(informative(c.rewards) for c in await self._candidates())
-        unproven = sum(self._in_flight[peer] for peer in self._unproven())
-        proven = sum(self._in_flight.values()) - unproven
+        unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
+        under_way = sum(len(b.offers) for b in self._in_flight.values() if not b.late)
         wanted = self._rules.stock_groups
-        coming = proven + min(unproven, WANT_GROUPS_MAX, wanted // 2)
+        coming = under_way - unproven + min(unproven, WANT_GROUPS_MAX, wanted // 2)
         return max(0, wanted - stock - coming)
 
-    async def _fetch_in_slot(
-        self, producer: PeerId, batch: list[Offer], slots: trio.CapacityLimiter
-    ) -> None:
+    async def _fetch_in_place(self, batch: _Batch, places: trio.Semaphore) -> None:
+        await places.acquire()
+
+        def give_up_place() -> None:
+            if not batch.late:
+                batch.late = True
+                places.release()
+                self._wake.set()
+
         try:
-            async with slots:
-                size_bytes = sum(offer.size_bytes for offer in batch)
-                await trio.sleep(self._budget.spend(size_bytes, trio.current_time()))
-                await self._fetch(producer, batch)
-        except ChildFailed:  # our own failure: the offers stay on the table as they were
+            await trio.sleep(self._budget.spend(batch.size_bytes(), trio.current_time()))
+            await self._fetch(batch, give_up_place)
+        except* ChildFailed:  # our own failure: the offers stay on the table as they were
             self.verifier_failures += 1
             await trio.sleep(VERIFIER_RETRY_S)
         finally:
-            del self._in_flight[producer]
+            give_up_place()
+            del self._in_flight[batch.producer]
         self._wake.set()
 
-    async def _fetch(self, producer: PeerId, batch: list[Offer]) -> None:
-        """Get one producer's groups from it or, failing that, from who forwarded the advert."""
-        wanted = {offer.group_id: offer for offer in batch}
-        forwarders = [p for p in dict.fromkeys(o.heard_from for o in batch) if p != producer]
-        answers: list[_Answer] = []
-        for peer in (producer, *forwarders[:FORWARDERS_MAX]):
-            if wanted:
-                answers.append(await self._ask(peer, wanted))
-        if _Answer.REFUSED not in answers:
-            for offer in wanted.values():
-                self._offers.failed(offer)
-        self._conclude(producer, answers)
+    async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
+        """Get one producer's groups from it and, where it does not deliver in good time, from
+        whoever else holds them."""
+        producer = batch.producer
+        async with trio.open_nursery() as nursery:
+            if not self._offers.is_resting(producer, trio.current_time()):
+                await self._ask_for_a_while(nursery, batch, producer, batch.wanted)
+            if batch.wanted:
+                on_late()
+                await self._ask_holders(nursery, batch)
+        others = [answer for peer, answer in batch.answers.items() if peer != producer]
+        asked = _Answer.REFUSED not in batch.answers.values() and self._transport.peers()
+        for offer in batch.wanted.values() if asked else ():
+            self._offers.failed(offer)
+        self._conclude(producer, batch.answers.get(producer), _Answer.GOOD in others)
 
-    def _conclude(self, producer: PeerId, answers: list[_Answer]) -> None:
-        """Settle the producer's standing by what a fetch of its groups came to."""
-        if _Answer.GOOD in answers:
+    async def _ask_holders(self, nursery: trio.Nursery, batch: _Batch) -> None:
+        forwarders = [offer.heard_from for offer in batch.offers]
+        found = await self._holders.find(list(batch.wanted), forwarders, batch.producer)
+        for peer, held in found[:HOLDERS_TRIED_MAX]:
+            wanted = [each for each in held if each in batch.wanted]
+            if wanted:
+                await self._ask_for_a_while(nursery, batch, peer, wanted)
+
+    async def _ask_for_a_while(
+        self, nursery: trio.Nursery, batch: _Batch, peer: PeerId, wanted: Collection[GroupId]
+    ) -> None:
+        """Ask a peer for groups; come back when it has answered, or when it is late and goes on
+        in the background."""
+        done = trio.Event()
+        group_ids = sorted(wanted)
+
+        async def ask() -> None:
+            answer = batch.answers[peer] = await self._ask(batch, peer, group_ids)
+            if peer != batch.producer and answer is not _Answer.GOOD and batch.wanted:
+                self._holders.rest(peer, FAILED_REST_S)
+            done.set()
+
+        nursery.start_soon(ask)
+        with trio.move_on_after(EXPECTED_S + batch.size_bytes(wanted) / EXPECTED_BYTES_PER_S):
+            await done.wait()
+
+    def _conclude(self, producer: PeerId, answer: _Answer | None, others_had_it: bool) -> None:
+        """Settle the producer's standing by what a fetch of its groups came to. `answer` is None
+        where it was not asked."""
+        now = trio.current_time()
+        if answer is _Answer.GOOD:
             self._offers.delivered(producer)
             return
-        silent = answers[0] is _Answer.SILENT and bool(self._transport.peers())  # else it is us
+        silent = answer is _Answer.SILENT and bool(self._transport.peers())  # else it is us
+        at_fault = silent or answer is _Answer.BROKEN
+        rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
+        if others_had_it:
+            self._offers.delivered_by_others(producer, rest_s, now)
+            return
         if silent:
             self._ledger.reject(producer, Reject.UNAVAILABLE)
-        at_fault = silent or answers[0] is _Answer.BROKEN
-        rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
-        self._offers.rest(producer, rest_s, trio.current_time())
+        self._offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
         if peer in self._transport.peers():
@@ -239,20 +333,39 @@ class Fetcher:
             return True
         return False
 
-    async def _ask(self, peer: PeerId, wanted: dict[GroupId, Offer]) -> _Answer:
-        """Ask a peer for the wanted groups and take in what it gives; those leave `wanted`."""
+    async def _ask(self, batch: _Batch, peer: PeerId, group_ids: Sequence[GroupId]) -> _Answer:
+        """Ask a peer for groups of a batch and take in what it gives; those leave `wanted`."""
+        if self._open[peer] >= REQUESTS_PER_PEER_MAX:
+            return _Answer.REFUSED
+        self._open[peer] += 1
+        try:
+            with trio.CancelScope() as scope:
+                batch.requests.add(scope)
+                reply = await self._request(peer, group_ids, batch.size_bytes(group_ids))
+            batch.requests.discard(scope)
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
+        if scope.cancelled_caught:
+            return _Answer.NOTHING  # others were quicker
+        return reply if isinstance(reply, _Answer) else await self._take_all_in(batch, peer, reply)
+
+    async def _request(
+        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
+    ) -> GroupsReply | _Answer:
         if not await self._reach(peer):
             return _Answer.SILENT
-        want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(wanted))
+        want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
         try:
             answer = await self._transport.request(
                 peer,
                 ROLLOUTS_PROTOCOL,
                 codec.encode(want),
-                timeout_s=self._rules.fetch_timeout_s,
+                timeout_s=self._rules.timeout_s(size_bytes),
                 response_bytes_max=GROUPS_REPLY_BYTES_MAX,
             )
-            reply = codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX)
+            return codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX)
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return _Answer.BROKEN
@@ -260,15 +373,12 @@ class Fetcher:
             return _Answer.REFUSED
         except TransportError:
             return _Answer.SILENT
-        return await self._take_all_in(peer, reply, wanted)
 
-    async def _take_all_in(
-        self, peer: PeerId, reply: GroupsReply, wanted: dict[GroupId, Offer]
-    ) -> _Answer:
+    async def _take_all_in(self, batch: _Batch, peer: PeerId, reply: GroupsReply) -> _Answer:
         good = 0
         for record in reply.records:
             try:
-                await self._take_in(peer, record, wanted)
+                await self._take_in(batch, peer, record)
             except RemoteProtocolError:
                 continue  # counted where it was found
             good += 1
@@ -276,7 +386,7 @@ class Fetcher:
             return _Answer.GOOD
         return _Answer.BROKEN if reply.records else _Answer.NOTHING
 
-    async def _take_in(self, peer: PeerId, record: bytes, wanted: dict[GroupId, Offer]) -> None:
+    async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> None:
         """Check one fetched record completely and pool it.
 
         Raises:
@@ -284,28 +394,26 @@ class Fetcher:
             ChildFailed: it could not be verified, through our own fault.
         """
         group_id, group = self._ledger.judge(peer, codec.decode_group, record)
-        offer = wanted.get(group_id)
-        if offer is None:
+        if all(offer.group_id != group_id for offer in batch.offers):
             self._ledger.reject(peer, Reject.NOT_REQUESTED)
             raise RemoteProtocolError(Reject.NOT_REQUESTED, "nobody asked for it")
+        offer = batch.claim(group_id)
+        if offer is None:
+            return  # another holder was quicker
         try:
             prompt, rewards = await self._judge_group(group, offer)
         except RemoteProtocolError:
-            self._settle(offer, wanted)
+            self._offers.drop(group_id, offer.producer)
             raise
-        self._settle(offer, wanted)
         verified = VerifiedGroup(group_id, group, prompt, rewards)
         result: AddResult = await self._run_sync(
             lambda: self._pool.add(record, verified, own=False, now_s=self._now_s())
         )
+        self._offers.drop(group_id, offer.producer)
         if result is AddResult.ADDED:
             self._ledger.accept(group.producer)
         elif result in POOL_REJECTS:
             self._ledger.reject(group.producer, POOL_REJECTS[result])
-
-    def _settle(self, offer: Offer, wanted: dict[GroupId, Offer]) -> None:
-        del wanted[offer.group_id]
-        self._offers.drop(offer.group_id, offer.producer)
 
     async def _judge_group(
         self, group: RolloutGroup, offer: Offer

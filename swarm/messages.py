@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
 ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
+HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -43,6 +44,7 @@ HELLO_REPLY_BYTES_MAX = 131_072
 WANT_BYTES_MAX = 4_096
 ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
+HAVE_REPLY_BYTES_MAX = 256
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -210,7 +212,34 @@ class GroupsReply(WireModel):
     ]
 
 
+class Have(WireModel):
+    """Asks which of these groups the responder would serve now."""
+
+    type: Literal["have"]
+    run_id: RunId
+    group_ids: Annotated[tuple[GroupIdBytes, ...], Field(min_length=1, max_length=WANT_GROUPS_MAX)]
+
+
+class HaveReply(WireModel):
+    """Positions, in the request's `group_ids`, of the groups that the responder would serve."""
+
+    type: Literal["have_reply"]
+    held: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=WANT_GROUPS_MAX)], ...],
+        Field(max_length=WANT_GROUPS_MAX),
+    ]
+
+
 Message = Annotated[
-    GroupBody | AdvertBody | Hello | HelloReply | RecentAdverts | AdvertsReply | Want | GroupsReply,
+    GroupBody
+    | AdvertBody
+    | Hello
+    | HelloReply
+    | RecentAdverts
+    | AdvertsReply
+    | Want
+    | GroupsReply
+    | Have
+    | HaveReply,
     Field(discriminator="type"),
 ]

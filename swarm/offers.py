@@ -4,7 +4,9 @@ An offer is a group that a signed advert names. Only a producer's last few round
 a policy learns little from what a peer's much older policy wrote, and it bounds the table.
 
 A producer that did not deliver is left alone for a while, longer each time, and its offers with
-it. One that has never delivered, or not since it last failed, is unproven.
+it. One that has never delivered, or not since it last failed, is unproven. Where others delivered
+in its place, only the producer is left alone and its offers are fetched from others. A producer
+that is heard again after a long silence (it slept, or was cut off) gets a trial at once.
 """
 
 from collections import OrderedDict
@@ -27,7 +29,7 @@ class OfferLimits:
     groups_per_producer_max: int = 128
     rounds_max: int = 4  # a producer's newest rounds that stay on offer
     choice_per_producer_max: int = 32  # a producer's newest offers, of which is chosen
-    attempts_max: int = 3  # fetches tried before an offer is given up
+    attempts_max: int = 5  # fetches tried before an offer is given up
     rest_s_max: float = 600.0
 
 
@@ -52,6 +54,9 @@ class _Producer:
     proven: bool = False
     failures: int = 0  # in a row
     rests_until: float = -inf
+    rest_s: float = 0.0  # how long its last rest was meant to be
+    heard_at: float = -inf  # when its newest advert came
+    held_by_others: bool = False  # its last fetch was served by others in its place
     offers: OrderedDict[GroupId, Offer] = field(default_factory=OrderedDict)
 
 
@@ -65,7 +70,7 @@ class OfferTable:
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
 
-    def hear(self, advert: AdvertBody, heard_from: PeerId) -> int:
+    def hear(self, advert: AdvertBody, heard_from: PeerId, now: float) -> int:
         """Take in a checked advert. Returns how many groups are new on the table: none where the
         producer has moved on, for an advert may travel slowly through no fault of anybody.
 
@@ -78,6 +83,9 @@ class OfferTable:
         if (advert.created_at_s, advert.round) >= newest:
             producer.created_at_s, producer.round = advert.created_at_s, advert.round
             producer.addresses = advert.addresses
+            if now - producer.heard_at >= producer.rest_s / 2:
+                producer.rests_until = -inf
+            producer.heard_at = now
         elif advert.round <= producer.round - self._limits.rounds_max:
             return 0
         new = 0
@@ -117,7 +125,8 @@ class OfferTable:
         """
         newest: list[Offer] = []
         for name, producer in self._producers.items():
-            if name in busy or now < producer.rests_until or (proven_only and not producer.proven):
+            rests = now < producer.rests_until and not producer.held_by_others
+            if name in busy or rests or (proven_only and not producer.proven):
                 continue
             offers = reversed(producer.offers.values())
             newest += islice(offers, self._limits.choice_per_producer_max)
@@ -134,16 +143,30 @@ class OfferTable:
         known = self._producers.get(producer)
         if known:
             known.proven, known.failures, known.rests_until = True, 0, -inf
+            known.held_by_others = False
+
+    def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
+        """Note that others had what the producer did not deliver: it is left alone for `rest_s`,
+        its offers are not."""
+        known = self._producers.get(producer)
+        if known:
+            known.proven, known.failures, known.held_by_others = True, 0, True
+            known.rest_s, known.rests_until = rest_s, now + rest_s
+
+    def is_resting(self, producer: PeerId, now: float) -> bool:
+        """Whether the producer itself is left alone at the moment."""
+        known = self._producers.get(producer)
+        return known is not None and now < known.rests_until
 
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
         """Leave the producer alone after a fetch that brought nothing: for `first_s`, and twice
         as long after each further failure in a row."""
         known = self._producers.get(producer)
         if known:
-            known.proven = False
-            rest_s = min(self._limits.rest_s_max, first_s * 2.0 ** min(known.failures, 30))
+            known.proven = known.held_by_others = False
+            known.rest_s = min(self._limits.rest_s_max, first_s * 2.0 ** min(known.failures, 30))
             known.failures += 1
-            known.rests_until = now + rest_s
+            known.rests_until = now + known.rest_s
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
         """Where the producer said that it listens, in its newest advert."""

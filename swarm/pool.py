@@ -221,6 +221,16 @@ class Pool:
             query = "SELECT 1 FROM groups WHERE group_id = ?"
             return self._db.execute(query, (group_id,)).fetchone() is not None
 
+    def held(self, group_ids: Iterable[GroupId], now_s: float) -> set[GroupId]:
+        """Those that `record` would give."""
+        query = "SELECT 1 FROM groups WHERE group_id = ? AND expires_at_s > ?"
+        with self._transaction():
+            return {
+                each
+                for each in group_ids
+                if self._db.execute(query, (each, now_s)).fetchone() is not None
+            }
+
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
         with self._transaction():

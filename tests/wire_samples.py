@@ -14,6 +14,8 @@ from swarm.messages import (
     AdvertEntry,
     AdvertsReply,
     GroupsReply,
+    Have,
+    HaveReply,
     Hello,
     HelloReply,
     KnownPeer,
@@ -141,8 +143,26 @@ groups_replies = st.builds(
     type=st.just("groups"),
     records=st.lists(st.binary(max_size=200), max_size=8).map(tuple),
 )
+haves = st.builds(
+    Have,
+    type=st.just("have"),
+    run_id=run_ids,
+    group_ids=st.lists(ids, min_size=1, max_size=8).map(tuple),
+)
+have_replies = st.builds(
+    HaveReply,
+    type=st.just("have_reply"),
+    held=st.lists(st.integers(0, 15), max_size=16).map(tuple),
+)
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
-    hellos, hello_replies, recent_adverts, adverts_replies, wants, groups_replies
+    hellos,
+    hello_replies,
+    recent_adverts,
+    adverts_replies,
+    wants,
+    groups_replies,
+    haves,
+    have_replies,
 )
 
 
@@ -209,4 +229,6 @@ def sample_messages() -> dict[str, WireModel]:
         ),
         "want": Want(type="want", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
         "groups": GroupsReply(type="groups", records=(codec.sign_group(sample_group(), ALICE)[1],)),
+        "have": Have(type="have", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
+        "have_reply": HaveReply(type="have_reply", held=(1,)),
     }

@@ -39,6 +39,7 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
         messages.HELLO_PROTOCOL,
         messages.ADVERTS_PROTOCOL,
         messages.ROLLOUTS_PROTOCOL,
+        messages.HOLDERS_PROTOCOL,
         messages.adverts_topic("<run id>"),
     ):
         assert any(f"`{protocol}`" in heading for heading in headings)

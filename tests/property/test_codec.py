@@ -17,6 +17,8 @@ from swarm.messages import (
     AdvertsReply,
     GroupBody,
     GroupsReply,
+    Have,
+    HaveReply,
     Hello,
     HelloReply,
     RecentAdverts,
@@ -46,6 +48,8 @@ KINDS = (
     AdvertsReply,
     Want,
     GroupsReply,
+    Have,
+    HaveReply,
     Signed,
 )
 RECORD_DECODERS: tuple[Callable[[bytes], Any], ...] = (

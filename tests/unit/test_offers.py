@@ -30,17 +30,17 @@ def advert(
 def test_a_producers_old_rounds_leave_the_table() -> None:
     table = OfferTable(OfferLimits(rounds_max=2))
     for round_ in (1, 2, 3):
-        assert table.hear(advert("p", round_, range(4 * round_, 4 * round_ + 4)), ME) == 4
+        assert table.hear(advert("p", round_, range(4 * round_, 4 * round_ + 4)), ME, 0.0) == 4
     assert len(table) == 8
     assert {offer.round for offer in table.choose(99, Random(0), 0.0)} == {2, 3}
-    assert table.hear(advert("p", 1, range(90, 91)), ME) == 0
+    assert table.hear(advert("p", 1, range(90, 91)), ME, 0.0) == 0
     assert len(table) == 8
 
 
 def test_an_older_advert_that_arrives_late_does_not_move_the_addresses_back() -> None:
     table = OfferTable(OfferLimits())
-    table.hear(advert("p", 5, range(1)), ME)
-    table.hear(advert("p", 4, range(1, 2)), ME)
+    table.hear(advert("p", 5, range(1)), ME, 0.0)
+    table.hear(advert("p", 4, range(1, 2)), ME, 0.0)
     assert table.addresses(PeerId("p")) == ("/memory/5",)
     assert table.newest_round(PeerId("p")) == 5
 
@@ -50,14 +50,14 @@ def test_bounds_hold_against_a_flood() -> None:
     table = OfferTable(limits)
     for producer in range(50):
         for part in range(3):
-            table.hear(advert(f"{producer:02}", 1, range(part * 20, part * 20 + 20)), ME)
+            table.hear(advert(f"{producer:02}", 1, range(part * 20, part * 20 + 20)), ME, 0.0)
     assert len(table) == 200
 
 
 def test_choice_is_uniform_over_groups_and_skips_busy_producers() -> None:
     table = OfferTable(OfferLimits())
-    table.hear(advert("a", 1, range(2)), ME)
-    table.hear(advert("b", 1, range(10)), ME)
+    table.hear(advert("a", 1, range(2)), ME, 0.0)
+    table.hear(advert("b", 1, range(10)), ME, 0.0)
     rng, counts = Random(0), Counter[bytes]()
     for _ in range(6000):
         counts.update(offer.group_id for offer in table.choose(2, rng, 0.0))
@@ -69,8 +69,8 @@ def test_choice_is_uniform_over_groups_and_skips_busy_producers() -> None:
 
 def test_failures_give_an_offer_up_and_expiry_forgets_it() -> None:
     table = OfferTable(OfferLimits(attempts_max=2))
-    table.hear(advert("a", 1, range(1)), ME)
-    table.hear(advert("b", 1, range(1), expires_at_s=10), ME)
+    table.hear(advert("a", 1, range(1)), ME, 0.0)
+    table.hear(advert("b", 1, range(1), expires_at_s=10), ME, 0.0)
     (offer,) = [o for o in table.choose(2, Random(0), 0.0) if o.producer == "a"]
     table.failed(offer)
     assert len(table) == 2
@@ -83,8 +83,8 @@ def test_failures_give_an_offer_up_and_expiry_forgets_it() -> None:
 def test_a_flood_of_ids_crowds_nobody_out() -> None:
     limits = OfferLimits(choice_per_producer_max=4)
     table = OfferTable(limits)
-    table.hear(advert("honest", 1, range(4)), ME)
-    table.hear(advert("flood", 1, range(60)), ME)
+    table.hear(advert("honest", 1, range(4)), ME, 0.0)
+    table.hear(advert("flood", 1, range(60)), ME, 0.0)
     chosen = table.choose(99, Random(0), 0.0)
     assert Counter(offer.producer for offer in chosen) == {"honest": 4, "flood": 4}
     newest = {f"flood{n}".encode().ljust(32) for n in range(56, 60)}
@@ -94,7 +94,7 @@ def test_a_flood_of_ids_crowds_nobody_out() -> None:
 def test_a_producer_that_fails_is_left_alone_twice_as_long_each_time() -> None:
     table = OfferTable(OfferLimits(rest_s_max=100.0))
     name = PeerId("p")
-    table.hear(advert(name, 1, range(4)), ME)
+    table.hear(advert(name, 1, range(4)), ME, 0.0)
     now = 0.0
     for rest_s in (30.0, 60.0, 100.0, 100.0):
         table.rest(name, 30.0, now)
@@ -112,10 +112,10 @@ def test_a_producer_that_fails_is_left_alone_twice_as_long_each_time() -> None:
 def test_a_producer_that_was_set_back_is_heard_again() -> None:
     table = OfferTable(OfferLimits(rounds_max=2))
     name = PeerId("p")
-    table.hear(advert(name, 50, range(4), created_at_s=100), ME)
-    assert table.hear(advert(name, 3, range(4, 8), created_at_s=200), ME) == 4
+    table.hear(advert(name, 50, range(4), created_at_s=100), ME, 0.0)
+    assert table.hear(advert(name, 3, range(4, 8), created_at_s=200), ME, 0.0) == 4
     assert table.newest_round(name) == 3
     assert table.addresses(name) == ("/memory/3",)
-    assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME) == 0
-    table.hear(advert(name, 49, range(9, 10), created_at_s=95), ME)
+    assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME, 0.0) == 0
+    table.hear(advert(name, 49, range(9, 10), created_at_s=95), ME, 0.0)
     assert table.newest_round(name) == 3
