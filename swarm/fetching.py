@@ -60,6 +60,7 @@ POOL_REJECTS = {
 OFFER_LIMITS = OfferLimits()
 FETCH_RETRY_S = 2.0
 FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered against the rules
+BROKEN_HOLDER_REST_S = 600.0
 REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
 VERIFIER_RETRY_S = 5.0
 DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
@@ -298,7 +299,8 @@ class Fetcher:
         async def ask() -> None:
             answer = batch.answers[peer] = await self._ask(batch, peer, group_ids)
             if peer != batch.producer and answer is not _Answer.GOOD and batch.wanted:
-                self._holders.rest(peer, FAILED_REST_S)
+                broken = answer is _Answer.BROKEN
+                self._holders.rest(peer, BROKEN_HOLDER_REST_S if broken else FAILED_REST_S)
             done.set()
 
         nursery.start_soon(ask)

@@ -29,6 +29,7 @@ from swarm.transport.base import Transport
 ASKED_MAX = 8  # peers, for one batch of missing groups
 FORWARDERS_MAX = 2  # of them, who forwarded the adverts: they heard of the groups early
 HAVE_TIMEOUT_S = 3.0
+SEARCHES_MAX = 4  # at a time; each asks a peer once, and 4 requests may be open at one peer
 RESTING_MAX = 256  # peers left alone as holders, the most recent ones
 
 Found = list[tuple[PeerId, frozenset[GroupId]]]
@@ -43,6 +44,7 @@ class HolderSearch:
         self._ledger = ledger
         self._rng = rng
         self._rests_until: OrderedDict[PeerId, float] = OrderedDict()
+        self._searches = trio.Semaphore(SEARCHES_MAX)
 
     def rest(self, peer: PeerId, seconds: float) -> None:
         """Leave a peer alone that said it held something and did not deliver."""
@@ -56,13 +58,13 @@ class HolderSearch:
     ) -> Found:
         """Who would serve which of the wanted groups, those that would serve most first.
 
-        Comes back when somebody holds all of them, when all have answered, or after
-        `HAVE_TIMEOUT_S`.
+        Comes back when somebody holds all of them, when all have answered, or `HAVE_TIMEOUT_S`
+        after it began, for which it may have to wait for other searches.
         """
         group_ids = list(wanted[:WANT_GROUPS_MAX])
         have = codec.encode(Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids)))
         found: Found = []
-        async with trio.open_nursery() as nursery:
+        async with self._searches, trio.open_nursery() as nursery:
 
             async def ask(peer: PeerId) -> None:
                 held = await self._ask(peer, have, group_ids)

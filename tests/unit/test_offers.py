@@ -119,3 +119,47 @@ def test_a_producer_that_was_set_back_is_heard_again() -> None:
     assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME, 0.0) == 0
     table.hear(advert(name, 49, range(9, 10), created_at_s=95), ME, 0.0)
     assert table.newest_round(name) == 3
+
+
+def resting(table: OfferTable, name: PeerId, failures: int) -> float:
+    """Let it fail in a row from now = 0 on; when the last rest began."""
+    now = 0.0
+    for _ in range(failures):
+        table.rest(name, 30.0, now)
+        began, now = now, now + table._producers[name].rest_s
+    return began
+
+
+def test_one_that_is_heard_again_after_a_long_silence_gets_a_trial_at_once() -> None:
+    table = OfferTable(OfferLimits())
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), ME, 0.0)
+    began = resting(table, name, 4)  # until 30 + 60 + 120 + 240
+    assert not table.choose(1, Random(0), began + 130.0)
+    table.hear(advert(name, 2, range(4, 8), created_at_s=9), ME, began + 130.0)
+    assert table.choose(1, Random(0), began + 130.0)
+    table.rest(name, 30.0, began + 130.0)  # it failed once more: the back-off goes on
+    assert not table.choose(1, Random(0), began + 130.0 + 470.0)
+
+
+def test_one_that_goes_on_to_advertise_while_it_rests_gets_none() -> None:
+    table = OfferTable(OfferLimits())
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), ME, 0.0)
+    began = resting(table, name, 4)
+    for second in range(0, int(began) + 239, 10):
+        table.hear(advert(name, 2, range(4, 8), created_at_s=second), ME, float(second))
+        if second > began:
+            assert not table.choose(1, Random(0), float(second))
+
+
+def test_what_others_hold_is_still_chosen_while_its_producer_rests() -> None:
+    table = OfferTable(OfferLimits())
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), ME, 0.0)
+    table.delivered_by_others(name, 30.0, 0.0)
+    assert table.is_resting(name, 29.0)
+    assert not table.is_resting(name, 30.0)
+    assert table.choose(1, Random(0), 29.0)
+    table.rest(name, 30.0, 1.0)  # nobody had the next ones
+    assert not table.choose(1, Random(0), 29.0)
