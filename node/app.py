@@ -36,9 +36,9 @@ from node.engines.vllm_engine import open_vllm
 from node.evaluation import PassRate, evaluate
 from node.membership import Membership
 from node.models import resolve_model
-from node.monitor.events import EventLog
+from node.monitor.events import EventLog, Record
 from node.monitor.live import LiveView
-from node.monitor.records import HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
 from node.monitor.status import serve_status
 from node.node import AfterUpdate, Node, World
 from node.sapo import Progress
@@ -50,6 +50,7 @@ from swarm.discovery import AddressBook
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
 from swarm.identity import Identity
 from swarm.pool import Pool, PoolLimits
+from swarm.reputation import Ban
 from swarm.transport.libp2p_host import open_libp2p
 
 AGENT = f"swarm-node/{version('swarm-node')}"
@@ -247,6 +248,7 @@ class _App:
                         admits=self._membership.admits,
                     ),
                 )
+                self._node.warden.on_ban = self._tell_ban
                 if pool.damaged_path is not None:
                     self._node.notes["pool"] = (
                         f"the pool file was damaged and moved to {pool.damaged_path}"
@@ -301,7 +303,11 @@ class _App:
             trainer_memory_bytes=self._loaded.memory_bytes,
         )
 
-    async def _tell(self, record: Started | RoundDone | HeldOut | Trouble) -> None:
+    async def _tell_ban(self, ban: Ban) -> None:
+        until_s = time.time() + ban.until - trio.current_time()
+        await self._tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
+
+    async def _tell(self, record: Record) -> None:
         await trio.to_thread.run_sync(self._events.write, record)
         self._view.update(self._snapshot())
         self._view.event(record)

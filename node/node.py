@@ -13,17 +13,18 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
-from node.monitor.records import HeldOut, PeerStatus, RoundDone, StatusSnapshot
+from node.monitor.records import BanStatus, HeldOut, PeerStatus, RoundDone, StatusSnapshot
 from node.sapo import Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
 from swarm.discovery import AddressBook, Discovery
 from swarm.exchange import Exchange, ExchangeRules, RunSync
-from swarm.identity import Identity, PeerId
+from swarm.identity import Identity
 from swarm.ledger import Ledger
 from swarm.pool import Pool, PoolStatistics
 from swarm.transport.base import Gate, Transport
+from swarm.warden import Warden
 
 STOCK_FACTOR = 3  # foreign groups kept ready, in multiples of J
 POOL_LOOK_S = 2.0  # how old the pool's figures in a snapshot may be
@@ -74,7 +75,7 @@ class Node:
         self.progress = Progress()
         self.last_round: RoundDone | None = None
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
-        transport.set_gate(self._admits)
+        self.warden = Warden(transport, Ledger(), admits=world.admits)
         self._guard = HeldOutGuard(config.run, verifier)
         self.exchange = Exchange(
             self._exchange_rules(),
@@ -85,6 +86,7 @@ class Node:
             now_s=world.now_s,
             rng=Random(world.rng.random()),
             run_sync=world.run_sync,
+            warden=self.warden,
         )
         self.discovery = Discovery(
             config.run.run_id,
@@ -94,7 +96,7 @@ class Node:
             transport,
             config.bootstrap,
             book,
-            self.exchange.ledger,
+            self.warden,
             now_s=world.now_s,
             rng=Random(world.rng.random()),
             run_sync=world.run_sync,
@@ -113,9 +115,6 @@ class Node:
             serve_bytes_per_s=float(self._config.serve_bytes_per_s_max),
         )
 
-    def _admits(self, peer: PeerId, ip: str | None) -> bool:
-        return self._world.admits(peer, ip)
-
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial this node."""
         return self._transport.addresses()
@@ -123,7 +122,7 @@ class Node:
     @property
     def ledger(self) -> Ledger:
         """Who sent what."""
-        return self.exchange.ledger
+        return self.warden.ledger
 
     async def run_network(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -302,7 +301,15 @@ class Node:
             trainer_memory_bytes=trainer_memory_bytes,
             addresses=self._transport.addresses(),
             peers=self._peer_statuses(),
+            bans=self._ban_statuses(),
             notes=(*self.notes.values(), *self.discovery.notes),
+        )
+
+    def _ban_statuses(self) -> tuple[BanStatus, ...]:
+        now = trio.current_time()
+        return tuple(
+            BanStatus(ban.subject, ban.is_block, ban.why, ban.until - now, ban.number)
+            for ban in self.warden.bans()
         )
 
     def _peer_statuses(self) -> tuple[PeerStatus, ...]:

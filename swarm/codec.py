@@ -101,12 +101,17 @@ def decode_group(record: bytes) -> tuple[GroupId, RolloutGroup]:
     Its time, run, task and content are still mere claims.
 
     Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER.
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
     """
     payload, signer = _open(record, GROUP_DOMAIN, GROUP_BYTES_MAX)
-    body = decode(payload, GroupBody, GROUP_BYTES_MAX)
-    _check_producer(signer, body.producer)
-    return _group_id(payload), _rollout_group(body)
+    try:
+        body = decode(payload, GroupBody, GROUP_BYTES_MAX)
+        _check_producer(signer, body.producer)
+        return _group_id(payload), _rollout_group(body)
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
 
 
 def sign_advert(body: AdvertBody, identity: Identity) -> bytes:
@@ -124,11 +129,16 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
     """The advert in a signed record, made by the producer that it names, and its 32-byte id.
 
     Raises:
-        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER.
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
     """
     payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
-    body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
-    _check_producer(signer, body.producer)
+    try:
+        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
+        _check_producer(signer, body.producer)
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
     return hashlib.sha256(ADVERT_DOMAIN + payload).digest(), body
 
 

@@ -31,7 +31,6 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
 from swarm.messages import (
     ADDRESSES_MAX,
     HELLO_BYTES_MAX,
@@ -42,7 +41,9 @@ from swarm.messages import (
     HelloReply,
     KnownPeer,
 )
+from swarm.quotas import Kind
 from swarm.transport.base import ServeLimits, Transport
+from swarm.warden import Warden
 
 RunSync = Callable[..., Awaitable[Any]]
 """Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
@@ -57,6 +58,7 @@ PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
 BOOK_PEERS_MAX = 512  # that we were connected to
 HEARSAY_PEERS_MAX = 128
 HEARSAY_PER_REPLY_MAX = 8
+HEARSAY_PER_TELLER_MAX = 32  # and of the peers of one address block together
 INSTANCES_MAX = 256
 DIAL_FAILURES_MAX = 5  # in a row, after which a peer is forgotten; hearsay at the first
 SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
@@ -74,6 +76,7 @@ class PeerInfo:
 class _Entry:
     addresses: tuple[str, ...]
     failures: int = 0
+    told_by: str = ""  # of hearsay: a peer, or the address block of several
 
 
 @dataclass(slots=True)
@@ -117,14 +120,20 @@ class AddressBook:
     def _saved(self) -> dict[PeerId, tuple[str, ...]]:
         return {peer: entry.addresses for peer, entry in self.entries.items()}
 
-    def learn(self, peer: PeerId, addresses: Sequence[str], *, worked: bool) -> None:
-        """Note a peer's addresses. Hearsay never replaces what worked."""
-        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
+    def learn(
+        self, peer: PeerId, addresses: Sequence[str], *, worked: bool, told_by: str = ""
+    ) -> None:
+        """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
+        who has told much replaces its own."""
+        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]), told_by=told_by)
         known = self.entries.get(peer)
         if worked:
             self._learn_worked(peer, entry, known)
         elif known is None and addresses:
             self.hearsay[peer] = entry
+            same = [name for name, each in self.hearsay.items() if each.told_by == told_by]
+            for name in same[:-HEARSAY_PER_TELLER_MAX]:
+                del self.hearsay[name]
             while len(self.hearsay) > HEARSAY_PEERS_MAX:
                 self.hearsay.popitem(last=False)
 
@@ -182,7 +191,7 @@ class Discovery:
         transport: Transport,
         bootstrap: Sequence[str],
         book: AddressBook,
-        ledger: Ledger,
+        warden: Warden,
         *,
         now_s: Callable[[], float],
         rng: Random,
@@ -196,7 +205,8 @@ class Discovery:
         self._transport = transport
         self._bootstrap = tuple(bootstrap)
         self._book = book
-        self._ledger = ledger
+        self._warden = warden
+        self._ledger = warden.ledger
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
@@ -257,6 +267,7 @@ class Discovery:
                     nursery.start_soon(self._dial_bootstrap, address, unreachable)
             number = max(0, min(PEERS_WANTED - len(connected), DIALS_PER_BEAT_MAX))
             excluded = connected | self._strangers | {self._identity.peer_id}
+            excluded |= self._warden.banned_peers()
             for peer in self._book.draw(number, excluded, self._rng):
                 nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
         self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
@@ -342,11 +353,11 @@ class Discovery:
         addresses = _of_peer(peer, reply.addresses)
         self.peers[peer] = PeerInfo(reply.agent, addresses)
         self._book.learn(peer, addresses, worked=True)
-        self._learn_hearsay(reply.known_peers)
+        self._learn_hearsay(peer, reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
 
-    def _learn_hearsay(self, known_peers: Sequence[KnownPeer]) -> None:
+    def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
         """Keep a few names that are new: one peer must not fill our book."""
         new = [
             known
@@ -354,12 +365,14 @@ class Discovery:
             if not self._book.addresses(PeerId(known.peer_id))
             and known.peer_id != self._identity.peer_id
         ]
+        told_by = self._warden.share_of(teller)
         for known in new[:HEARSAY_PER_REPLY_MAX]:
             peer = PeerId(known.peer_id)
-            self._book.learn(peer, _of_peer(peer, known.addresses), worked=False)
+            addresses = _of_peer(peer, known.addresses)
+            self._book.learn(peer, addresses, worked=False, told_by=told_by)
 
     async def _leave(self, peer: PeerId) -> None:
-        self._ledger.reject(peer, Reject.WRONG_RUN)
+        self._ledger.reject(peer, Reject.OTHER_RUN)
         if len(self._strangers) < BOOK_PEERS_MAX:
             self._strangers.add(peer)
         self.peers.pop(peer, None)
@@ -384,17 +397,19 @@ class Discovery:
             )
 
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
+        self._warden.check_quota(Kind.HELLO, peer)
         try:
             hello = _own_hello_of(peer, payload)
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             raise
         if hello.run_id != self._run_id:
-            self._ledger.reject(peer, Reject.WRONG_RUN)
+            self._ledger.reject(peer, Reject.OTHER_RUN)
         else:
             addresses = _of_peer(peer, hello.addresses)
             self.peers[peer] = PeerInfo(hello.agent, addresses)
-            self._book.learn(peer, addresses, worked=False)
+            told_by = self._warden.share_of(peer)
+            self._book.learn(peer, addresses, worked=False, told_by=told_by)
         reply = HelloReply(
             type="hello_reply",
             run_id=self._run_id,

@@ -25,7 +25,8 @@ class Reject(StrEnum):
     OVERSIZE = "oversize"  # over a limit of `swarm.messages`
     BAD_SIGNATURE = "bad_signature"  # the signature does not fit the bytes and the signer
     WRONG_PRODUCER = "wrong_producer"  # the signer is not the producer that the record names
-    WRONG_RUN = "wrong_run"  # a record of another run
+    WRONG_RUN = "wrong_run"  # a record of another run, passed off as one of this
+    OTHER_RUN = "other_run"  # a peer that takes part in another run, and says so
     EXPIRED = "expired"  # past its expiry, or with a life longer than the run allows
     FUTURE = "future"  # created later than our clock plus the allowed skew
     UNASSIGNED_TASK = "unassigned_task"  # not the task that this producer has at this index
@@ -35,6 +36,7 @@ class Reject(StrEnum):
     UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
     QUOTA = "quota"  # larger than the whole pool
+    FLOOD = "flood"  # went on asking at a rate that had been refused
 
 
 class SwarmError(Exception):
@@ -42,12 +44,17 @@ class SwarmError(Exception):
 
 
 class RemoteProtocolError(SwarmError):
-    """A peer broke the rules. `reason` is what it is counted under."""
+    """A peer broke the rules. `reason` is what it is counted under.
 
-    def __init__(self, reason: Reject, detail: str) -> None:
+    `signer` is the peer whose signature over the offending bytes held, so that an honest relay of
+    them is not blamed; None where nobody is proven to have made them.
+    """
+
+    def __init__(self, reason: Reject, detail: str, signer: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.signer = signer
 
 
 class TransportError(SwarmError):

@@ -10,7 +10,7 @@ that lies, stalls or vanishes costs a count.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from random import Random
 from typing import Any
 
@@ -46,8 +46,10 @@ from swarm.messages import (
 )
 from swarm.offers import OfferTable
 from swarm.pool import AddResult, Candidate, Pool
+from swarm.quotas import BAD_ADVERT_COST, Kind
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.transport.base import ServeLimits, Transport
+from swarm.warden import Warden
 
 __all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
 
@@ -73,7 +75,9 @@ class Exchange:
         now_s: Callable[[], float],
         rng: Random,
         run_sync: RunSync,
+        warden: Warden | None = None,
     ) -> None:
+        """`warden` may come with rules of its own; it brings the ledger with it."""
         self._rules = rules
         self._identity = identity
         self._transport = transport
@@ -84,15 +88,16 @@ class Exchange:
         self._offers = OfferTable(rules.offers)
         self._recent: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
-        self._peer_budgets: OrderedDict[PeerId, ByteBudget] = OrderedDict()
-        self.ledger = Ledger()
+        self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
+        self.warden = warden or Warden(transport, Ledger())
+        self.ledger = self.warden.ledger
         self._fetcher = Fetcher(
             rules,
             transport,
             pool,
             verify,
             self._offers,
-            self.ledger,
+            self.warden,
             self.candidates,
             now_s=now_s,
             rng=rng,
@@ -143,10 +148,16 @@ class Exchange:
         await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
-        """Foreign groups that may be drawn now: verified, untrained, and of recent rounds."""
+        """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
+        producer that is not banned."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
         oldest = self._rules.offers.rounds_max
-        return [c for c in eligible if c.round > self._offers.newest_round(c.producer) - oldest]
+        return [
+            c
+            for c in eligible
+            if c.round > self._offers.newest_round(c.producer) - oldest
+            and not self.warden.is_banned(c.producer)
+        ]
 
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
         """Hand groups out for training. They are marked first, and durably: a crash between here
@@ -195,6 +206,7 @@ class Exchange:
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(topic, self._hear_gossip)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.warden.run)
             nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._expire_forever)
             if self._rules.stock_groups > 0:
@@ -203,18 +215,21 @@ class Exchange:
             task_status.started()
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.WANT, peer)
         want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
         budgets = (self._serve_budget, self._peer_budget(peer))
         if self._is_spent(peer):
             raise RequestRefused("the serving budget is spent")
         wanted = list(dict.fromkeys(want.group_ids))
-        records: list[bytes] = await self._run_sync(self._records, wanted)
+        banned = self.warden.banned_peers()
+        records: list[bytes] = await self._run_sync(self._records, wanted, banned)
         for budget in budgets:
             budget.spend(sum(map(len, records)), trio.current_time())
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.HAVE, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         held: set[bytes] = set()
@@ -228,27 +243,30 @@ class Exchange:
         return any(budget.is_spent(trio.current_time()) for budget in budgets)
 
     def _peer_budget(self, peer: PeerId) -> ByteBudget:
-        """What one peer may take of the serving budget, so that it leaves something to others."""
-        budget = self._peer_budgets.get(peer)
+        """What one peer may take of the serving budget, so that it leaves something to others;
+        the peers of one block take one share."""
+        share = self.warden.share_of(peer)
+        budget = self._peer_budgets.get(share)
         if budget is None:
             rate = SERVE_SHARE_OF_ONE_PEER * self._rules.serve_bytes_per_s
-            budget = self._peer_budgets[peer] = ByteBudget(rate, trio.current_time())
-        self._peer_budgets.move_to_end(peer)
+            budget = self._peer_budgets[share] = ByteBudget(rate, trio.current_time())
+        self._peer_budgets.move_to_end(share)
         while len(self._peer_budgets) > SERVED_PEERS_MAX:
             self._peer_budgets.popitem(last=False)
         return budget
 
-    def _records(self, group_ids: Sequence[bytes]) -> list[bytes]:
+    def _records(self, group_ids: Sequence[bytes], banned: Container[PeerId]) -> list[bytes]:
         records: list[bytes] = []
         room = GROUPS_REPLY_BYTES_MAX - REPLY_OVERHEAD_BYTES
         for group_id in group_ids:
-            record = self._pool.record(GroupId(group_id), now_s=self._now_s())
+            record = self._pool.record(GroupId(group_id), self._now_s(), without=banned)
             if record is not None and len(record) <= room:
                 records.append(record)
                 room -= len(record) + 8
         return records
 
     async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.CATCH_UP, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         now_s = self._now_s()
@@ -259,24 +277,29 @@ class Exchange:
 
     def _check_run(self, peer: PeerId, run_id: str) -> None:
         if run_id != self._rules.run_id:
-            self.ledger.reject(peer, Reject.WRONG_RUN)
-            raise RemoteProtocolError(Reject.WRONG_RUN, run_id)
+            self.ledger.reject(peer, Reject.OTHER_RUN)
+            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
 
     # --- hearing adverts -------------------------------------------------------------------
 
     def _hear_gossip(self, peer: PeerId, payload: bytes) -> bool:
+        if self.warden.is_banned(peer) or not self.warden.allows(Kind.ADVERT, peer):
+            return False
         try:
             return self._hear(peer, payload)
         except RemoteProtocolError:
+            self.warden.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
             return False
 
     def _hear(self, peer: PeerId, record: bytes) -> bool:
-        """Take in one signed advert; whether it was new. Faults are counted against the peer that
-        handed it over: anybody can pass on what somebody else once signed."""
+        """Take in one signed advert; whether it was new. What is wrong with its bytes is counted
+        against its signer; that it is handed over here and now, against the peer that does so."""
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
         if advert_id in self._recent or advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
+        if self.warden.is_banned(PeerId(advert.producer)):
+            return False
         new = self._offers.hear(advert, peer, trio.current_time())
         self._remember(advert_id, record, advert)
         if new:
@@ -284,7 +307,9 @@ class Exchange:
         return True
 
     def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
-        self._check_run(peer, advert.run_id)
+        if advert.run_id != self._rules.run_id:
+            self.ledger.reject(peer, Reject.WRONG_RUN)
+            raise RemoteProtocolError(Reject.WRONG_RUN, advert.run_id)
         try:
             codec.check_times(
                 advert.created_at_s,

@@ -30,7 +30,6 @@ from swarm.errors import (
 )
 from swarm.holders import HolderSearch
 from swarm.identity import PeerId
-from swarm.ledger import Ledger
 from swarm.messages import (
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
@@ -42,6 +41,7 @@ from swarm.offers import Offer, OfferLimits, OfferTable
 from swarm.pool import AddResult, Candidate, Pool
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.transport.base import Transport
+from swarm.warden import Warden
 
 Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
 """Regenerates the task and scores the completions: group -> (prompt, rewards).
@@ -152,7 +152,7 @@ class Fetcher:
         pool: Pool,
         verify: Verify,
         offers: OfferTable,
-        ledger: Ledger,
+        warden: Warden,
         candidates: Callable[[], Awaitable[list[Candidate]]],
         *,
         now_s: Callable[[], float],
@@ -164,14 +164,15 @@ class Fetcher:
         self._pool = pool
         self._verify = verify
         self._offers = offers
-        self._ledger = ledger
+        self._warden = warden
+        self._ledger = warden.ledger
         self._candidates = candidates
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
         self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
         self._open: Counter[PeerId] = Counter()  # requests
-        self._holders = HolderSearch(rules.run_id, transport, ledger, rng)
+        self._holders = HolderSearch(rules.run_id, transport, warden.ledger, rng)
         self._wake = trio.Event()
         self._budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
         self.verifier_failures = 0
@@ -210,6 +211,10 @@ class Fetcher:
         )
         batches: dict[PeerId, list[Offer]] = {}
         for offer in chosen:
+            if self._warden.is_banned(offer.producer):
+                self._offers.forget(offer.producer)
+                self._wake.set()
+                continue
             if offer.group_id in seen:
                 self._offers.drop(offer.group_id, offer.producer)
                 self._wake.set()
@@ -325,6 +330,8 @@ class Fetcher:
         self._offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
+        if self._warden.is_banned(peer):
+            return False
         if peer in self._transport.peers():
             return True
         for address in self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]:
@@ -395,7 +402,7 @@ class Fetcher:
             RemoteProtocolError: it broke a rule; counted.
             ChildFailed: it could not be verified, through our own fault.
         """
-        group_id, group = self._ledger.judge(peer, codec.decode_group, record)
+        group_id, group = self._decode(peer, record, batch.producer)
         if all(offer.group_id != group_id for offer in batch.offers):
             self._ledger.reject(peer, Reject.NOT_REQUESTED)
             raise RemoteProtocolError(Reject.NOT_REQUESTED, "nobody asked for it")
@@ -416,6 +423,17 @@ class Fetcher:
             self._ledger.accept(group.producer)
         elif result in POOL_REJECTS:
             self._ledger.reject(group.producer, POOL_REJECTS[result])
+
+    def _decode(
+        self, peer: PeerId, record: bytes, producer: PeerId
+    ) -> tuple[GroupId, RolloutGroup]:
+        """The record's group. A bad one is the fault of the producer whose groups were asked for,
+        if it signed it; else of who gives it to us."""
+        try:
+            return codec.decode_group(record)
+        except RemoteProtocolError as error:
+            self._ledger.reject(producer if error.signer == producer else peer, error.reason)
+            raise
 
     async def _judge_group(
         self, group: RolloutGroup, offer: Offer

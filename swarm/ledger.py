@@ -13,6 +13,10 @@ LEDGER_PEERS_MAX = 1024
 T = TypeVar("T")
 
 
+def _ignore(*_: object) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class PeerRecord:
     """One peer's account."""
@@ -28,6 +32,8 @@ class Ledger:
     def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
         self._peers_max = peers_max
         self._peers: OrderedDict[PeerId, PeerRecord] = OrderedDict()
+        self.on_accept: Callable[[PeerId], None] = _ignore
+        self.on_reject: Callable[[PeerId, Reject], None] = _ignore
         self.accepted = 0
         self.rejected: Counter[Reject] = Counter()
 
@@ -43,14 +49,17 @@ class Ledger:
         """Count one group that passed every check."""
         self.accepted += 1
         self.of(producer).accepted += 1
+        self.on_accept(producer)
 
     def reject(self, peer: PeerId, reason: Reject) -> None:
         """Count one broken rule against the peer who broke it."""
         self.rejected[reason] += 1
         self.of(peer).rejected[reason] += 1
+        self.on_reject(peer, reason)
 
     def judge(self, peer: PeerId, check: Callable[..., T], *args: Any) -> T:
-        """Run a check of foreign bytes; what it finds wrong is counted against `peer`.
+        """Run a check of foreign bytes; what it finds wrong is counted against whoever signed
+        them, where that is proven, and else against `peer`, who sent them.
 
         Raises:
             RemoteProtocolError: the check's.
@@ -58,7 +67,7 @@ class Ledger:
         try:
             return check(*args)
         except RemoteProtocolError as error:
-            self.reject(peer, error.reason)
+            self.reject(PeerId(error.signer or peer), error.reason)
             raise
 
     def peers(self) -> list[PeerId]:

@@ -178,6 +178,10 @@ class OfferTable:
         known = self._producers.get(producer)
         return known.round if known else 0
 
+    def forget(self, producer: PeerId) -> None:
+        """Take a producer off the table with all that it offers."""
+        self._producers.pop(producer, None)
+
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
         """Take an offer off the table: fetched, or found worthless."""
         known = self._producers.get(producer)

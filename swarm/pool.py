@@ -19,7 +19,7 @@ import json
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -205,15 +205,18 @@ class Pool:
             self._bytes += size
         return AddResult.ADDED
 
-    def record(self, group_id: GroupId, now_s: float) -> bytes | None:
-        """The signed bytes to serve; None when the group is not here or has expired."""
+    def record(
+        self, group_id: GroupId, now_s: float, without: Container[PeerId] = ()
+    ) -> bytes | None:
+        """The signed bytes to serve; None when the group is not here, has expired, or was made by
+        one of the producers `without` which the caller does."""
         with self._transaction():
             row = self._db.execute(
-                "SELECT record FROM groups JOIN records USING (seq)"
+                "SELECT record, producer FROM groups JOIN records USING (seq)"
                 " WHERE group_id = ? AND expires_at_s > ?",
                 (group_id, now_s),
             ).fetchone()
-        return None if row is None else bytes(row[0])
+        return None if row is None or row[1] in without else bytes(row[0])
 
     def has(self, group_id: GroupId) -> bool:
         """Whether the group is in the pool now, expired or not."""

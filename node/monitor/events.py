@@ -16,9 +16,9 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from node.monitor.records import HeldOut, RoundDone, Started, Trouble
+from node.monitor.records import Banned, HeldOut, RoundDone, Started, Trouble
 
-Record = Started | RoundDone | HeldOut | Trouble
+Record = Started | RoundDone | HeldOut | Trouble | Banned
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -29,6 +29,7 @@ _NAMES: dict[type[Record], str] = {
     RoundDone: "round",
     HeldOut: "held_out",
     Trouble: "trouble",
+    Banned: "banned",
 }
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(record) for record, name in _NAMES.items()

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from node.monitor.events import Record
 from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
 
 REDRAW_INTERVAL_S: Final = 0.25
 REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
@@ -114,6 +114,9 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             )
         case Trouble():
             return Text(f"! {printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
+        case Banned():
+            who = record.subject if record.is_block else short_id(record.subject)
+            return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
 
 
 def _round_line(record: RoundDone) -> Text:

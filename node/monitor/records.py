@@ -79,6 +79,28 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Banned:
+    """Event `banned`: a peer, or a block of addresses, is left alone for a while."""
+
+    subject: str
+    is_block: bool
+    why: str
+    until_s: float  # unix time
+    number: int  # how manyeth ban of the subject this is
+
+
+@dataclass(frozen=True, slots=True)
+class BanStatus:
+    """A ban that runs."""
+
+    subject: str  # a peer id, or a block of addresses such as 192.0.2.0/24
+    is_block: bool
+    why: str
+    seconds_left: float
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerStatus:
     """One connected peer."""
 
@@ -123,4 +145,5 @@ class StatusSnapshot:
     trainer_memory_bytes: int
     addresses: tuple[str, ...]
     peers: tuple[PeerStatus, ...] = field(default=())
+    bans: tuple[BanStatus, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())  # alarms and hints, most urgent first

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from node.monitor.events import plain_json
 from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import PeerStatus, StatusSnapshot
+from node.monitor.records import BanStatus, PeerStatus, StatusSnapshot
 from swarm.errors import ConfigError, RequestTimeout
 
 SOCKET_NAME: Final = "status.sock"
@@ -34,6 +34,7 @@ CLIENTS_MAX: Final = 8
 ANSWER_TIMEOUT_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 PEERS_SHOWN_MAX: Final = 32
+BANS_SHOWN_MAX: Final = 16
 WIDTH_COLUMNS: Final = 80
 
 _SNAPSHOT: TypeAdapter[StatusSnapshot] = TypeAdapter(StatusSnapshot)
@@ -208,6 +209,8 @@ def _view(snapshot: StatusSnapshot) -> RenderableType:
     parts.append(_node_table(snapshot))
     if snapshot.rejected:
         parts += [Text(), _rejected_table(snapshot.rejected)]
+    if snapshot.bans:
+        parts += [Text(), _bans_table(snapshot.bans)]
     parts += [Text(), _peers_table(snapshot.peers)]
     return Group(*parts)
 
@@ -274,6 +277,21 @@ def _rejected_table(rejected: dict[str, int]) -> Table:
     table.add_column("records", justify="right")
     for reason, count in sorted(rejected.items(), key=lambda item: (-item[1], item[0])):
         table.add_row(Text(printable(reason, 40)), str(count))
+    return table
+
+
+def _bans_table(bans: tuple[BanStatus, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(f"banned ({len(bans)})", no_wrap=True)
+    table.add_column("for", justify="right", no_wrap=True)
+    table.add_column("because of")
+    for ban in bans[-BANS_SHOWN_MAX:]:
+        who = ban.subject if ban.is_block else short_id(ban.subject)
+        table.add_row(
+            Text(printable(who, 40)), duration(ban.seconds_left), Text(printable(ban.why, 200))
+        )
+    if len(bans) > BANS_SHOWN_MAX:
+        table.add_row(Text(f"and {len(bans) - BANS_SHOWN_MAX} older", style="dim"), "", "")
     return table
 
 

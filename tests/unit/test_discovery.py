@@ -27,6 +27,7 @@ from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory import MemoryTransport
+from swarm.warden import Warden
 
 LAN = LinkProfile(latency_s=0.02)
 RUN_ID = "sums-1"
@@ -53,7 +54,7 @@ class Member:
         self.transport = world.join(host)
         self.discovery = Discovery(
             run_id, "test", world.identities[host], world.rng(f"instance/{host}").randbytes(16),
-            self.transport, bootstrap, self.book, self.ledger, now_s=now_s,
+            self.transport, bootstrap, self.book, Warden(self.transport, self.ledger), now_s=now_s,
             rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
         )  # fmt: skip
 
@@ -159,7 +160,7 @@ def test_a_peer_of_another_run_is_left_noted_and_taken_back_when_it_comes_over()
             assert not own.discovery.peers
             assert not own.transport.peers()
             assert "another run" in own.discovery.notes[0]
-            assert own.ledger.rejected[Reject.WRONG_RUN] > 0
+            assert own.ledger.rejected[Reject.OTHER_RUN] > 0
             first_life.cancel_scope.cancel()
         world.crash(0)
         nursery.start_soon(Member(world, 0, (own.address,)).discovery.run)

@@ -17,6 +17,7 @@ from swarm.discovery import (
     DIAL_TIMEOUT_S,
     HEARSAY_PEERS_MAX,
     HEARSAY_PER_REPLY_MAX,
+    HEARSAY_PER_TELLER_MAX,
     AddressBook,
     Discovery,
 )
@@ -38,6 +39,7 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
+from swarm.warden import Warden
 from tests.support import run
 
 LAN = LinkProfile(latency_s=0.02)
@@ -70,9 +72,10 @@ def long_addresses(peer: str, *, number: int = 10**6) -> tuple[str, ...]:
 
 
 def member(world: World, host: int, bootstrap: tuple[str, ...] = ()) -> Discovery:
+    transport = world.join(host)
     return Discovery(
-        RUN_ID, "test", world.identities[host], bytes([host]) * 16, world.join(host), bootstrap,
-        AddressBook(), Ledger(), now_s=lambda: EPOCH_S + trio.current_time(),
+        RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
+        AddressBook(), Warden(transport, Ledger()), now_s=lambda: EPOCH_S + trio.current_time(),
         rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
     )  # fmt: skip
 
@@ -173,8 +176,12 @@ def test_silent_hearsay_neither_delays_hellos_nor_takes_places_of_peers_that_wor
         nursery.start_soon(own.run)
         await trio.sleep(60)
         assert max(liar.gaps_s()) < 6
+        own._book.hearsay.clear()
         for _ in range(100):
-            own._learn_hearsay(invented(rng))
+            own._learn_hearsay(PeerId("teller"), invented(rng))
+        assert len(own._book.hearsay) == HEARSAY_PER_TELLER_MAX
+        for number in range(100):
+            own._learn_hearsay(PeerId(f"teller{number}"), invented(rng))
         assert len(own._book.hearsay) == HEARSAY_PEERS_MAX
         assert own._book.entries.keys() >= set(worked)
 

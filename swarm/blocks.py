@@ -1,0 +1,58 @@
+"""Address blocks: what one person can easily have many addresses in. Pure.
+
+A block is a /24 of IPv4 or a /56 of IPv6: about what one line or one hosting contract comes with.
+Behind a private or loopback address there may be a whole swarm on one machine, in one home or in
+one laboratory, and a relayed connection has no address of its own. So such blocks are never
+banned and share no quota: see `is_public`.
+"""
+
+import ipaddress
+from typing import Final, NewType
+
+Block = NewType("Block", str)
+
+IPV4_BITS: Final = 24
+IPV6_BITS: Final = 56
+
+# Listed and not asked of `ipaddress`, whose idea of private differs from release to release.
+_PRIVATE: Final = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "127.0.0.0/8",
+        "10.0.0.0/8",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "169.254.0.0/16",
+        "100.64.0.0/10",  # providers' and overlay networks' shared addresses
+        "::1/128",
+        "fc00::/7",
+        "fe80::/10",
+    )
+)
+
+
+def block_of(ip: str | None) -> Block | None:
+    """The block of an address; None for none, or for a text that is no address."""
+    address = _parse(ip)
+    if address is None:
+        return None
+    bits = IPV4_BITS if address.version == 4 else IPV6_BITS
+    return Block(str(ipaddress.ip_network((address, bits), strict=False)))
+
+
+def is_public(ip: str | None) -> bool:
+    """Whether whoever has this address is alone with its block, as far as can be known."""
+    address = _parse(ip)
+    return address is not None and not any(address in network for network in _PRIVATE)
+
+
+def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    if ip is None:
+        return None
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address

@@ -1,0 +1,178 @@
+"""Keeps the peace: who may connect, how much each may ask, and what a ban means.
+
+A ban closes the peer's connections and refuses new ones, in both directions. While it runs, its
+adverts are ignored and not passed on, it is neither asked nor dialled, and what the pool still
+holds of it is neither served nor drawn. The ban of a block refuses its connections and no more:
+what its peers signed may be as good as anybody's.
+
+Bans are forgotten when the node restarts. A peer that goes on as before is banned again within
+seconds; one that has stopped is not punished for what nobody remembers the reasons of.
+"""
+
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from swarm.blocks import Block, block_of, is_public
+from swarm.errors import Reject, RequestRefused
+from swarm.identity import PeerId
+from swarm.ledger import Ledger
+from swarm.quotas import Kind, Quotas, Verdict
+from swarm.reputation import Ban, Reputation
+from swarm.transport.base import Gate, Transport
+
+NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and not told of
+
+
+@dataclass(frozen=True, slots=True)
+class WardenRules:
+    """`*_per_block_max` are connections. Behind a private address there may be many honest nodes
+    (a laboratory, a demonstration on one machine), so that a private block has more of them."""
+
+    connections_per_block_max: int = 32
+    connections_per_private_block_max: int = 128  # half of what the transport takes in all
+    trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
+
+
+RULES: Final = WardenRules()
+
+OnBan = Callable[[Ban], Awaitable[None]]
+
+
+async def _tell_nobody(ban: Ban) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+class Warden:
+    """One node's defence. It becomes the transport's gate and learns of offences from the ledger;
+    `run` closes connections."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        ledger: Ledger,
+        rules: WardenRules = RULES,
+        reputation: Reputation | None = None,
+        quotas: Quotas | None = None,
+        admits: Gate = lambda peer, ip: True,
+    ) -> None:
+        """`admits` says who may connect at all."""
+        self._transport = transport
+        self.ledger = ledger
+        self._rules = rules
+        self._reputation = reputation or Reputation()
+        self._quotas = quotas or Quotas()
+        self._new: deque[Ban] = deque(maxlen=NEW_BANS_MAX)
+        self._wake = trio.Event()
+        self._membership = admits
+        self.refused_connections: Counter[str] = Counter()  # by why
+        self.on_ban: OnBan = _tell_nobody
+        transport.set_gate(self._admits)
+        ledger.on_accept, ledger.on_reject = self._good, self._bad
+
+    # --- connections -----------------------------------------------------------------------
+
+    def _admits(self, peer: PeerId, ip: str | None) -> bool:
+        why = self._objection(peer, ip) if self._membership(peer, ip) else "no member"
+        if why is None:
+            return True
+        self.refused_connections[why] += 1
+        return False
+
+    def _objection(self, peer: PeerId, ip: str | None) -> str | None:
+        now, block = trio.current_time(), block_of(ip)
+        if self._reputation.is_banned(peer, now):
+            return "banned peer"
+        if block is None:
+            return None
+        is_shared = self._is_shared(ip)
+        if is_shared and self._reputation.is_banned(block, now):
+            return "banned block"
+        rules = self._rules
+        most = (
+            rules.connections_per_block_max
+            if is_shared
+            else rules.connections_per_private_block_max
+        )
+        others = (each for each in self._transport.peers() if each != peer)
+        if sum(block_of(self._transport.ip_of(each)) == block for each in others) >= most:
+            return "too many of one block"
+        share = block if is_shared else None
+        if self._quotas.take(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
+            return "too often"
+        return None
+
+    def _is_shared(self, ip: str | None) -> bool:
+        return is_public(ip) or not self._rules.trust_private
+
+    def block_of(self, peer: PeerId) -> Block | None:
+        """The block in which the peer is held to its neighbours' account; None where it is not
+        connected, or has neighbours that it need not know."""
+        ip = self._transport.ip_of(peer)
+        return block_of(ip) if self._is_shared(ip) else None
+
+    def share_of(self, peer: PeerId) -> PeerId | Block:
+        """In whose name the peer takes a share of something that is divided by peers."""
+        return self.block_of(peer) or peer
+
+    # --- quotas ----------------------------------------------------------------------------
+
+    def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
+        """Whether the peer is within its quota; asking costs."""
+        verdict = self._quotas.take(kind, peer, self.block_of(peer), trio.current_time(), cost)
+        if verdict is Verdict.FLOOD and kind is not Kind.ADVERT:
+            # a forwarder of adverts cannot help how many there are
+            self.ledger.reject(peer, Reject.FLOOD)
+        return verdict is Verdict.GRANTED
+
+    def check_quota(self, kind: Kind, peer: PeerId) -> None:
+        """As `allows`.
+
+        Raises:
+            RequestRefused: it is over its quota.
+        """
+        if not self.allows(kind, peer):
+            raise RequestRefused(f"too many requests ({kind})")
+
+    # --- reputation ------------------------------------------------------------------------
+
+    def _good(self, peer: PeerId) -> None:
+        self._reputation.good(peer, trio.current_time())
+
+    def _bad(self, peer: PeerId, reason: Reject) -> None:
+        if peer == self._transport.peer_id:
+            return
+        bans = self._reputation.bad(peer, reason, self.block_of(peer), trio.current_time())
+        if bans:
+            self._new.extend(bans)
+            self._wake.set()
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Whether a ban on the peer runs."""
+        return self._reputation.is_banned(peer, trio.current_time())
+
+    def banned_peers(self) -> frozenset[PeerId]:
+        """All peers on whom a ban runs."""
+        return frozenset(PeerId(ban.subject) for ban in self.bans() if not ban.is_block)
+
+    def bans(self) -> list[Ban]:
+        """The bans that run now, oldest first; `until` is of trio's clock."""
+        return self._reputation.bans(trio.current_time())
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Close the connections of whoever is banned, and tell of each ban, until cancelled."""
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                now = trio.current_time()
+                for peer in self._transport.peers():
+                    bans = (peer, self.block_of(peer))
+                    if any(self._reputation.is_banned(subject, now) for subject in bans):
+                        nursery.start_soon(self._transport.disconnect, peer)
+                while self._new:
+                    await self.on_ban(self._new.popleft())

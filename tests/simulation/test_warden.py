@@ -1,0 +1,179 @@
+"""What a ban and a quota mean on the network, over simulated links."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import trio
+
+from swarm.errors import PeerUnreachable, Reject
+from swarm.identity import PeerId
+from swarm.ledger import Ledger
+from swarm.quotas import RATES, Kind
+from swarm.reputation import RULES as REPUTATION_RULES
+from swarm.reputation import Ban
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.memory import MemoryTransport
+from swarm.warden import RULES, Warden, WardenRules
+
+LAN = LinkProfile(latency_s=0.01)
+PUBLIC = "192.0.2."
+
+
+class Guarded:
+    """Host 0, with a warden on it."""
+
+    def __init__(self, world: World, rules: WardenRules = RULES) -> None:
+        self.transport = world.join(0)
+        self.ledger = Ledger()
+        self.warden = Warden(self.transport, self.ledger, rules)
+        self.told: list[Ban] = []
+        self.warden.on_ban = self.hear
+
+    async def hear(self, ban: Ban) -> None:
+        await trio.lowlevel.checkpoint()
+        self.told.append(ban)
+
+    def lie(self, peer: PeerId, reason: Reject = Reject.MALFORMED, times: int = 3) -> None:
+        for _ in range(times):
+            self.ledger.reject(peer, reason)
+
+    async def lets_in(self, transport: MemoryTransport) -> bool:
+        """Whether a dial brings a connection that stays."""
+        try:
+            await transport.connect(self.transport.addresses()[0])
+        except PeerUnreachable:
+            return False
+        await trio.sleep(0.5)
+        return transport.peer_id in self.transport.peers()
+
+
+def guarded(
+    hosts: int,
+    body: Callable[[World, Guarded], Awaitable[Any]],
+    rules: WardenRules = RULES,
+) -> None:
+    async def main() -> None:
+        async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
+            guard = Guarded(world, rules)
+            nursery.start_soon(guard.warden.run)
+            await body(world, guard)
+            nursery.cancel_scope.cancel()
+
+    deterministic_run(main, seed=1)
+
+
+def joined(world: World, host: int, ip: str) -> MemoryTransport:
+    return world.network.join(world.peer_id(host), ip)
+
+
+def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        liar, honest = world.join(1), world.join(2)
+        assert await guard.lets_in(liar)
+        assert await guard.lets_in(honest)
+        guard.lie(liar.peer_id)
+        await trio.sleep(0.1)
+        assert guard.transport.peers() == (honest.peer_id,)
+        assert guard.warden.is_banned(liar.peer_id)
+        assert guard.warden.banned_peers() == {liar.peer_id}
+        assert [(ban.subject, ban.why) for ban in guard.told] == [(liar.peer_id, "malformed 3")]
+        assert not await guard.lets_in(liar)
+        with pytest.raises(PeerUnreachable):  # nor does the guarded node dial it
+            await guard.transport.connect(liar.addresses()[0])
+        assert guard.warden.refused_connections["banned peer"] == 2
+        await trio.sleep(REPUTATION_RULES.ban_s)
+        assert not guard.warden.bans()
+        assert await guard.lets_in(liar)
+
+    guarded(3, body)
+
+
+def test_nobody_bans_itself() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        guard.lie(guard.transport.peer_id, times=100)
+        assert not guard.warden.bans()
+        await trio.lowlevel.checkpoint()
+
+    guarded(1, body)
+
+
+def test_one_block_gets_no_more_connections_than_its_share() -> None:
+    rules = WardenRules(connections_per_block_max=4)
+
+    async def body(world: World, guard: Guarded) -> None:
+        inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
+        assert sum([await guard.lets_in(each) for each in inside]) == 4
+        assert guard.warden.refused_connections["too many of one block"] == 6
+        assert await guard.lets_in(joined(world, 11, "198.51.100.1"))
+        await guard.transport.disconnect(guard.transport.peers()[0])
+
+    guarded(12, body, rules)
+
+
+def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 6)]
+        outside = joined(world, 6, "198.51.100.1")
+        for each in [*inside, outside]:
+            assert await guard.lets_in(each)
+        for each in inside[:3]:
+            guard.lie(each.peer_id)
+        await trio.sleep(0.1)
+        assert inside[4].peer_id in guard.transport.peers()  # three bad ones do not do for it
+        guard.lie(inside[3].peer_id)
+        await trio.sleep(0.1)
+        assert guard.transport.peers() == (outside.peer_id,)
+        assert not await guard.lets_in(inside[4])
+        assert guard.warden.refused_connections["banned block"] == 1
+        assert not guard.warden.is_banned(inside[4].peer_id)
+        assert [ban.subject for ban in guard.told if ban.is_block] == ["192.0.2.0/24"]
+
+    guarded(7, body)
+
+
+def test_a_private_block_is_never_banned_and_shares_no_quota() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        inside = [joined(world, host, f"10.0.0.{host}") for host in range(1, 42)]
+        for each in inside:  # more than a public block may have
+            assert await guard.lets_in(each)
+        for each in inside[:40]:
+            guard.lie(each.peer_id)
+        await trio.sleep(0.1)
+        assert guard.transport.peers() == (inside[40].peer_id,)
+        assert not any(ban.is_block for ban in guard.warden.bans())
+        assert guard.warden.share_of(inside[40].peer_id) == inside[40].peer_id
+
+    guarded(42, body)
+
+
+def test_whoever_goes_on_asking_is_banned_and_whoever_waits_is_not() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        flood, patient = world.join(1), world.join(2)
+        assert await guard.lets_in(flood)
+        assert await guard.lets_in(patient)
+        burst = int(RATES[Kind.WANT].burst)
+        for _ in range(5 * burst):
+            guard.warden.allows(Kind.WANT, flood.peer_id)
+        for _ in range(5 * burst):
+            assert guard.warden.allows(Kind.WANT, patient.peer_id)
+            await trio.sleep(1 / RATES[Kind.WANT].per_s)
+        assert guard.warden.banned_peers() == {flood.peer_id}
+        assert guard.ledger.of(flood.peer_id).rejected == {Reject.FLOOD: 4}
+
+    guarded(3, body)
+
+
+def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        forwarder = world.join(1)
+        assert await guard.lets_in(forwarder)
+        burst = int(RATES[Kind.ADVERT].burst)
+        passed = [guard.warden.allows(Kind.ADVERT, forwarder.peer_id) for _ in range(10 * burst)]
+        assert sum(passed) == burst
+        assert not guard.ledger.rejected
+        assert not guard.warden.bans()
+
+    guarded(2, body)
