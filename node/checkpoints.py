@@ -17,6 +17,7 @@ import trio
 
 from node.sapo import Progress
 from node.training.base import Trainer
+from swarm.discovery import RunSync
 from swarm.errors import ConfigError
 
 STATE_FILE = "state.json"
@@ -35,7 +36,14 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one data directory. `facts` must agree between save and resume."""
 
-    def __init__(self, directory: Path, keep: int, facts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        facts: Mapping[str, Any],
+        run_sync: RunSync = trio.to_thread.run_sync,
+    ) -> None:
+        self._run_sync = run_sync  # where blocking calls go
         self._directory = directory
         self._keep = keep
         self._facts = dict(facts)
@@ -66,9 +74,9 @@ class Checkpoints:
         if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
         partial = final.with_suffix(TEMPORARY_SUFFIX)
-        await trio.to_thread.run_sync(_make_empty, partial)
+        await self._run_sync(_make_empty, partial)
         await trainer.save(partial)
-        await trio.to_thread.run_sync(self._finish, partial, final, progress)
+        await self._run_sync(self._finish, partial, final, progress)
         return final
 
     def put_aside(self, checkpoint: Checkpoint) -> Path:
@@ -82,7 +90,7 @@ class Checkpoints:
     async def reserve(self, next_index: int) -> None:
         """Note that tasks below `next_index` are spent, before they are shared: a node that
         crashes after sharing and resumes from the round before must not do them once more."""
-        await trio.to_thread.run_sync(self._reserve, next_index)
+        await self._run_sync(self._reserve, next_index)
 
     def _reserve(self, next_index: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_eval(commands)
     _add_report(commands)
     _add_prepare(commands)
+    _add_simulate(commands)
     return parser
 
 
@@ -126,6 +127,20 @@ def _add_prepare(commands: Any) -> None:
     prepare = commands.add_parser("prepare", help="make the tiny policy ahead of time")
     _add_policy(prepare)
     prepare.set_defaults(run_command=_prepare)
+
+
+def _add_simulate(commands: Any) -> None:
+    simulate = commands.add_parser("simulate", help="a swarm in a simulated wide-area network")
+    simulate.add_argument(
+        "--scenario",
+        required=True,
+        metavar="FILE|NAME",
+        help="what happens; chaos: the seed decides",
+    )
+    simulate.add_argument("--nodes", metavar="N", help="default: the scenario's")
+    simulate.add_argument("--seed", default="0", metavar="S", help="decides all else; default: 0")
+    simulate.add_argument("--profile", metavar="NAME", help="links, e.g. volunteer, adsl, lan")
+    simulate.set_defaults(run_command=_simulate)
 
 
 def _config(options: argparse.Namespace) -> Any:
@@ -215,6 +230,16 @@ def _prepare(options: argparse.Namespace) -> int:
 
     _say(resolve_model(_config(options), _say))
     return EXIT_OK
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from node.simulate import render, replay_of, simulate
+
+    report = simulate(
+        replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
+    )
+    _say(render(report))
+    return EXIT_FAILED if report.violation_count else EXIT_OK
 
 
 if __name__ == "__main__":

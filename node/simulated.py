@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
 from node.monitor.records import StatusSnapshot
@@ -46,30 +47,41 @@ class SimulatedNode:
     shown: StatusSnapshot | None = None  # for the caller, e.g. the state at the end of a run
 
 
+def pool_limits(config: NodeConfig) -> PoolLimits:
+    """The bounds of the node's pool."""
+    return PoolLimits(
+        config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max
+    )
+
+
 def build(
     world: World,
     host: int,
     config: NodeConfig,
     peers: Sequence[str] = (),
     verifier: Verifier | None = None,
+    *,
+    pool: Pool | None = None,
+    book: AddressBook | None = None,
+    start: int = 0,
 ) -> SimulatedNode:
     """Put host number `host` of the world on its network, with a node on it that does nothing yet.
 
-    `peers` are addresses of the simulated network; those in `config` are ignored.
+    `peers` are addresses of the simulated network; those in `config` are ignored. `pool` and `book`
+    are those of its disk, None: empty ones that are forgotten. `start` tells the starts of one host
+    apart.
     """
     transport = world.join(host)
-    pool = Pool(
-        ":memory:",
-        PoolLimits(config.pool_groups_max, config.pool_bytes_max, config.pool_groups_per_peer_max),
-    )
-    rng = world.rng(f"node/{host}")
+    if pool is None:
+        pool = Pool(":memory:", pool_limits(config))
+    rng = world.rng(f"node/{host}/{start}")
     node = Node(
         config.model_copy(update={"peers": tuple(peers)}),
         world.identities[host],
         transport,
         pool,
         verifier or InlineVerifier(config.run),
-        AddressBook(),
+        book or AddressBook(),
         NodeWorld(
             now_s=lambda: EPOCH_S + trio.current_time(),
             rng=rng,
@@ -87,10 +99,12 @@ async def run(
     engine: RolloutEngine,
     on_record: Callable[[Record], Awaitable[None]] | None = None,
     *,
+    progress: Progress | None = None,
+    checkpoints: Checkpoints | None = None,
     stay: bool = True,
 ) -> None:
-    """Run a node's network and rounds. With `stay` it serves on after its last round, until
-    cancelled; else it leaves."""
+    """Run a node's network and rounds, from `progress` on. With `stay` it serves on after its last
+    round, until cancelled; else it leaves."""
 
     async def keep(record: Record) -> None:
         simulated.records.append(record)
@@ -100,7 +114,12 @@ async def run(
     async with trio.open_nursery() as nursery:
         await nursery.start(simulated.node.run_network)
         await simulated.node.run_rounds(
-            trainer, engine, Progress(), leaving=simulated.leaving, on_record=keep
+            trainer,
+            engine,
+            progress or Progress(),
+            leaving=simulated.leaving,
+            on_record=keep,
+            checkpoints=checkpoints,
         )
         if not stay:
             nursery.cancel_scope.cancel()

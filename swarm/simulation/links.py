@@ -7,6 +7,8 @@ are passed on while others still come.
 
 Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
 lost, but each lost packet delays it by a retransmission timeout and is sent again.
+
+A clogged host's link stands still in both directions for a while and then goes on where it was.
 """
 
 import math
@@ -16,10 +18,11 @@ from random import Random
 
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.transport.memory import Flight
+from swarm.transport.memory_gossip import Flight
 
 PACKET_BYTES = 1460
 OVERHEAD_BYTES = 80  # headers of a message, whatever its size
+REORDER_S_MAX = 1.0  # how long a reordered message is held back, at most
 RETRANSMIT_AFTER_S = 0.2  # at least; otherwise two round trips
 
 
@@ -34,6 +37,7 @@ class LinkProfile:
     down_bytes_per_s: float = math.inf
     loss: float = 0.0  # of packets, and of gossip messages
     duplication: float = 0.0  # of gossip messages
+    reordering: float = 0.0  # of gossip messages: held back, so that later ones overtake them
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "jitter_s"):
@@ -42,7 +46,7 @@ class LinkProfile:
         for name in ("up_bytes_per_s", "down_bytes_per_s"):
             if not getattr(self, name) > 0.0:
                 raise ConfigError(f"link {name} is {getattr(self, name)}: must be over 0")
-        for name in ("loss", "duplication"):
+        for name in ("loss", "duplication", "reordering"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ConfigError(f"link {name} is {getattr(self, name)}: must be in [0, 1)")
 
@@ -59,9 +63,22 @@ class SimulatedLinks:
         self._up_busy_until_s: dict[PeerId, float] = {}
         self._down_busy_until_s: dict[PeerId, float] = {}
 
+    def of(self, host: PeerId) -> LinkProfile:
+        """The host's access to the network."""
+        return self._hosts.get(host, self._profile)
+
+    def change(self, host: PeerId, profile: LinkProfile) -> None:
+        """Give a host another link, for messages from now on."""
+        self._hosts[host] = profile
+
+    def clog(self, host: PeerId, until_s: float) -> None:
+        """Let a host's link stand still until then. What is in flight behind it waits too."""
+        for busy in (self._up_busy_until_s, self._down_busy_until_s):
+            busy[host] = max(busy.get(host, 0.0), until_s)
+
     def path(self, source: PeerId, target: PeerId) -> LinkProfile:
         """One direction between two hosts: the source's uplink and the target's downlink."""
-        one, other = self._of(source), self._of(target)
+        one, other = self.of(source), self.of(target)
         if one is other:
             return one
         return LinkProfile(
@@ -71,6 +88,7 @@ class SimulatedLinks:
             down_bytes_per_s=other.down_bytes_per_s,
             loss=1.0 - math.sqrt((1.0 - one.loss) * (1.0 - other.loss)),
             duplication=(one.duplication + other.duplication) / 2,
+            reordering=(one.reordering + other.reordering) / 2,
         )
 
     def send(
@@ -93,6 +111,8 @@ class SimulatedLinks:
         latency_s = path.latency_s
         if path.jitter_s > 0.0:
             latency_s += rng.expovariate(1.0 / path.jitter_s)
+        if not reliable and path.reordering > 0.0 and rng.random() < path.reordering:
+            latency_s += REORDER_S_MAX * rng.random()
         return Flight(
             first_s=start_s + latency_s,
             last_s=depart_s + latency_s + losses * max(RETRANSMIT_AFTER_S, 4.0 * path.latency_s),
@@ -102,7 +122,7 @@ class SimulatedLinks:
 
     def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
         """When a message whose last byte reaches the target's downlink now is there in full."""
-        rate = self._of(target).down_bytes_per_s
+        rate = self.of(target).down_bytes_per_s
         # a retransmission pauses the transfer: it does not occupy the downlink
         start_s = max(
             now_s - (flight.last_s - flight.first_s), self._down_busy_until_s.get(target, 0.0)
@@ -110,9 +130,6 @@ class SimulatedLinks:
         done_s = max(now_s, start_s + flight.wire_bytes / rate)
         self._down_busy_until_s[target] = done_s
         return done_s
-
-    def _of(self, host: PeerId) -> LinkProfile:
-        return self._hosts.get(host, self._profile)
 
 
 def _losses(packets: int, loss: float, rng: Random) -> int:

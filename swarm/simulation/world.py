@@ -10,15 +10,16 @@ deterministic_run(main, seed=7)
 
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 
 import trio
 
 from swarm.identity import Identity, PeerId
+from swarm.simulation.determinism import Freezer
 from swarm.simulation.links import LinkProfile, SimulatedLinks
-from swarm.transport.memory import MemoryNetwork, MemoryTransport
+from swarm.transport.memory import RUNS_ON, Cut, MemoryNetwork, MemoryTransport
 
 TRACE_LINES_MAX = 10_000
 
@@ -44,8 +45,11 @@ class World:
         )
         self._names = {each.peer_id: str(index) for index, each in enumerate(self.identities)}
         by_host = {self.peer_id(index): each for index, each in (profiles or {}).items()}
-        links = SimulatedLinks(profile, by_host)
-        self.network = MemoryNetwork(self.rng("links"), links, nursery, self._observe)
+        self.links = SimulatedLinks(profile, by_host)
+        self.network = MemoryNetwork(self.rng("links"), self.links, nursery, self._observe)
+        self._freezer = Freezer()
+        self._last_pause = 0
+        self._pauses: dict[int, int] = {}  # host -> number of its newest pause, while it lasts
         self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self.events = 0
         self._hash = hashlib.sha256()
@@ -64,7 +68,64 @@ class World:
 
     def crash(self, host: int) -> None:
         """Take a host off the network at once; its tasks above are the caller's to cancel."""
+        self.resume(host)
         self.network.crash(self.peer_id(host))
+
+    @contextmanager
+    def on(self, host: int) -> Iterator[None]:
+        """Let the tasks that are started in this context run on a host: only then can `pause` hold
+        them up."""
+        token = RUNS_ON.set(self.peer_id(host))
+        try:
+            yield
+        finally:
+            RUNS_ON.reset(token)
+
+    def pause(self, host: int, for_s: float) -> None:
+        """Let a host's processor stand still for a while, as a closed lid does. Its tasks (see
+        `on`) go no further, what others send waits; on waking it finds that time has jumped."""
+        self._last_pause += 1
+        number = self._pauses[host] = self._last_pause
+        self.record(f"pause {host}")
+        self._freezer.freeze(self.peer_id(host))
+        self.network.pause(self.peer_id(host))
+
+        def wake() -> None:
+            if self._pauses.get(host) == number:
+                self.resume(host)
+
+        self.network.at(trio.current_time() + for_s, wake)
+
+    def resume(self, host: int) -> None:
+        """End a host's pause before its time, if it has one."""
+        if self._pauses.pop(host, None) is not None:
+            self.record(f"resume {host}")
+            self._freezer.thaw(self.peer_id(host))
+            self.network.resume(self.peer_id(host))
+
+    def clog(self, host: int, for_s: float) -> None:
+        """Let a host's link stand still for a while, both ways."""
+        self.record(f"clog {host}")
+        self.links.clog(self.peer_id(host), trio.current_time() + for_s)
+
+    def cut(
+        self,
+        hosts: Collection[int],
+        others: Collection[int] | None = None,
+        *,
+        one_way: bool = False,
+    ) -> Cut:
+        """Let nothing through between hosts and others, or all others; `heal` ends it."""
+        if others is None:
+            others = [host for host in range(len(self.identities)) if host not in hosts]
+        self.record(f"cut {sorted(hosts)} {sorted(others)} {one_way}")
+        ends = ([self.peer_id(host) for host in side] for side in (hosts, others))
+        return self.network.partition(*ends, one_way=one_way)
+
+    def heal(self, cut: Cut | None = None) -> None:
+        """End a partition, or all of them."""
+        self.record("heal")
+        self.network.heal(cut)
 
     @property
     def trace_hash(self) -> str:

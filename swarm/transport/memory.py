@@ -2,22 +2,26 @@
 
 The network above runs on it unchanged; under a virtual clock, hours pass in seconds and a seed
 replays a run. What is simulated: handshakes of several round trips, latency, bandwidth, loss,
-partitions, crashes, and every limit on serving. What is simpler than on a real network: gossip
-floods over all connections between subscribers and never repairs a loss, who subscribes to what
-is known at once, and both ends see the end of a connection at the same moment.
+partitions, pauses, crashes, and every limit on serving. What is simpler than on a real network: who
+subscribes to what is known at once, and both ends see the end of a connection at the same moment.
 
 A partition is a black hole: connections over it stay, requests over it stall until it heals or
-they time out, gossip over it is lost.
+they time out, gossip over it is lost. A paused host is one whose processor stands still: what is
+sent to it waits.
 """
 
+import heapq
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 from random import Random
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import trio
 
@@ -43,27 +47,17 @@ from swarm.transport.base import (
     TransportCounters,
     Validator,
 )
+from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
+
+RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
+"""The host whose code the current task runs; None where it is the network's own."""
 
 HANDSHAKE_ROUND_TRIPS = 3  # TCP, Noise, the stream multiplexer
 HANDSHAKE_BYTES = 200
 REFUSAL_BYTES = 16
-LINK_GOSSIP_MAX = 256  # gossip messages in flight from one host to another; more are dropped
-SEEN_MESSAGES_MAX = 8192  # newest message ids that a host remembers
+HANDSHAKE = "handshake"  # under this name its bytes are counted
 
 _ADDRESS = re.compile(r"/memory/([0-9]{1,9})/p2p/([1-9A-HJ-NP-Za-km-z]{1,64})")
-
-
-@dataclass(frozen=True, slots=True)
-class Flight:
-    """A message on its way: when its first and last byte reach the receiver's downlink.
-
-    `copies` is how often it arrives: 0 means lost, 2 duplicated.
-    """
-
-    first_s: float
-    last_s: float
-    wire_bytes: int
-    copies: int
 
 
 class LinkModel(Protocol):
@@ -95,10 +89,25 @@ def _ignore(what: str, source: PeerId, target: PeerId, about: str, payload: byte
     pass
 
 
+@dataclass(eq=False, slots=True)
+class Cut:
+    """A partition: nothing comes through from `sources` to `targets`, nor back unless one-way."""
+
+    sources: frozenset[PeerId]
+    targets: frozenset[PeerId]
+    one_way: bool
+
+    def severs(self, source: PeerId, target: PeerId) -> bool:
+        if source in self.sources and target in self.targets:
+            return True
+        return not self.one_way and source in self.targets and target in self.sources
+
+
 class MemoryNetwork:
     """All hosts and what lies between them. Its tasks run in `nursery`; a bug in a handler ends it.
 
-    `rng` draws jitter, loss and duplication, nothing else.
+    `rng` draws jitter, loss and duplication, and seeds the choices of gossip.
+    `traffic_out` and `traffic_in` hold the bytes on the wire by host and by protocol or topic.
     """
 
     def __init__(
@@ -111,13 +120,18 @@ class MemoryNetwork:
         self._rng = rng
         self._links = links
         self._nursery = nursery
-        self._observe = observe
+        self.observe = observe
         self._hosts: dict[int, MemoryTransport] = {}  # by the number in their address
         self._numbers: dict[PeerId, int] = {}
         self._ips: dict[int, str] = {}  # by the same number
-        self._cuts: list[tuple[frozenset[PeerId], frozenset[PeerId]]] = []
+        self._cuts: list[Cut] = []
         self._healed = trio.Event()
-        self._messages = 0
+        self._paused: dict[PeerId, _Pause] = {}
+        self._post = _Post(Random(rng.random()))
+        self.gossip = Gossip(self, Random(rng.random()))
+        self.traffic_out: dict[PeerId, Counter[str]] = {}
+        self.traffic_in: dict[PeerId, Counter[str]] = {}
+        self._spawn(self._post.run)
 
     def join(
         self, peer_id: PeerId, ip: str | None = None, network_key: bytes | None = None
@@ -136,8 +150,10 @@ class MemoryNetwork:
         self._ips.setdefault(number, own_ip if ip is None else ip)
         if (host := self._hosts.get(number)) is not None and host.is_open:
             raise LocalProtocolError(f"{peer_id} is on the network already")
+        self.traffic_out.setdefault(peer_id, Counter())
+        self.traffic_in.setdefault(peer_id, Counter())
         self._hosts[number] = MemoryTransport(self, peer_id, number, network_key)
-        self._observe("join", peer_id, peer_id, "", b"")
+        self.observe("join", peer_id, peer_id, "", b"")
         return self._hosts[number]
 
     def crash(self, peer_id: PeerId) -> None:
@@ -154,51 +170,105 @@ class MemoryNetwork:
 
     def partition(
         self, sources: Collection[PeerId], targets: Collection[PeerId], *, one_way: bool = False
-    ) -> None:
+    ) -> Cut:
         """Let nothing through from `sources` to `targets`, nor back unless `one_way`."""
-        here, there = frozenset(sources), frozenset(targets)
-        self._cuts.append((here, there))
-        if not one_way:
-            self._cuts.append((there, here))
+        cut = Cut(frozenset(sources), frozenset(targets), one_way)
+        self._cuts.append(cut)
+        return cut
 
-    def heal(self) -> None:
-        """End all partitions."""
-        self._cuts.clear()
+    def heal(self, cut: Cut | None = None) -> None:
+        """End a partition, or all of them."""
+        self._cuts = [each for each in self._cuts if cut is not None and each is not cut]
         self._healed.set()
         self._healed = trio.Event()
 
-    def _host(self, peer_id: PeerId) -> "MemoryTransport":
-        if peer_id not in self._numbers:
-            raise LocalProtocolError(f"{peer_id} was never on the network")
-        return self._hosts[self._numbers[peer_id]]
+    def pause(self, peer_id: PeerId) -> None:
+        """Let nothing be delivered to a host, nor its answers leave it, until it goes on. Holding
+        up the tasks that run its code is the caller's part."""
+        self._paused.setdefault(peer_id, _Pause())
 
-    def _is_cut(self, source: PeerId, target: PeerId) -> bool:
-        return any(source in here and target in there for here, there in self._cuts)
+    def resume(self, peer_id: PeerId) -> None:
+        """Deliver what has waited for a paused host."""
+        pause = self._paused.pop(peer_id, None)
+        if pause is not None:
+            pause.over.set()
+            for do in pause.waiting:
+                self.at(trio.current_time(), do)
+
+    def address(self, peer_id: PeerId) -> str:
+        """The address that a host has or, if it never was on the network, will have."""
+        number = self._numbers.setdefault(peer_id, len(self._numbers))
+        return f"/memory/{number}/p2p/{peer_id}"
+
+    def _host(self, peer_id: PeerId) -> "MemoryTransport":
+        host = self._hosts.get(self._numbers.get(peer_id, -1))
+        if host is None:
+            raise LocalProtocolError(f"{peer_id} was never on the network")
+        return host
+
+    def is_cut(self, source: PeerId, target: PeerId) -> bool:
+        """Whether a partition lies between two hosts, in this direction."""
+        return any(cut.severs(source, target) for cut in self._cuts)
+
+    def at(self, time_s: float, do: Callable[[], None]) -> None:
+        """Call `do` at that time, as the network."""
+        self._post.at(time_s, do)
+
+    def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
+        """Call `do` at once or, if the host is paused, when it goes on."""
+        if (pause := self._paused.get(host)) is not None:
+            pause.waiting.append(do)
+        else:
+            do()
+
+    def send(
+        self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
+    ) -> Flight:
+        """Put a message on its way."""
+        now_s = trio.current_time()
+        flight = self._links.send(source, target, size_bytes, now_s, self._rng, reliable=reliable)
+        self.traffic_out[source][about] += flight.wire_bytes
+        self.traffic_in[target][about] += flight.wire_bytes * flight.copies
+        return flight
+
+    def receive(self, target: PeerId, flight: Flight) -> float:
+        """When a message whose last byte reaches the target's downlink now is there in full."""
+        return self._links.receive(target, flight, trio.current_time())
+
+    def _spawn(self, async_fn: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Start a task that is the network's, whoever asks for it."""
+        token = RUNS_ON.set(None)
+        try:
+            self._nursery.start_soon(async_fn, *args)
+        finally:
+            RUNS_ON.reset(token)
 
     async def _pass_cuts(self, source: PeerId, target: PeerId) -> None:
-        while self._is_cut(source, target):
+        while self.is_cut(source, target):
             await self._healed.wait()
 
-    def _send(self, source: PeerId, target: PeerId, size: int, *, reliable: bool) -> Flight:
-        now_s = trio.current_time()
-        return self._links.send(source, target, size, now_s, self._rng, reliable=reliable)
+    async def _awake(self, host: PeerId) -> None:
+        while (pause := self._paused.get(host)) is not None:
+            await pause.over.wait()
 
     async def _land(self, source: PeerId, target: PeerId, flight: Flight) -> None:
         """Wait until a reliable message is there in full."""
         await trio.sleep_until(flight.last_s)
         await self._pass_cuts(source, target)
-        await trio.sleep_until(self._links.receive(target, flight, trio.current_time()))
+        await trio.sleep_until(self.receive(target, flight))
+        await self._awake(target)
 
-    async def _carry(self, source: PeerId, target: PeerId, size: int) -> None:
-        await self._land(source, target, self._send(source, target, size, reliable=True))
+    async def _carry(self, source: PeerId, target: PeerId, size: int, about: str) -> None:
+        await self._awake(source)
+        await self._land(source, target, self.send(source, target, size, about, reliable=True))
 
     async def _dial(self, source: "MemoryTransport", number: int, peer_id: PeerId) -> None:
         host = self._hosts.get(number)
         if host is None:
             await trio.sleep_forever()  # until the caller's time is up: nobody is there to refuse
         for _ in range(HANDSHAKE_ROUND_TRIPS):
-            await self._carry(source.peer_id, host.peer_id, HANDSHAKE_BYTES)
-            await self._carry(host.peer_id, source.peer_id, HANDSHAKE_BYTES)
+            await self._carry(source.peer_id, host.peer_id, HANDSHAKE_BYTES, HANDSHAKE)
+            await self._carry(host.peer_id, source.peer_id, HANDSHAKE_BYTES, HANDSHAKE)
             host = self._hosts[number]
             if not host.is_open:
                 raise PeerUnreachable(f"nobody answers at /memory/{number}")
@@ -214,12 +284,14 @@ class MemoryNetwork:
         if peer_id not in source._connections:
             connection = _Connection(source, host)
             source._connections[peer_id] = host._connections[source.peer_id] = connection
-            self._observe("connect", source.peer_id, peer_id, "", b"")
+            self.gossip.connect(source.gossip, host.gossip)
+            self.observe("connect", source.peer_id, peer_id, "", b"")
 
     def _hang_up(self, connection: "_Connection") -> None:
         one, other = connection.one, connection.other
         del one._connections[other.peer_id], other._connections[one.peer_id]
-        self._observe("disconnect", one.peer_id, other.peer_id, "", b"")
+        self.gossip.disconnect(one.gossip, other.gossip)
+        self.observe("disconnect", one.peer_id, other.peer_id, "", b"")
         for exchange in list(connection.exchanges):
             exchange.scope.cancel()
 
@@ -233,11 +305,11 @@ class MemoryNetwork:
                 except RequestRefused as refusal:
                     if exchange.abandoned:
                         return
-                    await self._carry(server, client, REFUSAL_BYTES)
-                    self._observe("refusal", server, client, exchange.protocol, b"")
+                    await self._carry(server, client, REFUSAL_BYTES, exchange.protocol)
+                    self.observe("refusal", server, client, exchange.protocol, b"")
                     exchange.settle(RequestRefused(str(refusal)))
                 else:
-                    self._observe("response", server, client, exchange.protocol, response)
+                    self.observe("response", server, client, exchange.protocol, response)
                     exchange.settle(response)
         finally:
             del exchange.connection.exchanges[exchange]
@@ -245,7 +317,8 @@ class MemoryNetwork:
 
     async def _serve(self, exchange: "_Exchange") -> bytes:
         client, server = exchange.client.peer_id, exchange.server
-        flight = self._send(client, server.peer_id, len(exchange.payload), reliable=True)
+        size = len(exchange.payload)
+        flight = self.send(client, server.peer_id, size, exchange.protocol, reliable=True)
         await trio.sleep_until(flight.first_s)
         await self._pass_cuts(client, server.peer_id)
         service = server._services.get(exchange.protocol)
@@ -266,57 +339,51 @@ class MemoryNetwork:
         response = b""
         with trio.move_on_after(service.limits.timeout_s) as patience:
             await self._land(client, server, flight)
-            self._observe("request", client, server, exchange.protocol, exchange.payload)
-            response = await service.handle(client, exchange.payload)
+            self.observe("request", client, server, exchange.protocol, exchange.payload)
+            token = RUNS_ON.set(server)
+            try:
+                response = await service.handle(client, exchange.payload)
+            finally:
+                RUNS_ON.reset(token)
             # the client stops to read where its own limit is
-            await self._carry(server, client, min(len(response), exchange.response_bytes_max + 1))
+            size = min(len(response), exchange.response_bytes_max + 1)
+            await self._carry(server, client, size, exchange.protocol)
         if patience.cancelled_caught:
             service.count_refused()
             raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
         return response
 
-    def _flood(
-        self, host: "MemoryTransport", message: "_Message", received_from: PeerId | None
-    ) -> None:
-        """Send a message to all connected subscribers but where it came from."""
-        for peer_id in host.peers():
-            target = host._connections[peer_id].far(host)
-            if message.topic not in target._subscriptions:
-                continue
-            if peer_id in (received_from, message.origin):
-                continue
-            if host._in_flight[peer_id] >= LINK_GOSSIP_MAX:
-                host.counters.dropped[message.topic] += 1
-                continue
-            host._in_flight[peer_id] += 1
-            self._nursery.start_soon(self._pass_on, host, target, message)
 
-    async def _pass_on(
-        self, source: "MemoryTransport", target: "MemoryTransport", message: "_Message"
-    ) -> None:
-        here, there = source.peer_id, target.peer_id
-        connection = source._connections.get(there)
-        flight = self._send(here, there, len(message.payload), reliable=False)
-        await trio.sleep_until(flight.last_s)
-        copies = 0 if self._is_cut(here, there) else flight.copies
-        if copies == 0:
-            self._observe("lost", here, there, message.topic, message.payload)
-        for _ in range(copies):
-            await trio.sleep_until(self._links.receive(there, flight, trio.current_time()))
-            if connection is not None and source._connections.get(there) is connection:
-                self._hear(target, here, message)
-        source._in_flight[there] -= 1
+@dataclass(eq=False, slots=True)
+class _Pause:
+    """What waits for a paused host; bounded by what may be in flight to it."""
 
-    def _hear(self, host: "MemoryTransport", sender: PeerId, message: "_Message") -> None:
-        subscription = host._subscriptions.get(message.topic)
-        if subscription is None or not host._is_news(message.number):
-            return
-        self._observe("gossip", sender, host.peer_id, message.topic, message.payload)
-        host.counters.bytes_in[message.topic] += len(message.payload)
-        host.counters.messages_in[message.topic] += 1
-        if subscription.validate(sender, message.payload):
-            host._deliver(subscription, GossipMessage(sender, message.payload), message.topic)
-            self._flood(host, message, sender)
+    over: trio.Event = field(default_factory=trio.Event)
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+
+
+class _Post:
+    """Calls things at their time, by one task for all of them. What falls on the same moment is
+    called in an order that the seed draws."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+        self._numbers = count()
+        self._due: list[tuple[float, float, int, Callable[[], None]]] = []
+        self._sooner = trio.Event()
+
+    def at(self, time_s: float, do: Callable[[], None]) -> None:
+        if not self._due or time_s < self._due[0][0]:
+            self._sooner.set()
+        heapq.heappush(self._due, (time_s, self._rng.random(), next(self._numbers), do))
+
+    async def run(self) -> None:
+        while True:
+            while self._due and self._due[0][0] <= trio.current_time():
+                heapq.heappop(self._due)[-1]()
+            self._sooner = trio.Event()
+            with trio.move_on_at(self._due[0][0] if self._due else inf):
+                await self._sooner.wait()
 
 
 class MemoryTransport:
@@ -336,9 +403,7 @@ class MemoryTransport:
         self._counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
         self._services: dict[str, _Service] = {}
-        self._subscriptions: dict[str, _Subscription] = {}
-        self._in_flight: Counter[PeerId] = Counter()
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self.gossip = GossipEnd(peer_id, self._counters)
         self._gate: Gate | None = None
         self.is_open = True
 
@@ -358,12 +423,10 @@ class MemoryTransport:
         if not self.is_open:
             return
         self.is_open = False
-        self._network._observe("leave", self._peer_id, self._peer_id, "", b"")
+        self._network.observe("leave", self._peer_id, self._peer_id, "", b"")
         for connection in list(self._connections.values()):
             self._network._hang_up(connection)
-        for subscription in self._subscriptions.values():
-            subscription.channel.close()
-        self._subscriptions.clear()
+        self._network.gossip.leave(self.gossip)
 
     @property
     def peer_id(self) -> PeerId:
@@ -442,7 +505,7 @@ class MemoryTransport:
         connection.exchanges[exchange] = None
         self._counters.bytes_out[protocol] += len(payload)
         self._counters.messages_out[protocol] += 1
-        self._network._nursery.start_soon(self._network._run_exchange, exchange)
+        self._network._spawn(self._network._run_exchange, exchange)
         try:
             with trio.move_on_after(timeout_s):
                 await exchange.done.wait()
@@ -466,53 +529,21 @@ class MemoryTransport:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
         self._counters.bytes_out[topic] += len(payload)
         self._counters.messages_out[topic] += 1
-        self._network._messages += 1
-        message = _Message(self._network._messages, self._peer_id, topic, payload)
-        self._is_news(message.number)
-        self._network._flood(self, message, None)
+        self._network.gossip.publish(self.gossip, topic, payload)
 
     async def subscribe(
         self, topic: str, validate: Validator
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic, and to forward it."""
         await trio.lowlevel.checkpoint()
-        if topic in self._subscriptions:
+        if topic in self.gossip.subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
         if self.is_open:
-            self._subscriptions[topic] = _Subscription(validate, send)
+            self._network.gossip.subscribe(self.gossip, topic, Subscription(validate, send))
         else:
             send.close()
         return receive
-
-    def _is_news(self, number: int) -> bool:
-        """Whether a message is seen for the first time; from now on it is not."""
-        if number in self._seen:
-            return False
-        self._seen[number] = None
-        if len(self._seen) > SEEN_MESSAGES_MAX:
-            self._seen.popitem(last=False)
-        return True
-
-    def _deliver(self, subscription: "_Subscription", message: GossipMessage, topic: str) -> None:
-        try:
-            subscription.channel.send_nowait(message)
-        except (trio.WouldBlock, trio.BrokenResourceError):  # full, or its reader is gone
-            self._counters.dropped[topic] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    number: int  # no other message of this network has it
-    origin: PeerId
-    topic: str
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Subscription:
-    validate: Validator
-    channel: trio.MemorySendChannel[GossipMessage]
 
 
 @dataclass(eq=False, slots=True)

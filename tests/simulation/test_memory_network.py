@@ -11,12 +11,8 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import OVERHEAD_BYTES, LinkProfile
 from swarm.simulation.world import TRACE_LINES_MAX, World, open_world
 from swarm.transport.base import GossipMessage, ServeLimits
-from swarm.transport.memory import (
-    HANDSHAKE_ROUND_TRIPS,
-    LINK_GOSSIP_MAX,
-    SEEN_MESSAGES_MAX,
-    MemoryTransport,
-)
+from swarm.transport.memory import HANDSHAKE_ROUND_TRIPS, MemoryTransport
+from swarm.transport.memory_gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
 
 PROTOCOL = "/test/echo/1.0.0"
 TOPIC = "/test/topic/1.0.0"
@@ -339,7 +335,7 @@ def test_what_a_host_remembers_of_messages_is_bounded() -> None:
         (a,) = hosts
         for _ in range(SEEN_MESSAGES_MAX + 5):
             await a.publish(TOPIC, b"")
-        assert len(a._seen) == SEEN_MESSAGES_MAX
+        assert len(a.gossip.seen) == SEEN_MESSAGES_MAX
 
     check(body, 1)
 

@@ -1,0 +1,617 @@
+"""Whole swarms on a laptop: production nodes in a simulated network, judged while they run.
+
+Everything above `Transport` is the code that `swarm-node join` runs; `simulated.py` names what is
+not. A run is decided by scenario, number of nodes, profile and seed alone, so the line that a
+report ends with replays it, fault by fault.
+
+**Delivery.** A group is due at each other honest host that is up, as is its producer, and not cut
+off from it, from when it is shared until `patience_s` later. Its latency is from `share()` at its
+producer until that host has heard of it, chosen it, fetched it, verified it and stored it.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+from random import Random
+
+import trio
+
+from node.checkpoints import Checkpoints
+from node.config import NodeConfig, RunConfig
+from node.engines.base import Sampling
+from node.engines.scripted import ScriptedPolicy
+from node.monitor.records import RoundDone
+from node.sapo import Progress
+from node.scenario import CHAOS, NODES_MAX, Scenario, chaos_scenario, load_scenario, whole_number
+from node.simulated import EPOCH_S, SimulatedNode, build, pool_limits, run, run_inline
+from node.training.base import TrainingGroup, TrainReport
+from swarm.discovery import AddressBook
+from swarm.errors import ConfigError, Reject
+from swarm.fetching import OFFER_LIMITS
+from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
+from swarm.pool import AddResult
+from swarm.rollouts import Completion, GroupId, VerifiedGroup
+from swarm.simulation.determinism import deterministic_run, stop_at_once
+from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
+from swarm.simulation.invariants import (
+    ByteWatch,
+    Invariants,
+    Published,
+    RecordRules,
+    Violation,
+    WatchedPool,
+    newest_rounds,
+)
+from swarm.simulation.profiles import links_of
+from swarm.simulation.world import open_world
+
+BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
+START_SPREAD_S = 2.0  # within which the nodes start
+LOOK_S = 1.0  # between two looks at what must hold
+THOROUGH_LOOK_S = 10.0
+BUDGET_WINDOW_S = 10.0
+REST_OF_GROUP_BYTES = 420  # of a signed group, without its completions
+REST_OF_COMPLETION_BYTES = 75
+MEMORY_DISK = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What decides a run."""
+
+    name: str  # of a scenario, or a file
+    scenario: Scenario
+    nodes: int
+    seed: int
+    profile: str
+
+    @property
+    def line(self) -> str:
+        """The command that runs it again."""
+        given = f"swarm-node simulate --scenario {self.name} --seed {self.seed}"
+        if self.name == CHAOS:
+            return given
+        return f"{given} --nodes {self.nodes} --profile {self.profile}"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run came to."""
+
+    replay: Replay
+    due: int = 0  # pairs of a group and a host that was to get it
+    delivered: int = 0  # of those, in time
+    latencies_s: list[float] = field(default_factory=list)  # of all due, inf for never; sorted
+    orphans_due: int = 0  # pairs whose host was up while the producer was not for all of the time
+    orphans_delivered: int = 0
+    comebacks_s: list[float] = field(default_factory=list)  # from coming up to first foreign group
+    groups: int = 0
+    rounds: int = 0
+    bytes_by_kind: Counter[str] = field(default_factory=Counter)
+    gossip_duplicates: int = 0
+    fetched_again: int = 0
+    rejected: Counter[Reject] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+    violation_count: int = 0
+    checks: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    events: int = 0
+    trace_hash: str = ""
+
+    @property
+    def delivery_ratio(self) -> float:
+        """Of the groups that were due; 1.0 where none was."""
+        return self.delivered / self.due if self.due else 1.0
+
+    def latency_s(self, share: float) -> float:
+        """Within which this share of all due deliveries came; inf where too many never did."""
+        return percentile(self.latencies_s, share)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all values does not exceed."""
+    if not ordered:
+        return 0.0
+    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
+
+
+def replay_of(
+    name: str,
+    seed: int | str,
+    *,
+    nodes: int | str | None = None,
+    profile: str | None = None,
+) -> Replay:
+    """What is asked for by name or file, with numbers as they were typed.
+
+    Raises:
+        ConfigError: one line that names the setting, its value and what to do.
+    """
+    number = whole_number("seed", seed, 0, 2**63 - 1)
+    scenario = chaos_scenario(number) if name == CHAOS else load_scenario(name)
+    if name == CHAOS and (nodes is not None or profile is not None):
+        raise ConfigError("--scenario chaos: the seed decides nodes and profile; leave them out")
+    wanted = scenario.nodes if nodes is None else whole_number("nodes", nodes, 2, NODES_MAX)
+    if wanted <= scenario.late_nodes:
+        raise ConfigError(f"--nodes {wanted}: {scenario.late_nodes} of them join late; try more")
+    chosen = scenario.profile if profile is None else profile
+    links_of(chosen, 1)
+    return Replay(name, scenario, wanted, number, chosen)
+
+
+def simulate(replay: Replay) -> Report:
+    """Run a scenario to its end."""
+    place = MEMORY_DISK if MEMORY_DISK.is_dir() else None
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="swarm-", dir=place) as disks:
+        report: Report = deterministic_run(_Simulation(replay, Path(disks)).run, seed=replay.seed)
+    report.real_s = time.perf_counter() - started
+    return report
+
+
+class SimulatedPolicy(ScriptedPolicy):
+    """A scripted policy whose completions are as long as wished, and which keeps what it learned
+    without threads."""
+
+    def __init__(
+        self, tokens: int, generate_s: float, train_s: float, on_trained: "_OnTrained"
+    ) -> None:
+        super().__init__(skill=0.5, generate_s=generate_s, train_s=train_s)
+        self._tokens = tokens
+        self._on_trained = on_trained
+
+    def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
+        short = super()._complete(prompt, sampling, rng)
+        padding = max(0, self._tokens - len(short.token_ids))
+        return Completion(
+            short.text,
+            short.token_ids + (32,) * padding,
+            short.logprobs + (-0.5,) * padding,
+            short.finish_reason,
+            short.policy_version,
+        )
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """See `Trainer.train`."""
+        for group in groups:
+            if not group.own_tokens:
+                self._on_trained(group)
+        return await super().train(groups)
+
+    async def save(self, directory: Path) -> None:
+        """See `Trainer.save`."""
+        await trio.lowlevel.checkpoint()
+        (directory / "skill").write_text(f"{self.skill} {self.version}")
+
+    def resume(self, directory: Path) -> None:
+        """Go on from what was saved."""
+        skill, version = (directory / "skill").read_text().split()
+        self.skill, self.version = float(skill), int(version)
+
+
+class _OnTrained:
+    """Tells the invariants what goes to one host's trainer."""
+
+    def __init__(self, invariants: Invariants, host: int) -> None:
+        self._invariants = invariants
+        self._host = host
+
+    def __call__(self, group: TrainingGroup) -> None:
+        drawn = [(c.text, c.logprobs[:16]) for c in group.completions]
+        self._invariants.trained(self._host, repr((group.prompt, drawn)).encode())
+
+
+@dataclass(eq=False, slots=True)
+class _Host:
+    """One honest host over all its starts."""
+
+    number: int
+    disk: Path
+    generate_s: float
+    train_s: float
+    starts: int = 0
+    nursery: trio.Nursery | None = None  # of its tasks, while it is up
+    node: SimulatedNode | None = None
+    served: ByteWatch | None = None
+    fetched: ByteWatch | None = None
+
+
+class _Simulation:
+    """One run. `run` is its body."""
+
+    def __init__(self, replay: Replay, disks: Path) -> None:
+        self._replay = replay
+        self._scenario = replay.scenario
+        self._disks = disks
+        swarm = self._scenario.swarm
+        others = replay.nodes - 1
+        wanted = swarm.external_groups
+        self._wants_all = wanted is None
+        # twice what the others make, so that the stock never ends the fetching
+        external = min(1024, 2 * swarm.local_groups * others) if wanted is None else wanted
+        share = (swarm.group_bytes - REST_OF_GROUP_BYTES) // swarm.group_size
+        self._tokens = max(1, (share - REST_OF_COMPLETION_BYTES) // 8)
+        self._config = NodeConfig(
+            run=RunConfig.model_validate(
+                {
+                    "name": "simulated",
+                    "environments": [{"name": "scripted_sum", "parameters": {"max": 9999}}],
+                    "sampling": {"max_new_tokens": max(8, self._tokens)},
+                    "limits": {"record_life_s": swarm.record_life_s},
+                    "held_out": {"tasks": 1},
+                }
+            ),
+            engine="scripted",
+            local_groups=swarm.local_groups,
+            external_groups=external,
+            group_size=swarm.group_size,
+            seed=replay.seed,
+            evaluate_every_rounds=0,
+        )
+        self._report = Report(replay)
+        self._bootstrap = range(min(BOOTSTRAP_HOSTS, replay.nodes))
+        self._published: dict[GroupId, Published] = {}
+        self._arrived: dict[tuple[GroupId, int], float] = {}
+        self._came_up: list[tuple[float, int]] = []
+        self._first_foreign: dict[int, list[float]] = {}
+
+    # --- the course of a run ----------------------------------------------------------------
+
+    async def run(self) -> Report:
+        replay, scenario = self._replay, self._scenario
+        links = links_of(replay.profile, replay.nodes + scenario.liars)
+        async with open_world(
+            replay.seed, len(links), links[0], dict(enumerate(links))
+        ) as self._world:
+            limits = self._config.run.limits
+            self._invariants = Invariants(
+                RecordRules(self._config.run.run_id, limits.record_life_s, limits.clock_skew_s),
+                self._now_s,
+            )
+            self._hosts = [self._host(number) for number in range(replay.nodes)]
+            self._events = self._plan()
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._look)
+                await self._live()
+                self._check_reach()
+                self._conclude()
+                self._nursery.cancel_scope.cancel()
+        return self._report
+
+    def _plan(self) -> list[FaultEvent]:
+        scenario, rng = self._scenario, self._world.rng("faults")
+        if self._replay.name == CHAOS:
+            faults = draw_faults(rng, scenario.duration_s)
+        else:
+            faults = tuple(Fault(**fault.model_dump()) for fault in scenario.faults)
+        present = range(self._replay.nodes - scenario.late_nodes)
+        return plan(faults, present, scenario.duration_s, rng)
+
+    async def _live(self) -> None:
+        scenario = self._scenario
+        start_s = trio.current_time()
+        rng = self._world.rng("starts")
+        late = self._replay.nodes - scenario.late_nodes
+        async with trio.open_nursery() as nursery:
+            for host in self._hosts:
+                at_s = scenario.late_s if host.number >= late else 0.0
+                nursery.start_soon(self._start_at, host, at_s + START_SPREAD_S * rng.random())
+            runner = FaultRunner(self._world, self._events, self._crash, self._restart)
+            nursery.start_soon(runner.run)
+        await trio.sleep_until(start_s + scenario.duration_s)
+        for host in self._hosts:
+            if host.node is not None:
+                host.node.leaving.set()
+        await trio.sleep(scenario.settle_s)
+
+    async def _start_at(self, host: _Host, at_s: float) -> None:
+        await trio.sleep_until(at_s)
+        await self._restart(host.number)
+
+    async def _restart(self, number: int) -> None:
+        host = self._hosts[number]
+        if host.nursery is None:
+            self._came_up.append((trio.current_time(), number))
+            with self._world.on(number):
+                await self._nursery.start(self._run_host, host)
+
+    async def _crash(self, number: int) -> None:
+        host = self._hosts[number]
+        if host.nursery is not None:
+            self._world.crash(number)
+            stop_at_once(host.nursery)
+            host.nursery = None
+
+    async def _run_host(
+        self, host: _Host, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """One start of a host, until it is killed."""
+        async with trio.open_nursery() as nursery:
+            host.nursery = nursery
+            nursery.start_soon(self._run_judged, host)
+            task_status.started()
+
+    async def _run_judged(self, host: _Host) -> None:
+        """What ends a node by itself is a broken rule."""
+        try:
+            await self._run_node(host)
+        except Exception as error:  # noqa: BLE001 - judged, whatever it is
+            self._invariants.violate(host.number, "node", f"ended by {error!r}")
+            self._world.crash(host.number)
+            host.node = host.nursery = None
+
+    async def _run_node(self, host: _Host) -> None:
+        host.starts += 1
+        config = self._config.model_copy(update={"data_dir": host.disk})
+        with WatchedPool(
+            host.disk / "pool.sqlite",
+            pool_limits(config),
+            partial(self._on_stored, host.number),
+            self._on_refused,
+        ) as pool:
+            host.node = build(
+                self._world,
+                host.number,
+                config,
+                [self._address(n) for n in self._bootstrap if n != host.number],
+                pool=pool,
+                book=AddressBook.load(host.disk / "peers.json"),
+                start=host.starts,
+            )
+            self._watch_bytes(host, config)
+            policy, progress, checkpoints = self._resume(host)
+            await run(
+                host.node,
+                policy,
+                policy,
+                self._on_record,
+                progress=progress,
+                checkpoints=checkpoints,
+            )
+
+    def _resume(self, host: _Host) -> tuple[SimulatedPolicy, Progress, Checkpoints]:
+        """As the production node does after its start."""
+        trained = _OnTrained(self._invariants, host.number)
+        policy = SimulatedPolicy(self._tokens, host.generate_s, host.train_s, trained)
+        checkpoints = Checkpoints(host.disk / "checkpoints", 2, {}, run_inline)
+        saved = checkpoints.latest()
+        progress = Progress()
+        if saved is not None:
+            policy.resume(saved.directory)
+            progress = saved.progress
+        spent = max(progress.next_index, checkpoints.reserved())
+        return policy, progress.with_next_index(spent), checkpoints
+
+    def _host(self, number: int) -> _Host:
+        swarm, rng = self._scenario.swarm, self._world.rng(f"host/{number}")
+        disk = self._disks / str(number)
+        disk.mkdir()
+        slower = 1.0 + swarm.unevenness * (2.0 * rng.random() - 1.0)
+        return _Host(number, disk, swarm.generate_s * slower, swarm.train_s * slower)
+
+    def _address(self, number: int) -> str:
+        return self._world.network.address(self._world.peer_id(number))
+
+    def _now_s(self) -> float:
+        return EPOCH_S + trio.current_time()
+
+    # --- what nodes do ----------------------------------------------------------------------
+
+    async def _on_record(self, record: object) -> None:
+        self._world.record(str(record))
+        self._report.rounds += isinstance(record, RoundDone)
+
+    def _on_stored(self, host: int, record: bytes, verified: VerifiedGroup, own: bool) -> None:
+        now_s, group = trio.current_time(), verified.group
+        self._invariants.stored(host, record, verified.group_id)
+        self._world.record(f"stored {host} {verified.group_id.hex()}")
+        if own:
+            self._report.groups += 1
+            self._published[verified.group_id] = Published(
+                verified.group_id, host, group.round, now_s, group.expires_at_s - EPOCH_S
+            )
+        else:
+            self._arrived[verified.group_id, host] = now_s
+            self._first_foreign.setdefault(host, []).append(now_s)
+
+    def _on_refused(self, verified: VerifiedGroup, result: AddResult) -> None:
+        self._report.fetched_again += result is AddResult.KNOWN
+
+    # --- what must hold ---------------------------------------------------------------------
+
+    def _watch_bytes(self, host: _Host, config: NodeConfig) -> None:
+        slack = float(GROUPS_REPLY_BYTES_MAX)
+        host.served = ByteWatch(config.serve_bytes_per_s_max, slack, BUDGET_WINDOW_S)
+        slack *= config.fetch_concurrent_max
+        host.fetched = ByteWatch(config.fetch_bytes_per_s_max, slack, BUDGET_WINDOW_S)
+
+    async def _look(self) -> None:
+        """Look at all live hosts now and then."""
+        next_thorough_s = THOROUGH_LOOK_S
+        while True:
+            await trio.sleep(LOOK_S)
+            thorough = trio.current_time() >= next_thorough_s
+            if thorough:
+                next_thorough_s += THOROUGH_LOOK_S
+            for host in self._hosts:
+                if host.nursery is not None and host.node is not None:
+                    self._look_at(host, host.node, thorough=thorough)
+
+    def _look_at(self, host: _Host, node: SimulatedNode, *, thorough: bool) -> None:
+        now_s, counters = trio.current_time(), node.transport.counters
+        assert host.served is not None
+        assert host.fetched is not None
+        for watch, total, what in (
+            (host.served, counters.bytes_out[ROLLOUTS_PROTOCOL], "served"),
+            (host.fetched, counters.bytes_in[ROLLOUTS_PROTOCOL], "fetched"),
+        ):
+            excess = watch.excess(total, now_s)
+            detail = f"{what} {excess:.0f} bytes too many"
+            self._invariants.require(excess == 0, host.number, "budget", detail)
+        if thorough:
+            self._invariants.check_pool(host.number, node.pool)
+            self._invariants.check_collections(host.number, node.node)
+
+    def _check_reach(self) -> None:
+        """After healing: everything published that is still on offer has come everywhere."""
+        live = [host for host in self._hosts if host.nursery is not None]
+        for host in self._hosts:
+            up = host in live
+            self._invariants.require(up, host.number, "reach", "is not up after healing")
+        if not self._wants_all or not self._scenario.settle_s:
+            return
+        now_s = trio.current_time()
+        for each in newest_rounds(self._published.values(), OFFER_LIMITS.rounds_max):
+            if each.expires_at_s <= now_s:
+                continue
+            for host in live:
+                self._invariants.require(
+                    self._invariants.has_stored(host.number, each.group_id),
+                    host.number,
+                    "reach",
+                    f"group {each.group_id.hex()[:16]} of host {each.host}, round {each.round}, "
+                    f"shared at {each.at_s:.1f} s, never came",
+                )
+
+    # --- the figures ------------------------------------------------------------------------
+
+    def _conclude(self) -> None:
+        report, world, network = self._report, self._world, self._world.network
+        self._count_deliveries()
+        for at_s, number in self._came_up:
+            came = [s for s in self._first_foreign.get(number, ()) if s >= at_s]
+            report.comebacks_s.append(came[0] - at_s if came else inf)
+        report.comebacks_s.sort()
+        honest = {world.peer_id(host.number) for host in self._hosts}
+        for peer, traffic in sorted(network.traffic_out.items()):
+            if peer in honest:
+                report.bytes_by_kind.update(traffic)
+        report.gossip_duplicates = network.gossip.duplicates
+        for host in self._hosts:
+            if host.node is not None:
+                report.rejected.update(host.node.node.ledger.rejected)
+        report.faults.update(event.kind for event in self._events)
+        report.violations = self._invariants.violations
+        report.violation_count = self._invariants.count
+        report.checks = self._invariants.checks
+        report.virtual_s = trio.current_time()
+        report.events, report.trace_hash = world.events, world.trace_hash
+
+    def _count_deliveries(self) -> None:
+        report, patience_s = self._report, self._scenario.patience_s
+        away = self._away()
+        end_s = trio.current_time()
+        for group in self._published.values():
+            until_s = group.at_s + patience_s
+            if until_s > end_s:
+                continue
+            for host in self._hosts:
+                if host.number == group.host or not away.is_up(host.number, group.at_s, until_s):
+                    continue
+                took_s = self._arrived.get((group.group_id, host.number), inf) - group.at_s
+                if not away.is_up(group.host, group.at_s, until_s):
+                    report.orphans_due += 1
+                    report.orphans_delivered += took_s <= patience_s
+                elif away.are_joined(group.host, host.number, group.at_s, until_s):
+                    report.due += 1
+                    report.delivered += took_s <= patience_s
+                    report.latencies_s.append(took_s)
+        report.latencies_s.sort()
+
+    def _away(self) -> "_Away":
+        """When hosts were down, paused or cut off, by the plan of faults."""
+        away = _Away({}, [])
+        late = self._replay.nodes - self._scenario.late_nodes
+        for host in self._hosts:
+            joined_s = START_SPREAD_S + (self._scenario.late_s if host.number >= late else 0.0)
+            away.intervals[host.number] = [(0.0, joined_s)]
+        for event in self._events:
+            if event.kind in ("crash", "pause"):
+                away.intervals[event.hosts[0]].append((event.at_s, event.until_s))
+            elif event.kind == "partition":
+                away.cuts.append((event.at_s, event.until_s, frozenset(event.hosts)))
+        return away
+
+
+@dataclass(frozen=True, slots=True)
+class _Away:
+    """When which hosts could not take part."""
+
+    intervals: dict[int, list[tuple[float, float]]]
+    cuts: list[tuple[float, float, frozenset[int]]]
+
+    def is_up(self, host: int, from_s: float, until_s: float) -> bool:
+        return not any(a < until_s and b > from_s for a, b in self.intervals[host])
+
+    def are_joined(self, one: int, other: int, from_s: float, until_s: float) -> bool:
+        return not any(
+            a < until_s and b > from_s and (one in hosts) != (other in hosts)
+            for a, b, hosts in self.cuts
+        )
+
+
+# --- telling ------------------------------------------------------------------------------------
+
+
+def render(report: Report) -> str:
+    """The report as a table, the broken rules, and the line that replays the run."""
+    replay, nodes = report.replay, report.replay.nodes
+    total = report.bytes_by_kind.total()
+    kinds = ", ".join(
+        f"{kind} {_size(count / nodes)}" for kind, count in report.bytes_by_kind.most_common()
+    )
+    rows = [
+        ("scenario", f"{replay.name}: {replay.scenario.title}"),
+        ("nodes, profile", f"{nodes}, {replay.profile}; {replay.scenario.liars} liars"),
+        ("faults", _counts(report.faults)),
+        ("rounds, groups", f"{report.rounds}, {report.groups}"),
+        ("delivered to live peers", f"{_share(report.delivered, report.due)}"),
+        ("  after their producer died", _share(report.orphans_delivered, report.orphans_due)),
+        ("latency p50, p99", _seconds([report.latency_s(0.5), report.latency_s(0.99)])),
+        ("  from share() to verified and stored, at each live peer", ""),
+        (
+            "first foreign group p50, max",
+            _seconds([percentile(report.comebacks_s, 0.5), percentile(report.comebacks_s, 1.0)]),
+        ),
+        ("  from coming up, at each start and return", ""),
+        ("bytes per node", f"{_size(total / nodes)}"),
+        ("  of it", kinds),
+        ("bytes per node and round", _size(total / max(1, report.rounds))),
+        ("duplicates", f"{report.gossip_duplicates} gossip, {report.fetched_again} fetches"),
+        ("rejected", _counts(report.rejected)),
+        ("checks", _counts(report.checks)),
+        ("virtual, real seconds", f"{report.virtual_s:.0f}, {report.real_s:.1f}"),
+        ("events, trace", f"{report.events}, {report.trace_hash[:16]}"),
+    ]
+    width = max(len(name) for name, value in rows if value)
+    lines = [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+    if report.violation_count:
+        lines += ["", f"{report.violation_count} broken rules:"]
+        lines += [f"  {violation}" for violation in report.violations]
+    return "\n".join([*lines, "", f"replay: {replay.line}"])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.2f} % of {whole}" if whole else "none was due"
+
+
+def _seconds(values: Sequence[float]) -> str:
+    return ", ".join("never" if value == inf else f"{value:.2f} s" for value in values)
+
+
+def _size(size_bytes: float) -> str:
+    for unit, factor in (("MB", 1e6), ("KB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
+def _counts(counted: Counter[str] | Counter[Reject]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counted.items())) or "none"

@@ -1,0 +1,260 @@
+"""What must hold through every simulated run, whatever goes wrong in it.
+
+**Records.** Nothing is ever stored that is not signed by the producer that it names, over exactly
+its bytes, for this run, within its size and its time; nor a group that this host stored before,
+nor a second one for a task that its producer did before. The check reads the bytes by itself, by
+PROTOCOL.md, and shares no code with the one that it watches.
+
+**Trainer.** No foreign group reaches a host's trainer twice, restarts included.
+
+**Bounds.** The pool keeps its limits; no collection in the objects of a node has more than
+`COLLECTION_MAX` entries; what a host serves and fetches in a window of time is within its budget.
+
+**Bans.** No honest host bans an honest one.
+
+**Reach.** When faults are over and the swarm has settled, each group that an honest host published,
+that has not expired and is of its producer's newest rounds, has reached every live honest host:
+that host has stored it at some time, or has it on offer and some live host can serve it.
+"""
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import trio
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from swarm.identity import public_key_of
+from swarm.messages import GROUP_BYTES_MAX, GROUP_DOMAIN
+from swarm.pool import AddResult, Pool, PoolLimits
+from swarm.rollouts import GroupId, VerifiedGroup
+
+VIOLATIONS_MAX = 100  # kept; all are counted
+COLLECTION_MAX = 4_096
+WALK_DEPTH_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One broken rule: when, at which host, which, and what was seen."""
+
+    at_s: float
+    host: int
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:.3f} s, host {self.host}: {self.rule}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRules:
+    """What the run allows of a record."""
+
+    run_id: str
+    life_s: int
+    skew_s: int
+
+
+@dataclass(slots=True)
+class Invariants:
+    """Watches one run. Each check adds to `violations` and goes on."""
+
+    rules: RecordRules
+    now_s: Callable[[], float]  # unix time
+    violations: list[Violation] = field(default_factory=list)
+    count: int = 0
+    checks: Counter[str] = field(default_factory=Counter)  # how often each rule was looked at
+    _stored: dict[int, set[bytes]] = field(default_factory=dict)
+    _tasks: dict[int, dict[tuple[Any, ...], bytes]] = field(default_factory=dict)
+    _trained: dict[int, set[bytes]] = field(default_factory=dict)
+
+    def violate(self, host: int, rule: str, detail: str) -> None:
+        """Note a broken rule."""
+        self.count += 1
+        if len(self.violations) < VIOLATIONS_MAX:
+            self.violations.append(Violation(trio.current_time(), host, rule, detail))
+
+    def require(self, holds: bool, host: int, rule: str, detail: str) -> None:
+        """Note a rule as broken unless it holds."""
+        self.checks[rule] += 1
+        if not holds:
+            self.violate(host, rule, detail)
+
+    # --- records and trainer ----------------------------------------------------------------
+
+    def stored(self, host: int, record: bytes, group_id: bytes) -> None:
+        """A host stored a record under that id."""
+        self.checks["record"] += 1
+        fault = self._fault_of(record, group_id)
+        if fault is None:
+            fault = self._replay_of(host, record, group_id)
+        if fault is not None:
+            self.violate(host, "record", fault)
+
+    def _fault_of(self, record: bytes, group_id: bytes) -> str | None:
+        if len(record) > GROUP_BYTES_MAX:
+            return f"oversize: {len(record)} bytes"
+        envelope = msgpack.unpackb(record)
+        payload, signer = envelope["payload"], envelope["signer"]
+        try:
+            key = Ed25519PublicKey.from_public_bytes(public_key_of(signer))
+            key.verify(envelope["signature"], GROUP_DOMAIN + payload)
+        except InvalidSignature:
+            return f"mis-signed by {signer}"
+        body, now_s = msgpack.unpackb(payload), self.now_s()
+        faults = {
+            "stored under another id": group_id != hashlib.sha256(GROUP_DOMAIN + payload).digest(),
+            "signed by another than its producer": body["producer"] != signer,
+            "of another run": body["run_id"] != self.rules.run_id,
+            "expired": body["expires_at_s"] <= now_s,
+            "of the future": body["created_at_s"] > now_s + self.rules.skew_s,
+            "lives too long": body["expires_at_s"] - body["created_at_s"] > self.rules.life_s,
+        }
+        return next((fault for fault, is_so in faults.items() if is_so), None)
+
+    def _replay_of(self, host: int, record: bytes, group_id: bytes) -> str | None:
+        stored = self._stored.setdefault(host, set())
+        tasks = self._tasks.setdefault(host, {})
+        body = msgpack.unpackb(msgpack.unpackb(record)["payload"])
+        task = (body["producer"], *sorted(body["task"].items()))
+        if group_id in stored:
+            return f"replayed: {group_id.hex()}"
+        stored.add(group_id)
+        if tasks.setdefault(task, group_id) != group_id:
+            return f"second group for task {body['task']['index']} of {body['producer']}"
+        return None
+
+    def has_stored(self, host: int, group_id: bytes) -> bool:
+        """Whether a host stored a group at any time."""
+        return group_id in self._stored.get(host, ())
+
+    def trained(self, host: int, content: bytes) -> None:
+        """A foreign group went to a host's trainer; `content` is what tells groups apart."""
+        digest = hashlib.sha256(content).digest()
+        seen = self._trained.setdefault(host, set())
+        self.require(digest not in seen, host, "trainer", "a foreign group came twice")
+        seen.add(digest)
+
+    # --- bounds -----------------------------------------------------------------------------
+
+    def check_pool(self, host: int, pool: Pool) -> None:
+        """The pool is within its limits."""
+        statistics, limits = pool.statistics(), pool.limits
+        most = max(statistics.by_producer.values(), default=0)
+        for what, value, limit in (
+            ("groups", statistics.groups, limits.groups_max),
+            ("bytes", statistics.bytes, limits.bytes_max),
+            ("groups of one producer", most, limits.groups_per_producer_max),
+        ):
+            self.require(value <= limit, host, "pool", f"{value} {what}, at most {limit}")
+
+    def check_collections(self, host: int, root: object) -> None:
+        """No collection in these objects has grown beyond all limits."""
+        self.checks["collections"] += 1
+        for where, size in collections_in(root):
+            if size > COLLECTION_MAX:
+                self.violate(host, "collections", f"{where} has {size} entries")
+
+
+class WatchedPool(Pool):
+    """The production pool, which tells of each group that it stored."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        limits: PoolLimits,
+        on_stored: Callable[[bytes, VerifiedGroup, bool], None],
+        on_refused: Callable[[VerifiedGroup, AddResult], None] = lambda *_: None,
+    ) -> None:
+        super().__init__(path, limits)
+        self._on_stored = on_stored
+        self._on_refused = on_refused
+
+    def add(self, record: bytes, verified: VerifiedGroup, *, own: bool, now_s: float) -> AddResult:
+        """See `Pool.add`."""
+        result = super().add(record, verified, own=own, now_s=now_s)
+        if result is AddResult.ADDED:
+            self._on_stored(record, verified, own)
+        else:
+            self._on_refused(verified, result)
+        return result
+
+
+class ByteWatch:
+    """Whether bytes counted over time stay within a budget of so many a second."""
+
+    def __init__(self, bytes_per_s: float, slack_bytes: float, window_s: float) -> None:
+        """`slack_bytes` may come at any time on top: what one answer may overdraw."""
+        self._rate = bytes_per_s
+        self._slack = slack_bytes
+        self._window_s = window_s
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def excess(self, total_bytes: float, now_s: float) -> float:
+        """By how many bytes the window that ends now is over the budget; 0.0 if it is not."""
+        self._seen.append((now_s, total_bytes))
+        while self._seen[0][0] < now_s - self._window_s:
+            self._seen.popleft()
+        since_s, before = self._seen[0]
+        # a bucket holds one second's worth at the start
+        allowed = self._rate * (now_s - since_s + 1.0) + self._slack
+        return max(0.0, total_bytes - before - allowed)
+
+
+def collections_in(root: object) -> Iterator[tuple[str, int]]:
+    """Every collection that the attributes of an object of this project lead to, and its size."""
+    seen: set[int] = set()
+    todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
+    while todo:
+        where, value, depth = todo.popleft()
+        if id(value) in seen or depth > WALK_DEPTH_MAX:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
+            yield where, len(value)
+            inside = value.values() if isinstance(value, Mapping) else value
+            todo.extend((f"{where}[]", each, depth + 1) for each in inside if _is_ours(each))
+        elif _is_ours(value):
+            todo.extend((f"{where}.{name}", v, depth + 1) for name, v in _attributes(value))
+
+
+def _is_ours(value: object) -> bool:
+    kind = type(value)
+    return isinstance(value, dict | list | deque | set) or kind.__module__.startswith(
+        ("swarm.", "node.")
+    )
+
+
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+    yield from vars(value).items() if hasattr(value, "__dict__") else ()
+    if is_dataclass(value):
+        for each in fields(value):
+            if not hasattr(value, "__dict__"):
+                yield each.name, getattr(value, each.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A group that an honest host published."""
+
+    group_id: GroupId
+    host: int
+    round: int
+    at_s: float
+    expires_at_s: float
+
+
+def newest_rounds(published: Collection[Published], rounds: int) -> list[Published]:
+    """Those of each producer's newest rounds, as far back as they stay on offer. A producer whose
+    round went back, by a lost checkpoint, is at the round that it published last."""
+    last: dict[int, Published] = {}
+    for each in published:
+        if each.host not in last or each.at_s >= last[each.host].at_s:
+            last[each.host] = each
+    return [each for each in published if each.round > last[each.host].round - rounds]

@@ -1,0 +1,324 @@
+"""Gossip between simulated hosts, shaped as GossipSub shapes it.
+
+Each subscriber keeps a mesh of a few connected subscribers and passes each new message on to all
+of it but where it came from. The mesh is mended at once where connections come and go; the real
+protocol does so at its next heartbeat. What a link lost is offered again: at each heartbeat a host
+tells some peers outside its mesh which messages it has heard lately, and they ask for what they
+miss.
+
+Nothing in here is a task: arrivals are calls at their time, which is what makes a simulation of
+hundreds of hosts affordable.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+import trio
+
+from swarm.identity import PeerId
+from swarm.transport.base import GossipMessage, TransportCounters, Validator
+
+DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
+HEARTBEAT_S = 1.0
+OFFER_HEARTBEATS = 3  # for how many of them a message is offered
+OFFER_PEERS = 6  # told at each heartbeat
+KEPT_HEARTBEATS = 5  # for how many of them a message can be asked for
+OFFERED_IDS_MAX = 256  # in one offer
+ID_BYTES = 40  # of a message id in an offer or a request
+LINK_GOSSIP_MAX = 256  # messages in flight from one host to another; more are dropped
+SEEN_MESSAGES_MAX = 8192  # newest message ids that a host remembers
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A message on its way: when its first and last byte reach the receiver's downlink.
+
+    `copies` is how often it arrives: 0 means lost, 2 duplicated.
+    """
+
+    first_s: float
+    last_s: float
+    wire_bytes: int
+    copies: int
+
+
+class Wire(Protocol):
+    """What gossip needs of the network below it."""
+
+    def send(
+        self, source: PeerId, target: PeerId, size_bytes: int, about: str, *, reliable: bool
+    ) -> Flight: ...
+
+    def receive(self, target: PeerId, flight: Flight) -> float: ...
+
+    def is_cut(self, source: PeerId, target: PeerId) -> bool: ...
+
+    def at(self, time_s: float, do: Callable[[], None]) -> None:
+        """Call `do` at that time."""
+        ...
+
+    def when_awake(self, host: PeerId, do: Callable[[], None]) -> None:
+        """Call `do` at once or, if the host is paused, when it goes on."""
+        ...
+
+    def observe(
+        self, what: str, source: PeerId, target: PeerId, about: str, payload: bytes
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One published payload on its way through the mesh."""
+
+    number: int  # no other message of this network has it
+    origin: PeerId
+    topic: str
+    payload: bytes
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One host's interest in a topic, and the peers with whom it exchanges all of it."""
+
+    validate: Validator
+    channel: trio.MemorySendChannel[GossipMessage]
+    mesh: "dict[PeerId, GossipEnd]" = field(default_factory=dict)
+    # what passed validation during each of the last heartbeats, newest last
+    heard: deque[list[Message]] = field(default_factory=lambda: deque([[]], maxlen=KEPT_HEARTBEATS))
+
+
+@dataclass(eq=False, slots=True)
+class Link:
+    """One connection, as gossip sees it: what is in flight on it dies with it."""
+
+
+@dataclass(eq=False, slots=True)
+class GossipEnd:
+    """One host's gossip."""
+
+    peer_id: PeerId
+    counters: TransportCounters
+    subscriptions: dict[str, Subscription] = field(default_factory=dict)
+    links: "dict[PeerId, tuple[GossipEnd, Link]]" = field(default_factory=dict)
+    in_flight: Counter[PeerId] = field(default_factory=Counter)
+    seen: OrderedDict[int, None] = field(default_factory=OrderedDict)
+
+    def is_news(self, number: int) -> bool:
+        """Whether a message is seen for the first time; from now on it is not."""
+        if number in self.seen:
+            return False
+        self.seen[number] = None
+        if len(self.seen) > SEEN_MESSAGES_MAX:
+            self.seen.popitem(last=False)
+        return True
+
+    def fellows(self, topic: str) -> "list[GossipEnd]":
+        """Connected subscribers of a topic, in order of their ids."""
+        ends = [end for _, (end, _) in sorted(self.links.items())]
+        return [end for end in ends if topic in end.subscriptions]
+
+
+class Gossip:
+    """The gossip of all hosts of one network."""
+
+    def __init__(self, wire: Wire, rng: Random) -> None:
+        self._wire = wire
+        self._rng = rng
+        self._messages = 0
+        self.duplicates = 0  # copies that their receiver had already
+
+    # --- who is connected and subscribed ----------------------------------------------------
+
+    def connect(self, one: GossipEnd, other: GossipEnd) -> None:
+        """Two hosts have a connection now."""
+        link = Link()
+        one.links[other.peer_id] = (other, link)
+        other.links[one.peer_id] = (one, link)
+        for topic in list(one.subscriptions):
+            if topic in other.subscriptions:
+                self._mend(one, topic)
+                self._mend(other, topic)
+
+    def disconnect(self, one: GossipEnd, other: GossipEnd) -> None:
+        """The connection of two hosts ended."""
+        del one.links[other.peer_id], other.links[one.peer_id]
+        for near, far in ((one, other), (other, one)):
+            for topic, subscription in list(near.subscriptions.items()):
+                if subscription.mesh.pop(far.peer_id, None) is not None:
+                    self._mend(near, topic)
+
+    def subscribe(self, host: GossipEnd, topic: str, subscription: Subscription) -> None:
+        """A host wants a topic from now on."""
+        host.subscriptions[topic] = subscription
+        self._mend(host, topic)
+        for fellow in host.fellows(topic):
+            self._mend(fellow, topic)
+        self._next_beat(host, topic)
+
+    def leave(self, host: GossipEnd) -> None:
+        """A host without connections wants nothing any more."""
+        for subscription in host.subscriptions.values():
+            subscription.channel.close()
+        host.subscriptions.clear()
+
+    def _mend(self, host: GossipEnd, topic: str) -> None:
+        """Fill a mesh that has become thin, from peers whose own is not full; a host that finds
+        none of these is taken in by a full one."""
+        mesh = host.subscriptions[topic].mesh
+        if len(mesh) >= DEGREE_LOW:
+            return
+        others = [end for end in host.fellows(topic) if end.peer_id not in mesh]
+        free = [end for end in others if len(end.subscriptions[topic].mesh) < DEGREE_HIGH]
+        if not mesh and not free:
+            free = others[:1]
+        for end in self._rng.sample(free, min(len(free), DEGREE - len(mesh))):
+            mesh[end.peer_id] = end
+            end.subscriptions[topic].mesh[host.peer_id] = host
+
+    # --- messages ---------------------------------------------------------------------------
+
+    def publish(self, host: GossipEnd, topic: str, payload: bytes) -> None:
+        """Send a new message on its way; no subscriber oneself, by way of a few that are."""
+        self._messages += 1
+        message = Message(self._messages, host.peer_id, topic, payload)
+        host.is_news(message.number)
+        subscription = host.subscriptions.get(topic)
+        if subscription is None:
+            fellows = host.fellows(topic)
+            targets = self._rng.sample(fellows, min(len(fellows), DEGREE))
+        else:
+            subscription.heard[-1].append(message)
+            targets = list(subscription.mesh.values())
+        for target in targets:
+            self._pass_on(host, target, message)
+
+    def _forward(self, host: GossipEnd, message: Message, received_from: PeerId) -> None:
+        for peer, target in list(host.subscriptions[message.topic].mesh.items()):
+            if peer not in (received_from, message.origin):
+                self._pass_on(host, target, message)
+
+    def _pass_on(self, source: GossipEnd, target: GossipEnd, message: Message) -> None:
+        here, there = source.peer_id, target.peer_id
+        if source.in_flight[there] >= LINK_GOSSIP_MAX:
+            source.counters.dropped[message.topic] += 1
+            return
+        source.in_flight[there] += 1
+        link = source.links[there][1]
+        size = len(message.payload)
+        flight = self._wire.send(here, there, size, message.topic, reliable=False)
+
+        def reach() -> None:
+            copies = 0 if self._wire.is_cut(here, there) else flight.copies
+            if copies == 0:
+                self._wire.observe("lost", here, there, message.topic, message.payload)
+                source.in_flight[there] -= 1
+            for number in range(copies):
+                done_s = self._wire.receive(there, flight)
+                last = number == copies - 1
+                self._wire.at(
+                    done_s,
+                    lambda last=last: self._wire.when_awake(  # type: ignore[misc]
+                        there, lambda: arrive(last)
+                    ),
+                )
+
+        def arrive(last: bool) -> None:
+            if last:
+                source.in_flight[there] -= 1
+            if self._holds(source, there, link):
+                self._hear(target, here, message)
+
+        self._wire.at(flight.last_s, reach)
+
+    def _holds(self, source: GossipEnd, there: PeerId, link: Link) -> bool:
+        return there in source.links and source.links[there][1] is link
+
+    def _hear(self, host: GossipEnd, sender: PeerId, message: Message) -> None:
+        subscription = host.subscriptions.get(message.topic)
+        if subscription is None:
+            return
+        if not host.is_news(message.number):
+            self.duplicates += 1
+            return
+        topic, payload = message.topic, message.payload
+        self._wire.observe("gossip", sender, host.peer_id, topic, payload)
+        host.counters.bytes_in[topic] += len(payload)
+        host.counters.messages_in[topic] += 1
+        if subscription.validate(sender, payload):
+            self._deliver(host, subscription, GossipMessage(sender, payload), topic)
+            subscription.heard[-1].append(message)
+            self._forward(host, message, sender)
+
+    def _deliver(
+        self, host: GossipEnd, subscription: Subscription, heard: GossipMessage, topic: str
+    ) -> None:
+        try:
+            subscription.channel.send_nowait(heard)
+        except (trio.WouldBlock, trio.BrokenResourceError):  # full, or its reader is gone
+            host.counters.dropped[topic] += 1
+
+    # --- offers of what was heard -----------------------------------------------------------
+
+    def _next_beat(self, host: GossipEnd, topic: str) -> None:
+        def beat() -> None:
+            self._wire.when_awake(host.peer_id, lambda: self._beat(host, topic))
+
+        self._wire.at(trio.current_time() + HEARTBEAT_S, beat)
+
+    def _beat(self, host: GossipEnd, topic: str) -> None:
+        """One heartbeat of a subscription, and the next."""
+        subscription = host.subscriptions.get(topic)
+        if subscription is None:
+            return
+        self._next_beat(host, topic)
+        recent = [m for heard in list(subscription.heard)[-OFFER_HEARTBEATS:] for m in heard]
+        subscription.heard.append([])
+        if recent:
+            others = [e for e in host.fellows(topic) if e.peer_id not in subscription.mesh]
+            for end in self._rng.sample(others, min(len(others), OFFER_PEERS)):
+                self._offer(host, end, topic, recent[-OFFERED_IDS_MAX:])
+
+    def _offer(
+        self, source: GossipEnd, target: GossipEnd, topic: str, messages: Sequence[Message]
+    ) -> None:
+        def offered() -> None:
+            if topic not in target.subscriptions:
+                return
+            missing = [m for m in messages if m.number not in target.seen]
+            if missing:
+                size = ID_BYTES * len(missing)
+                self._control(target, source, topic, size, lambda: asked(missing))
+
+        def asked(missing: Sequence[Message]) -> None:
+            for message in missing:
+                if message.number not in target.seen and topic in source.subscriptions:
+                    self._pass_on(source, target, message)
+
+        self._control(source, target, topic, ID_BYTES * len(messages), offered)
+
+    def _control(
+        self,
+        source: GossipEnd,
+        target: GossipEnd,
+        topic: str,
+        size_bytes: int,
+        then: Callable[[], None],
+    ) -> None:
+        """Carry a control message, and go on `then` if it arrives."""
+        here, there = source.peer_id, target.peer_id
+        link = source.links[there][1]
+        flight = self._wire.send(here, there, size_bytes, topic, reliable=True)
+
+        def reach() -> None:
+            if not self._wire.is_cut(here, there):
+                done_s = self._wire.receive(there, flight)
+                self._wire.at(done_s, lambda: self._wire.when_awake(there, arrive))
+
+        def arrive() -> None:
+            if self._holds(source, there, link):
+                then()
+
+        self._wire.at(flight.last_s, reach)
