@@ -75,7 +75,10 @@ def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise _schema_error(kind, error) from None
+        reason, detail = _schema_fault(kind, error)
+    # Not where it was caught: pydantic's error would hang on ours as its context, and as the garbage
+    # collector cannot see through it, each one that comes into a cycle would stay for ever.
+    raise RemoteProtocolError(reason, detail)
 
 
 def sign_group(group: RolloutGroup, identity: Identity) -> tuple[GroupId, bytes]:
@@ -253,11 +256,11 @@ def _inside(container: Any) -> list[Any]:
     return [value for value in values if isinstance(value, dict | tuple)]
 
 
-def _schema_error(kind: type[WireModel], error: ValidationError) -> RemoteProtocolError:
+def _schema_fault(kind: type[WireModel], error: ValidationError) -> tuple[Reject, str]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     reason = Reject.OVERSIZE if first["type"] in _TOO_LONG else Reject.MALFORMED
-    return RemoteProtocolError(reason, _bounded(f"{kind.__name__}: {first['type']} at {where}"))
+    return reason, _bounded(f"{kind.__name__}: {first['type']} at {where}")
 
 
 def _bounded(text: str) -> str:

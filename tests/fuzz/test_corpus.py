@@ -64,10 +64,10 @@ def _field_twice(patch: Patch) -> None:
 
 
 def _another_error(patch: Patch) -> None:
-    def schema_error(kind: Any, error: Exception) -> Exception:
-        return KeyError(kind)
+    def schema_fault(kind: Any, error: Exception) -> Exception:
+        raise KeyError(kind)
 
-    patch.setattr(codec, "_schema_error", schema_error)
+    patch.setattr(codec, "_schema_fault", schema_fault)
 
 
 def _long_detail(patch: Patch) -> None:

@@ -136,6 +136,13 @@ def test_unknown_and_missing_fields() -> None:
         assert refused(lambda data=data: codec.decode(data, RecentAdverts, 999)) is Reject.MALFORMED
 
 
+def test_a_refusal_leaves_no_garbage_that_cannot_be_collected() -> None:
+    """Pydantic's error, hung on ours in a cycle with a frame, would never be freed."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        codec.decode(msgpack.packb({"type": "want"}), Want, 999)
+    assert caught.value.__context__ is None
+
+
 def test_foreign_text_in_an_error_is_short_and_printable() -> None:
     data = msgpack.packb({"type": "want", "run_id": "r", "\x1b[2J\n" + "x" * 9_000: 1})
     with pytest.raises(RemoteProtocolError) as caught:
