@@ -76,8 +76,8 @@ def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
         return kind.model_validate(tree)
     except ValidationError as error:
         reason, detail = _schema_fault(kind, error)
-    # Not where it was caught: pydantic's error would hang on ours as its context, and as the garbage
-    # collector cannot see through it, each one that comes into a cycle would stay for ever.
+    # Not where it was caught: pydantic's error would hang on ours as its context. The garbage
+    # collector cannot see through it, so each one that comes into a cycle would stay for ever.
     raise RemoteProtocolError(reason, detail)
 
 
