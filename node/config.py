@@ -289,6 +289,8 @@ class NodeConfig(_Frozen):
         536_870_912  # beyond what its imports take
     )
 
+    foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5  # of J, for any one producer
+
     foreign_shuffle: bool = False  # experiments only: breaks the link from task to completions
 
     @property

@@ -18,7 +18,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite, isnan, nan
+from math import ceil, isfinite, isnan, nan
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -33,7 +33,7 @@ from node.tasks.held_out import Assignment, HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
-from node.training.samplers import draw_foreign
+from node.training.samplers import draw_foreign, kept_completions
 from swarm.exchange import Exchange, informative
 from swarm.identity import PeerId
 from swarm.messages import GROUP_BYTES_MAX, TOKENS_MAX
@@ -224,7 +224,9 @@ class Sapo:
         if self._config.external_groups == 0:
             return []
         rng = Random(self._seed("draw", number))
-        chosen = draw_foreign(await self._exchange.candidates(), self._config.external_groups, rng)
+        wanted = self._config.external_groups
+        each_max = ceil(self._config.foreign_share_max * wanted)
+        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
         return await self._exchange.take(chosen, number)
 
     def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
@@ -247,12 +249,23 @@ class Sapo:
             for group in own
         ]
         batch += [
-            TrainingGroup(
-                prompt, verified.group.completions, grpo_advantages(verified.rewards), False
-            )
+            self._foreign_group(prompt, verified, number)
             for prompt, verified in zip(prompts, foreign, strict=True)
         ]
         return batch
+
+    def _foreign_group(self, prompt: str, verified: VerifiedGroup, number: int) -> TrainingGroup:
+        """A foreign group with at most as many completions as an own one has: token weights count
+        rows, so that a group of 64 would outweigh eight of 8."""
+        completions, advantages = verified.group.completions, grpo_advantages(verified.rewards)
+        rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
+        kept = kept_completions(len(completions), max(2, self._config.group_size), rng)
+        return TrainingGroup(
+            prompt,
+            tuple(completions[at] for at in kept),
+            tuple(advantages[at] for at in kept),
+            False,
+        )
 
     # --- evaluating and telling ------------------------------------------------------------
 

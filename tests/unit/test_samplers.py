@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from node.training.advantages import grpo_advantages
-from node.training.samplers import draw_foreign
+from node.training.samplers import draw_foreign, kept_completions
 from swarm.identity import PeerId
 from swarm.pool import Candidate
 from swarm.rollouts import GroupId
@@ -50,6 +50,48 @@ def test_no_group_is_drawn_twice() -> None:
     groups = [candidate(n, "a") for n in range(20)]
     drawn = draw_foreign(groups, 20, Random(0))
     assert len(set(drawn)) == 20
+
+
+def test_no_producer_gets_more_than_its_places_when_there_are_others() -> None:
+    groups = [candidate(n, "flood") for n in range(100)]
+    groups += [candidate(200 + n, "other") for n in range(3)]
+    owner = {c.group_id: c.producer for c in groups}
+    for seed in range(50):
+        counts = Counter(owner[each] for each in draw_foreign(groups, 8, Random(seed), 4))
+        assert counts == {"flood": 4, "other": 3}
+        unbounded = Counter(owner[each] for each in draw_foreign(groups, 8, Random(seed)))
+        assert unbounded["flood"] >= 5  # the control
+
+
+def test_a_single_producer_fills_the_batch() -> None:
+    groups = [candidate(n, "only") for n in range(20)] + [candidate(99, "flat", (1.0, 1.0))]
+    assert len(draw_foreign(groups, 8, Random(1), 4)) == 8
+
+
+def test_the_bound_leaves_the_draw_uniform_within_each_producer() -> None:
+    groups = [candidate(n, "a" if n < 16 else "b") for n in range(24)]
+    counts: Counter[GroupId] = Counter()
+    rng = Random(1)
+    for _ in range(4000):
+        counts.update(draw_foreign(groups, 4, rng, 2))
+    for name, size in (("a", 16), ("b", 8)):
+        of_producer = [counts[c.group_id] for c in groups if c.producer == name]
+        expected = sum(of_producer) / size
+        assert (
+            sum((n - expected) ** 2 / expected for n in of_producer) < 37.7
+        )  # 99.9 %, 15
+
+
+def test_a_large_group_is_cut_to_a_sample_and_a_small_one_is_kept_whole() -> None:
+    assert kept_completions(8, 8, Random(0)) == list(range(8))
+    counts: Counter[int] = Counter()
+    rng = Random(1)
+    for _ in range(2000):
+        kept = kept_completions(64, 8, rng)
+        assert len(set(kept)) == 8
+        assert kept == sorted(kept)
+        counts.update(kept)
+    assert sum((counts[at] - 250) ** 2 / 250 for at in range(64)) < 103.4  # 99.9 %, 63
 
 
 def test_grpo_advantages_match_the_worked_example() -> None:

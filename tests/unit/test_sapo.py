@@ -27,7 +27,7 @@ from node.training.recipe import TinyRecipe
 from node.training.spec import TrainerSpec
 from node.training.tiny import make_tiny
 from swarm.errors import ChildFailed
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, GroupId, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
@@ -247,12 +247,17 @@ def test_fewer_foreign_groups_than_wanted_are_all_used_and_counted() -> None:
     assert marked[0] == sum(r.external_groups for r in rounds(node))
 
 
-def test_groups_of_all_sizes_train_in_one_step(model: Path) -> None:
+def test_groups_of_all_sizes_train_in_one_step_and_none_outweighs_an_own_one(model: Path) -> None:
     sizes = (2, 4, 8)
+    assert CONFIG.group_size == 4
     policy = PacedTrainer(model)
     others = Others([change(PEER, group_size=size) for size in sizes])
     node = live(change(CONFIG, rounds=2, external_groups=24), policy, others)
-    assert {len(g.completions) for g in policy.batches[0] if not g.own_tokens} == set(sizes)
+    foreign = [g for g in policy.batches[0] if not g.own_tokens]
+    assert {len(g.completions) for g in foreign} == {2, 4}
+    assert all(len(g.completions) == len(g.advantages) for g in foreign)
+    made = {len(v.group.completions) for v in _pooled(node)}
+    assert made == set(sizes)  # the largest ones arrived whole, and were cut for the batch
     assert rounds(node)[0].policy_version == 1
     assert isfinite(rounds(node)[0].loss)
     assert rounds(node)[0].grad_norm > 0
@@ -260,6 +265,26 @@ def test_groups_of_all_sizes_train_in_one_step(model: Path) -> None:
 
 
 # --- filtering own groups ----------------------------------------------------------------------
+
+
+def _pooled(node: SimulatedNode) -> list[VerifiedGroup]:
+    ids = node.pool._db.execute("SELECT group_id FROM groups WHERE NOT own").fetchall()
+    return node.pool.groups([GroupId(each) for (each,) in ids])
+
+
+def test_a_producer_gets_no_more_than_its_share_of_a_batch_among_others() -> None:
+    config = change(CONFIG, rounds=6, external_groups=4)
+    loud = change(PEER, local_groups=16)
+
+    def largest_share(share_max: float) -> int:
+        node = live(
+            change(config, foreign_share_max=share_max), FrozenPolicy(0.5), Others([loud, PEER])
+        )
+        several = [r.foreign_by_producer for r in rounds(node) if len(r.foreign_by_producer) > 1]
+        return max(max(each.values()) for each in several)
+
+    assert largest_share(0.5) == 2
+    assert largest_share(1.0) > 2  # the control
 
 
 def test_filtering_own_groups_generates_a_bounded_number_more() -> None:
