@@ -77,9 +77,7 @@ def test_the_bound_leaves_the_draw_uniform_within_each_producer() -> None:
     for name, size in (("a", 16), ("b", 8)):
         of_producer = [counts[c.group_id] for c in groups if c.producer == name]
         expected = sum(of_producer) / size
-        assert (
-            sum((n - expected) ** 2 / expected for n in of_producer) < 37.7
-        )  # 99.9 %, 15
+        assert sum((n - expected) ** 2 / expected for n in of_producer) < 37.7  # 99.9 %, 15
 
 
 def test_a_large_group_is_cut_to_a_sample_and_a_small_one_is_kept_whole() -> None:
