@@ -28,7 +28,8 @@ from libp2p.pubsub.rpc_queue import PriorityQueue
 from libp2p.pubsub.validators import signature_validator
 
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p_workarounds import HardHost, HardYamux, Workarounds
+from swarm.transport.libp2p_workarounds import HardHost, Workarounds
+from swarm.transport.libp2p_yamux import MuxedConnection
 
 MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
@@ -274,7 +275,7 @@ class Gossip(Pubsub):
 
 def _alive(user: INetStream | INetConn) -> bool:
     """Whether the muxed connection under a stream or a connection is alive."""
-    assert isinstance(user.muxed_conn, HardYamux)
+    assert isinstance(user.muxed_conn, MuxedConnection)
     return user.muxed_conn.alive
 
 

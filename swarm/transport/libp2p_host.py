@@ -64,12 +64,11 @@ from swarm.transport.libp2p_workarounds import (
     ALL_WORKAROUNDS,
     HardHost,
     HardSwarm,
-    HardYamux,
-    Stream,
     Workarounds,
     remote_ip,
     require_version,
 )
+from swarm.transport.libp2p_yamux import MuxedConnection, Stream
 
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
@@ -169,7 +168,7 @@ class Libp2pTransport:
         """The newest live connection to a peer."""
         for conn in reversed(self._network.connections.get(peer, [])):
             assert isinstance(conn, SwarmConn)
-            assert isinstance(conn.muxed_conn, HardYamux)
+            assert isinstance(conn.muxed_conn, MuxedConnection)
             if conn.muxed_conn.alive and not conn.is_closed:
                 return conn
         return None
@@ -334,7 +333,7 @@ class Libp2pTransport:
     async def _exchange(
         self, conn: SwarmConn, protocol: str, payload: bytes, response_bytes_max: int
     ) -> bytes:
-        assert isinstance(conn.muxed_conn, HardYamux)
+        assert isinstance(conn.muxed_conn, MuxedConnection)
         stream = await conn.muxed_conn.open_stream()
         sending = Sending(stream, protocol, payload)
         answered = False
@@ -423,7 +422,7 @@ class Libp2pTransport:
 
 def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
     """What the end of a stream without a full answer means."""
-    assert isinstance(conn.muxed_conn, HardYamux)
+    assert isinstance(conn.muxed_conn, MuxedConnection)
     if not conn.muxed_conn.alive:
         raise PeerUnreachable(f"connection to {peer} was lost") from error
     if isinstance(error, MuxedStreamEOF):

@@ -18,7 +18,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.utils import encode_delim
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
-from swarm.transport.libp2p_workarounds import Stream
+from swarm.transport.libp2p_yamux import Stream, put_back
 
 ANSWERED, REFUSED = 0, 1
 LENGTH = struct.Struct("!I")
@@ -120,11 +120,7 @@ class InboundStream:
         """Undo the reading ahead, so that another may go on with the stream."""
         if self._reply:
             await self._stream.write(self._reply)
-        rest = self._reader.rest
-        buffer = self._stream.conn.stream_buffers.get(self._stream.stream_id)
-        if rest and buffer is not None:
-            buffer[:0] = rest
-            self._stream.conn.stream_events[self._stream.stream_id].set()
+        put_back(self._stream, self._reader.rest)
 
     async def read_request(self, bytes_max: int) -> bytes | None:
         """The payload, or `None` if it is over the limit."""

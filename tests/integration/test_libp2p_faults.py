@@ -73,7 +73,7 @@ def test_cancelled_write_leaves_the_connection_whole() -> None:
 
 
 def test_cancelled_write_kills_the_connection_upstream() -> None:
-    assert not run(survives_cancelled_writes, replace(ALL_WORKAROUNDS, shield_writes=False))
+    assert not run(survives_cancelled_writes, replace(ALL_WORKAROUNDS, hard_yamux=False))
 
 
 async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
@@ -106,9 +106,9 @@ def test_reader_may_pause_longer_than_upstream_waits() -> None:
     """Both at once, since the pause is real time."""
     outcome: dict[bool, bool] = {}
 
-    async def one(event_window: bool) -> None:
-        chosen = replace(ALL_WORKAROUNDS, event_window=event_window)
-        outcome[event_window] = await survives_a_pause(chosen, pause_s=6.0)
+    async def one(hard_yamux: bool) -> None:
+        chosen = replace(ALL_WORKAROUNDS, hard_yamux=hard_yamux)
+        outcome[hard_yamux] = await survives_a_pause(chosen, pause_s=6.0)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:

@@ -26,7 +26,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import Identity, PeerId
-from swarm.transport import libp2p_workarounds
+from swarm.transport import libp2p_yamux
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
@@ -169,8 +169,8 @@ def test_killed_peer_is_gone_within_seconds() -> None:
 
 
 def test_stopped_peer_delays_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_workarounds, "PING_INTERVAL_S", 0.5)
-    monkeypatch.setattr(libp2p_workarounds, "PING_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_S", 0.5)
+    monkeypatch.setattr(libp2p_yamux, "PING_TIMEOUT_S", 2.0)
 
     async def main() -> None:
         async with open_libp2p(Identity(b"a" * 32), LOOPBACK) as a, child() as (process, address):

@@ -14,8 +14,6 @@ from libp2p.crypto.rsa import create_new_key_pair as create_rsa_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
-from libp2p.io.trio import TrioTCPStream
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 from libp2p.security.noise.messages import NoiseExtensions, NoiseHandshakePayload
@@ -30,38 +28,13 @@ from swarm.transport.libp2p_noise import (
     NoiseSession,
     _records,
 )
+from tests.integration.raw_pipes import Raw, pipe
 from tests.support import run
 
 pytestmark = pytest.mark.integration
 
 DIALLER, LISTENER = create_new_key_pair(b"d" * 32), create_new_key_pair(b"l" * 32)
 MIB = 1_048_576
-
-
-class Raw(RawConnection):
-    """One end of a pipe. Counts its reads and writes; the next write may be spoilt on its way."""
-
-    def __init__(self, pipe: trio.StapledStream[Any, Any], *, initiator: bool) -> None:
-        super().__init__(TrioTCPStream(pipe), initiator)  # type: ignore[arg-type]
-        self.reads = self.writes = 0
-        self.spoil: Callable[[bytearray], None] | None = None
-
-    async def read(self, n: int | None = None) -> bytes:
-        self.reads += 1
-        return await super().read(n)
-
-    async def write(self, data: bytes) -> None:
-        self.writes += 1
-        if self.spoil is not None:
-            data = bytearray(data)  # type: ignore[assignment]
-            self.spoil(data)  # type: ignore[arg-type]
-            self.spoil = None
-        await super().write(data)
-
-
-def pipe() -> tuple[Raw, Raw]:
-    left, right = trio.testing.memory_stream_pair()
-    return Raw(left, initiator=True), Raw(right, initiator=False)
 
 
 def ours(keys: KeyPair, network_key: bytes | None = None) -> Noise:
