@@ -46,7 +46,7 @@ from node.tasks.verifier import ProcessVerifier
 from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
-from swarm.discovery import AddressBook
+from swarm.address_book import AddressBook
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
 from swarm.identity import Identity
 from swarm.pool import Pool, PoolLimits

@@ -17,7 +17,7 @@ import trio
 
 from node.sapo import Progress
 from node.training.base import Trainer
-from swarm.discovery import RunSync
+from swarm.address_book import RunSync
 from swarm.errors import ConfigError
 
 STATE_FILE = "state.json"

@@ -18,7 +18,8 @@ from node.sapo import Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
-from swarm.discovery import AddressBook, Discovery
+from swarm.address_book import AddressBook
+from swarm.discovery import Discovery
 from swarm.exchange import Exchange, ExchangeRules, RunSync
 from swarm.identity import Identity
 from swarm.ledger import Ledger

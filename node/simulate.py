@@ -30,7 +30,7 @@ from node.sapo import Progress
 from node.scenario import CHAOS, NODES_MAX, Scenario, chaos_scenario, load_scenario, whole_number
 from node.simulated import EPOCH_S, SimulatedNode, build, pool_limits, run, run_inline
 from node.training.base import TrainingGroup, TrainReport
-from swarm.discovery import AddressBook
+from swarm.address_book import AddressBook
 from swarm.errors import ConfigError, Reject
 from swarm.fetching import OFFER_LIMITS
 from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL

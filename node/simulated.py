@@ -19,7 +19,7 @@ from node.node import World as NodeWorld
 from node.sapo import Progress
 from node.tasks.verifier import InlineVerifier, Verifier
 from node.training.base import Trainer
-from swarm.discovery import AddressBook
+from swarm.address_book import AddressBook
 from swarm.pool import Pool, PoolLimits
 from swarm.simulation.world import World
 from swarm.transport.memory import MemoryTransport

@@ -4,6 +4,9 @@ Every peer that we are connected to gets a signed `Hello` on connecting and then
 its answer names other peers to dial. The address book keeps what worked across restarts, so that
 a node comes back without any bootstrap peer. A peer that takes part in another run is left.
 
+A swarm that was cut in two grows together again: nobody who worked once is forgotten, and a node
+that has peers enough still dials one more now and then.
+
 What peers say of others is hearsay: it is kept apart from what worked, a little from each, and
 dialling it delays no hello.
 
@@ -12,17 +15,15 @@ another process under the newcomer's own key. Only the key's holder can have sig
 time shows whether that process is alive now.
 """
 
-import json
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 import trio
 
 from swarm import codec
+from swarm.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, plausible
 from swarm.errors import (
     ConfigError,
     IdentityInUse,
@@ -45,9 +46,6 @@ from swarm.quotas import Kind
 from swarm.transport.base import ServeLimits, Transport
 from swarm.warden import Warden
 
-RunSync = Callable[..., Awaitable[Any]]
-"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
-
 HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
@@ -55,12 +53,10 @@ DIALS_PER_BEAT_MAX = 4
 DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
 NEW_PEER_LOOK_S = 1.0
 PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
-BOOK_PEERS_MAX = 512  # that we were connected to
-HEARSAY_PEERS_MAX = 128
 HEARSAY_PER_REPLY_MAX = 8
-HEARSAY_PER_TELLER_MAX = 32  # and of the peers of one address block together
 INSTANCES_MAX = 256
-DIAL_FAILURES_MAX = 5  # in a row, after which a peer is forgotten; hearsay at the first
+LOOK_AROUND_S = 60.0  # so often a node with peers enough dials one more
+LOOKED_AROUND_MAX = 4  # connections beyond those enough that it keeps from this
 SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
 
 
@@ -70,113 +66,6 @@ class PeerInfo:
 
     agent: str
     addresses: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Entry:
-    addresses: tuple[str, ...]
-    failures: int = 0
-    told_by: str = ""  # of hearsay: a peer, or the address block of several
-
-
-@dataclass(slots=True)
-class AddressBook:
-    """Peers and where they may be reached, newest last, bounded.
-
-    `entries` are peers that we were connected to, saved as one JSON file; `hearsay` are peers
-    that others named, and takes no place from them.
-    """
-
-    path: Path | None = None
-    entries: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
-    hearsay: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
-    changed: bool = False  # since it was saved
-
-    @classmethod
-    def load(cls, path: Path) -> "AddressBook":
-        """Read the book; a missing or damaged one is an empty one."""
-        book = cls(path)
-        try:
-            stored = json.loads(path.read_text())
-            for peer, addresses in list(stored.items())[-BOOK_PEERS_MAX:]:
-                texts = tuple(str(address) for address in addresses[:ADDRESSES_MAX])
-                book.entries[PeerId(str(peer))] = _Entry(texts)
-        except (OSError, ValueError, AttributeError, TypeError):
-            book.entries.clear()
-        return book
-
-    def save(self) -> None:
-        """Write the book atomically. Does nothing for a book without a file."""
-        if self.path is not None:
-            self.changed = False
-            _write(self.path, self._saved())
-
-    async def save_if_changed(self, run_sync: RunSync) -> None:
-        """As `save`, off the event loop, and only where there is something new."""
-        if self.path is not None and self.changed:
-            self.changed = False
-            await run_sync(_write, self.path, self._saved())
-
-    def _saved(self) -> dict[PeerId, tuple[str, ...]]:
-        return {peer: entry.addresses for peer, entry in self.entries.items()}
-
-    def learn(
-        self, peer: PeerId, addresses: Sequence[str], *, worked: bool, told_by: str = ""
-    ) -> None:
-        """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
-        who has told much replaces its own."""
-        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]), told_by=told_by)
-        known = self.entries.get(peer)
-        if worked:
-            self._learn_worked(peer, entry, known)
-        elif known is None and addresses:
-            self.hearsay[peer] = entry
-            same = [name for name, each in self.hearsay.items() if each.told_by == told_by]
-            for name in same[:-HEARSAY_PER_TELLER_MAX]:
-                del self.hearsay[name]
-            while len(self.hearsay) > HEARSAY_PEERS_MAX:
-                self.hearsay.popitem(last=False)
-
-    def _learn_worked(self, peer: PeerId, entry: _Entry, known: _Entry | None) -> None:
-        heard = self.hearsay.pop(peer, None)
-        if not entry.addresses:
-            entry = known or heard or entry
-        if not entry.addresses:
-            return
-        self.changed |= known is None or known.addresses != entry.addresses
-        self.entries[peer] = _Entry(entry.addresses)
-        self.entries.move_to_end(peer)
-        while len(self.entries) > BOOK_PEERS_MAX:
-            self.entries.popitem(last=False)
-
-    def failed(self, peer: PeerId) -> None:
-        """Count a dial that failed; forget hearsay at once, others after `DIAL_FAILURES_MAX`."""
-        self.hearsay.pop(peer, None)
-        entry = self.entries.get(peer)
-        if entry is not None:
-            entry.failures += 1
-            if entry.failures >= DIAL_FAILURES_MAX:
-                del self.entries[peer]
-                self.changed = True
-
-    def draw(self, number: int, excluded: Container[PeerId], rng: Random) -> list[PeerId]:
-        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known."""
-        worked = sorted(peer for peer in self.entries if peer not in excluded)
-        heard = sorted(peer for peer in self.hearsay if peer not in excluded)
-        from_worked = min(len(worked), number - min(len(heard), number // 2))
-        from_heard = min(len(heard), number - from_worked)
-        return rng.sample(worked, from_worked) + rng.sample(heard, from_heard)
-
-    def addresses(self, peer: PeerId) -> tuple[str, ...]:
-        """Where a peer may be reached."""
-        entry = self.entries.get(peer) or self.hearsay.get(peer)
-        return entry.addresses if entry else ()
-
-
-def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(saved))
-    temporary.replace(path)
 
 
 class Discovery:
@@ -210,6 +99,9 @@ class Discovery:
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
+        self._dialled: dict[PeerId, str] = {}  # connected peers, by the address that answered
+        self._looked_at: float = trio.current_time()
+        self._looked_around: deque[PeerId] = deque()
         self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
         # The newest hello of each instance, by peer: at most two instances each
         self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
@@ -266,11 +158,24 @@ class Discovery:
                 elif peer not in connected:
                     nursery.start_soon(self._dial_bootstrap, address, unreachable)
             number = max(0, min(PEERS_WANTED - len(connected), DIALS_PER_BEAT_MAX))
+            if number == 0 and trio.current_time() - self._looked_at >= LOOK_AROUND_S:
+                number = 1
+                nursery.start_soon(self._leave_looked_around, connected)
             excluded = connected | self._strangers | {self._identity.peer_id}
             excluded |= self._warden.banned_peers()
-            for peer in self._book.draw(number, excluded, self._rng):
+            for peer in self._book.draw(number, excluded, self._rng, trio.current_time()):
+                self._looked_at = trio.current_time()
+                if len(connected) >= PEERS_WANTED:
+                    self._looked_around.append(peer)
                 nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
         self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
+
+    async def _leave_looked_around(self, connected: Collection[PeerId]) -> None:
+        """Leave the oldest of the connections that looking around made, where there are enough."""
+        while len(self._looked_around) >= LOOKED_AROUND_MAX:
+            peer = self._looked_around.popleft()
+            if peer in connected and len(self._transport.peers()) > PEERS_WANTED:
+                await self._transport.disconnect(peer)
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """The first address, which its owner prefers, and any other ones."""
@@ -280,9 +185,11 @@ class Discovery:
 
     async def _dial_bootstrap(self, address: str, unreachable: list[str]) -> None:
         try:
-            await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
+            peer = await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
         except TransportError as error:
             unreachable.append(f"{address} ({error})")
+        else:
+            self._dialled[peer] = address
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         for address in addresses:
@@ -290,9 +197,10 @@ class Discovery:
                 await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S / len(addresses))
             except (TransportError, ConfigError):
                 continue
+            self._dialled[peer] = address
             return
         if self._transport.peers():  # with nobody to be reached, the fault may be our own link's
-            self._book.failed(peer)
+            self._book.failed(peer, trio.current_time())
 
     # --- hello -----------------------------------------------------------------------------
 
@@ -304,6 +212,8 @@ class Discovery:
             connected = self._transport.peers()
             for gone in self.peers.keys() - set(connected):
                 del self.peers[gone]
+            for gone in self._dialled.keys() - set(connected):
+                del self._dialled[gone]
             due = [peer for peer in connected if peer not in greeted]
             if trio.current_time() >= next_beat:
                 due = list(connected)
@@ -350,12 +260,17 @@ class Discovery:
             await self._leave(peer)
             return
         self._strangers.discard(peer)  # it may have come back with our run
-        addresses = _of_peer(peer, reply.addresses)
+        addresses = self._plausible(peer, peer, reply.addresses)
         self.peers[peer] = PeerInfo(reply.agent, addresses)
-        self._book.learn(peer, addresses, worked=True)
+        worked = [self._dialled[peer]] if peer in self._dialled else []
+        self._book.learn(peer, list(dict.fromkeys([*worked, *addresses])), worked=True)
         self._learn_hearsay(peer, reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
+
+    def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+        """What a connected peer says of where a peer is, as far as it can know and we can dial."""
+        return plausible(_of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
         """Keep a few names that are new: one peer must not fill our book."""
@@ -368,7 +283,7 @@ class Discovery:
         told_by = self._warden.share_of(teller)
         for known in new[:HEARSAY_PER_REPLY_MAX]:
             peer = PeerId(known.peer_id)
-            addresses = _of_peer(peer, known.addresses)
+            addresses = self._plausible(teller, peer, known.addresses)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
 
     async def _leave(self, peer: PeerId) -> None:
@@ -406,7 +321,7 @@ class Discovery:
         if hello.run_id != self._run_id:
             self._ledger.reject(peer, Reject.OTHER_RUN)
         else:
-            addresses = _of_peer(peer, hello.addresses)
+            addresses = self._plausible(peer, peer, hello.addresses)
             self.peers[peer] = PeerInfo(hello.agent, addresses)
             told_by = self._warden.share_of(peer)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)

@@ -9,7 +9,8 @@ import trio
 
 from node.simulated import EPOCH_S, run_inline
 from swarm import codec
-from swarm.discovery import HEARSAY_PEERS_MAX, AddressBook, Discovery
+from swarm.address_book import HEARSAY_PEERS_MAX, AddressBook
+from swarm.discovery import Discovery
 from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger

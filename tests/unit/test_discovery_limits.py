@@ -12,13 +12,15 @@ from pydantic import ValidationError
 
 from node.simulated import EPOCH_S, run_inline
 from swarm import codec, discovery
-from swarm.discovery import (
-    DIAL_FAILURES_MAX,
-    DIAL_TIMEOUT_S,
+from swarm.address_book import (
+    BOOK_PEERS_MAX,
     HEARSAY_PEERS_MAX,
-    HEARSAY_PER_REPLY_MAX,
     HEARSAY_PER_TELLER_MAX,
     AddressBook,
+)
+from swarm.discovery import (
+    DIAL_TIMEOUT_S,
+    HEARSAY_PER_REPLY_MAX,
     Discovery,
 )
 from swarm.errors import RemoteProtocolError
@@ -269,11 +271,13 @@ def test_the_book_is_written_off_the_loop_and_only_when_it_changed(tmp_path: Pat
             await book.save_if_changed(run_sync)
         assert len(calls) == 1
         assert AddressBook.load(path).entries.keys() == {"peer"}
-        for _ in range(DIAL_FAILURES_MAX):
-            book.failed(PeerId("peer"))
+        for number in range(BOOK_PEERS_MAX):
+            book.learn(PeerId(f"peer {number}"), [f"/memory/{number}"], worked=True)
         await book.save_if_changed(run_sync)
         assert len(calls) == 2
-        assert not AddressBook.load(path).entries
+        entries = AddressBook.load(path).entries
+        assert len(entries) == BOOK_PEERS_MAX
+        assert "peer" not in entries, "the one that was heard of longest ago goes"
 
     run(main)
 

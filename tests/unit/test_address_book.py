@@ -1,0 +1,79 @@
+"""The address book: back-off without forgetting, and hearsay that nobody can mean."""
+
+from random import Random
+
+import pytest
+
+from swarm.address_book import (
+    DIAL_AGAIN_MAX_S,
+    DIAL_AGAIN_S,
+    GLOBAL,
+    LOCAL,
+    NOWHERE,
+    THIS_MACHINE,
+    AddressBook,
+    plausible,
+    reach_of,
+)
+from swarm.identity import PeerId
+
+ANN, BEN = PeerId("ann"), PeerId("ben")
+
+
+def test_a_peer_that_does_not_answer_is_dialled_ever_more_rarely_and_never_forgotten() -> None:
+    book = AddressBook()
+    book.learn(ANN, ["/memory/1/p2p/ann"], worked=True)
+    now_s, pauses = 0.0, []
+    for _ in range(200):
+        assert book.draw(4, (), Random(0), now_s) == [ANN]
+        book.failed(ANN, now_s)
+        assert book.draw(4, (), Random(0), now_s) == []
+        due_s = book.entries[ANN].due_s
+        pauses.append(due_s - now_s)
+        now_s = due_s
+    assert pauses[:3] == [DIAL_AGAIN_S, 2 * DIAL_AGAIN_S, 4 * DIAL_AGAIN_S]
+    assert max(pauses) == pauses[-1] == DIAL_AGAIN_MAX_S
+    book.learn(ANN, [], worked=True)
+    assert book.entries[ANN].failures == 0
+
+
+def test_hearsay_is_forgotten_at_the_first_failure() -> None:
+    book = AddressBook()
+    book.learn(BEN, ["/memory/1/p2p/ben"], worked=False)
+    book.failed(BEN, 0.0)
+    assert not book.hearsay
+
+
+@pytest.mark.parametrize(
+    ("address", "reach"),
+    [
+        ("/ip4/8.8.8.8/tcp/1", GLOBAL),
+        ("/ip6/2606:4700::1/tcp/1", GLOBAL),
+        ("/dns/node.example.org/tcp/1", GLOBAL),
+        ("/memory/7", GLOBAL),
+        ("/ip4/192.168.1.1/tcp/1", LOCAL),
+        ("/ip4/10.0.0.1/tcp/1", LOCAL),
+        ("/ip4/100.64.0.1/tcp/1", LOCAL),
+        ("/ip4/169.254.169.254/tcp/80", LOCAL),
+        ("/ip6/fe80::1/tcp/1", LOCAL),
+        ("/ip6/fd00::1/tcp/1", LOCAL),
+        ("/ip6/::ffff:192.168.1.1/tcp/1", LOCAL),
+        ("/ip4/127.0.0.53/tcp/1", THIS_MACHINE),
+        ("/ip6/::1/tcp/1", THIS_MACHINE),
+        ("/ip6/::ffff:127.0.0.1/tcp/1", THIS_MACHINE),
+        ("/ip4/0.0.0.0/tcp/1", NOWHERE),
+        ("/ip4/224.0.0.1/tcp/1", NOWHERE),
+        ("/ip4/nonsense/tcp/1", NOWHERE),
+    ],
+)
+def test_from_how_far_an_address_can_be_dialled(address: str, reach: int) -> None:
+    assert reach_of(address) == reach
+
+
+def test_nobody_sends_us_into_our_own_network_from_outside() -> None:
+    public, local, machine = "/ip4/8.8.8.8/tcp/1", "/ip4/192.168.1.1/tcp/1", "/ip4/127.0.0.1/tcp/1"
+    everywhere = (public, local, machine, "/ip4/0.0.0.0/tcp/1")
+    assert plausible(everywhere, "9.9.9.9") == (public,)
+    assert plausible(everywhere, None) == (public,)
+    assert plausible(everywhere, "192.168.1.7") == (public, local)
+    assert plausible(everywhere, "127.0.0.1") == (public, local, machine)
