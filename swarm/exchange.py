@@ -18,7 +18,7 @@ import trio
 
 from swarm import codec
 from swarm.budget import ByteBudget
-from swarm.errors import Reject, RemoteProtocolError, RequestRefused, TransportError
+from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
@@ -56,6 +56,9 @@ __all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
 Rewards = tuple[float, ...]
 
 REPLY_OVERHEAD_BYTES = 1_024
+CATCH_UP_LOOK_S = 1.0
+CATCH_UPS_PER_LOOK_MAX = 4
+STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
 SERVE_SLACK_S = 5.0
 SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
 SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
@@ -133,6 +136,8 @@ class Exchange:
         return shared
 
     async def _advertise(self, example: RolloutGroup, entries: Sequence[AdvertEntry]) -> None:
+        if example.expires_at_s <= self._now_s():
+            return  # the machine slept while the groups were made: nobody would take them
         body = AdvertBody(
             type="advert",
             run_id=example.run_id,
@@ -336,22 +341,25 @@ class Exchange:
             pass
 
     async def _catch_up_forever(self) -> None:
-        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost."""
+        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost. When
+        this process was stopped for a while, all peers are as good as new."""
         asked: set[PeerId] = set()
-        next_any_s = trio.current_time()
-        while True:
-            peers = self._transport.peers()
-            asked &= set(peers)
-            fresh = [peer for peer in peers if peer not in asked]
-            if not fresh and peers and trio.current_time() >= next_any_s:
-                fresh = [self._rng.choice(peers)]
-            for peer in fresh[:4]:
-                asked.add(peer)
-                next_any_s = trio.current_time() + self._rules.catch_up_interval_s
-                await self._catch_up(peer)
-            await trio.sleep(1.0)
+        last = next_any = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            while True:
+                now, peers = trio.current_time(), self._transport.peers()
+                asked.intersection_update(peers if now - last <= STOPPED_S else ())
+                fresh = [peer for peer in peers if peer not in asked][:CATCH_UPS_PER_LOOK_MAX]
+                if not fresh and peers and now >= next_any:
+                    fresh = [self._rng.choice(peers)]
+                for peer in fresh:
+                    asked.add(peer)
+                    next_any = now + self._rules.catch_up_interval_s
+                    nursery.start_soon(self._catch_up, peer, asked)
+                last = now
+                await trio.sleep(CATCH_UP_LOOK_S)
 
-    async def _catch_up(self, peer: PeerId) -> None:
+    async def _catch_up(self, peer: PeerId, asked: set[PeerId]) -> None:
         ask = codec.encode(RecentAdverts(type="recent_adverts", run_id=self._rules.run_id))
         try:
             answer = await self._transport.request(
@@ -364,6 +372,9 @@ class Exchange:
             reply = codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
         except RemoteProtocolError as error:
             self.ledger.reject(peer, error.reason)
+            return
+        except RequestTimeout:
+            asked.discard(peer)  # it is cut off: ask again until it is not
             return
         except TransportError:
             return
