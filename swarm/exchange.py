@@ -349,12 +349,13 @@ class Exchange:
             while True:
                 now, peers = trio.current_time(), self._transport.peers()
                 asked.intersection_update(peers if now - last <= STOPPED_S else ())
-                fresh = [peer for peer in peers if peer not in asked][:CATCH_UPS_PER_LOOK_MAX]
-                if not fresh and peers and now >= next_any:
-                    fresh = [self._rng.choice(peers)]
-                for peer in fresh:
-                    asked.add(peer)
+                fresh = [peer for peer in peers if peer not in asked]
+                ask = self._rng.sample(fresh, min(len(fresh), CATCH_UPS_PER_LOOK_MAX))
+                if now >= next_any and peers:
                     next_any = now + self._rules.catch_up_interval_s
+                    ask.append(self._rng.choice(peers))
+                for peer in dict.fromkeys(ask):
+                    asked.add(peer)
                     nursery.start_soon(self._catch_up, peer, asked)
                 last = now
                 await trio.sleep(CATCH_UP_LOOK_S)
