@@ -18,9 +18,10 @@ import secrets
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from random import Random
@@ -49,6 +50,7 @@ from node.training.spec import TrainerSpec
 from swarm.address_book import AddressBook
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
 from swarm.identity import Identity
+from swarm.lan import LanUnavailable, announced, run_lan, tag_of
 from swarm.pool import Pool, PoolLimits
 from swarm.reputation import Ban
 from swarm.transport.libp2p_host import open_libp2p
@@ -260,6 +262,7 @@ class _App:
                     await nursery.start(self._node.run_network)
                     await nursery.start(serve_status, config.data_dir, self._snapshot)
                     self._greet(transport.addresses())
+                    nursery.start_soon(self._look_on_the_lan, transport.addresses())
                     nursery.start_soon(self._show)
                     await self._train_to_the_end()
                     nursery.cancel_scope.cancel()
@@ -278,6 +281,18 @@ class _App:
         self._say("the next machine joins with any one of these lines:")
         for address in addresses:
             self._say(f"  swarm-node join --peer {address}{run}")
+
+    async def _look_on_the_lan(self, addresses: Sequence[str]) -> None:
+        """Nodes that listen on loopback alone are nobody's neighbours."""
+        own = announced(addresses)
+        if not self._config.lan or not own:
+            return
+        tag = tag_of(self._config.run.run_id, self._membership.key)
+        found = partial(self._node.discovery.learn_found, by="the local network")
+        try:
+            await run_lan(self._identity.peer_id, tag, own, found)
+        except LanUnavailable as error:
+            self._node.notes["lan"] = f"no discovery on the local network: {error}"
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

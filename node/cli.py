@@ -60,6 +60,9 @@ def _add_join(commands: Any) -> None:
         "--private", action="store_true", default=None, help="start a swarm for the invited alone"
     )
     join.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
+    join.add_argument(
+        "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
+    )
     join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
     join.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"

@@ -247,6 +247,7 @@ class NodeConfig(_Frozen):
     )
     private: bool = False  # start a swarm that only those with an invitation can join
     allow: Path | None = None  # of peer ids; others are refused
+    lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
 
     # policy and rollouts

@@ -41,6 +41,7 @@ _KINDS: Mapping[str, str] = {
 
 
 _SHORT_FLAGS: Mapping[str, str] = {
+    "lan": "no-lan",
     "peers": "peer",
     "local_groups": "local",
     "external_groups": "external",

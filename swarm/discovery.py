@@ -286,6 +286,11 @@ class Discovery:
             addresses = self._plausible(teller, peer, known.addresses)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
 
+    def learn_found(self, peer: PeerId, addresses: Sequence[str], *, by: str) -> None:
+        """Take note of a peer that was found in another way than by a peer's word: hearsay too."""
+        if peer != self._identity.peer_id:
+            self._book.learn(peer, _of_peer(peer, addresses), worked=False, told_by=by)
+
     async def _leave(self, peer: PeerId) -> None:
         self._ledger.reject(peer, Reject.OTHER_RUN)
         if len(self._strangers) < BOOK_PEERS_MAX:

@@ -28,6 +28,10 @@ VIOLATIONS = {
         ("swarm/transport/planted.py", "from libp2p.host import basic_host"),
         ("node/planted.py", "import libp2p.peer.id"),
     ],
+    "zeroconf is imported in swarm.lan alone": [
+        ("swarm/planted.py", "import zeroconf"),
+        ("node/planted.py", "from zeroconf import Zeroconf"),
+    ],
     "reasoning_gym is imported in node.tasks.reasoning_gym alone": [
         ("node/planted.py", "import reasoning_gym"),
         ("node/tasks/planted.py", "from reasoning_gym import factory"),
