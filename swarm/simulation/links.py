@@ -5,8 +5,13 @@ share, and occupies it for `bytes / up`; then come latency and an exponential ji
 occupies the receiver's downlink for `bytes / down`, which overlaps with its own arrival, as bytes
 are passed on while others still come.
 
+A message starts slowly, as TCP does when it does not know the path: with ten packets' worth in a
+round trip, twice as fast in each that follows, until the link is full. Nothing is remembered from
+one message to the next.
+
 Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
-lost, but each lost packet delays it by a retransmission timeout and is sent again.
+lost, but each lost packet delays it and is sent again: after a round trip if enough packets follow
+to show that it is missing, else after a timeout.
 
 A clogged host's link stands still in both directions for a while and then goes on where it was.
 """
@@ -23,7 +28,10 @@ from swarm.transport.memory_gossip import Flight
 PACKET_BYTES = 1460
 OVERHEAD_BYTES = 80  # headers of a message, whatever its size
 REORDER_S_MAX = 1.0  # how long a reordered message is held back, at most
+WINDOW_BYTES = 10 * PACKET_BYTES  # what TCP sends in the first round trip
+STARTUP_GAIN = 2.0 / math.log(2.0)  # BBR's: paced so, the rate doubles in each round trip
 RETRANSMIT_AFTER_S = 0.2  # at least; otherwise two round trips
+PROBES_MAX = 4  # packets of a message too short to show by those that follow that one is missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,8 @@ class SimulatedLinks:
         """Put a message on its way."""
         path = self.path(source, target)
         size = payload_bytes + OVERHEAD_BYTES
-        losses = _losses(math.ceil(size / PACKET_BYTES), path.loss, rng) if reliable else 0
+        packets = math.ceil(size / PACKET_BYTES)
+        losses = _losses(packets, path.loss, rng) if reliable else 0
         start_s = max(now_s, self._up_busy_until_s.get(source, 0.0))
         depart_s = start_s + (size + losses * PACKET_BYTES) / path.up_bytes_per_s
         self._up_busy_until_s[source] = depart_s
@@ -113,9 +122,10 @@ class SimulatedLinks:
             latency_s += rng.expovariate(1.0 / path.jitter_s)
         if not reliable and path.reordering > 0.0 and rng.random() < path.reordering:
             latency_s += REORDER_S_MAX * rng.random()
+        slow_s = _slow_start_s(size, path) + losses * _retransmit_s(packets, path)
         return Flight(
             first_s=start_s + latency_s,
-            last_s=depart_s + latency_s + losses * max(RETRANSMIT_AFTER_S, 4.0 * path.latency_s),
+            last_s=depart_s + latency_s + slow_s,
             wire_bytes=size,
             copies=1 if reliable else _copies(path, rng),
         )
@@ -130,6 +140,31 @@ class SimulatedLinks:
         done_s = max(now_s, start_s + flight.wire_bytes / rate)
         self._down_busy_until_s[target] = done_s
         return done_s
+
+
+def _slow_start_s(size: int, path: LinkProfile) -> float:
+    """How much longer a message takes than at the full rate of its path. Its first packet does not.
+
+    From `STARTUP_GAIN * WINDOW_BYTES` in a round trip the rate doubles in each: an exponential
+    whose integral is what has been sent.
+    """
+    round_trip_s = 2.0 * path.latency_s
+    rate = min(path.up_bytes_per_s, path.down_bytes_per_s)
+    first_bytes = STARTUP_GAIN * WINDOW_BYTES  # in the first round trip, if the rate stayed so
+    if round_trip_s == 0.0 or rate * round_trip_s <= first_bytes:
+        return 0.0
+    full_bytes = (rate * round_trip_s - first_bytes) / math.log(2.0)  # sent until the link is full
+    sent_bytes = min(max(0.0, size - PACKET_BYTES), full_bytes)
+    grown_s = round_trip_s * math.log2(1.0 + sent_bytes * math.log(2.0) / first_bytes)
+    return grown_s - sent_bytes / rate
+
+
+def _retransmit_s(packets: int, path: LinkProfile) -> float:
+    """How long one lost packet holds a message up."""
+    round_trip_s = 2.0 * path.latency_s
+    if packets > PROBES_MAX:
+        return round_trip_s
+    return max(RETRANSMIT_AFTER_S, 2.0 * round_trip_s)
 
 
 def _losses(packets: int, loss: float, rng: Random) -> int:

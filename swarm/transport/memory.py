@@ -52,7 +52,7 @@ from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscriptio
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs; None where it is the network's own."""
 
-HANDSHAKE_ROUND_TRIPS = 3  # TCP, Noise, the stream multiplexer
+HANDSHAKE_ROUND_TRIPS = 6  # TCP, two to agree on Noise, Noise, two to agree on Yamux
 HANDSHAKE_BYTES = 200
 REFUSAL_BYTES = 16
 HANDSHAKE = "handshake"  # under this name its bytes are counted

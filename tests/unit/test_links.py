@@ -7,7 +7,13 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.simulation.links import OVERHEAD_BYTES, RETRANSMIT_AFTER_S, LinkProfile, SimulatedLinks
+from swarm.simulation.links import (
+    OVERHEAD_BYTES,
+    PACKET_BYTES,
+    PROBES_MAX,
+    LinkProfile,
+    SimulatedLinks,
+)
 
 A, B, C, D = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("d")
 RNG = Random(0)
@@ -69,19 +75,46 @@ def test_gossip_is_lost_and_duplicated_as_often_as_said() -> None:
 
 
 @pytest.mark.parametrize("loss", [0.01, 0.5])
-def test_a_reliable_message_comes_late_by_each_lost_packet(loss: float) -> None:
-    links = SimulatedLinks(LinkProfile(loss=loss))
-    rng = Random(1)
-    packets, messages = 100, 400
-    flights = [
-        links.send(A, B, packets * 1460 - OVERHEAD_BYTES, 0.0, rng, reliable=True)
-        for _ in range(messages)
-    ]
-    assert {flight.copies for flight in flights} == {1}
-    lost = [flight.last_s / RETRANSMIT_AFTER_S for flight in flights]
-    assert all(each == pytest.approx(round(each)) for each in lost)
+@pytest.mark.parametrize(("packets", "late_s"), [(PROBES_MAX, 0.2), (100, 0.05)])
+def test_a_reliable_message_comes_late_by_each_lost_packet(
+    loss: float, packets: int, late_s: float
+) -> None:
+    size, messages, rng = packets * PACKET_BYTES - OVERHEAD_BYTES, 4000 // packets * 10, Random(1)
+
+    def last_s(links: SimulatedLinks) -> float:
+        return links.send(A, B, size, 0.0, rng, reliable=True).last_s
+
+    without_s = last_s(SimulatedLinks(LinkProfile(latency_s=0.025)))
+    lossy = SimulatedLinks(LinkProfile(latency_s=0.025, loss=loss))
+    lost = [(last_s(lossy) - without_s) / late_s for _ in range(messages)]
+    assert all(each == pytest.approx(round(each), abs=1e-6) for each in lost)
     expected = packets * loss / (1.0 - loss)  # retransmissions may be lost as well
     assert sum(lost) / messages == pytest.approx(expected, rel=0.15)
+
+
+def slow_s(size: int, rate: float = math.inf, latency_s: float = 0.05) -> float:
+    """How long it takes until the last byte left, on an unused path."""
+    links = SimulatedLinks(LinkProfile(latency_s=latency_s, down_bytes_per_s=rate))
+    flight = links.send(A, B, size - OVERHEAD_BYTES, 0.0, Random(1), reliable=True)
+    return flight.last_s - latency_s
+
+
+def test_a_message_starts_slowly_and_doubles_its_rate_in_each_round_trip() -> None:
+    assert slow_s(PACKET_BYTES) == pytest.approx(0.0)
+    # 2.885 * 14600 bytes in the first round trip if the rate stayed, so 60766 as it doubles
+    doubled = [PACKET_BYTES + 60_766 * (2**trips - 1) for trips in range(6)]
+    assert [slow_s(size) for size in doubled] == pytest.approx(
+        [0.1 * trips for trips in range(6)], abs=1e-4
+    )
+    assert slow_s(10**6, latency_s=0.0) == 0.0
+
+
+def test_a_message_has_no_slow_start_beyond_the_rate_of_its_path() -> None:
+    assert slow_s(10**6, rate=4e5) == pytest.approx(0.0)  # 40 KB in a round trip: full at once
+    # four times as fast: full after two round trips, then no more is lost
+    extra_s = slow_s(10**6, rate=4 * 421_270)
+    assert 0.0 < extra_s < 0.2
+    assert slow_s(10**7, rate=4 * 421_270) == pytest.approx(extra_s, rel=1e-4)
 
 
 @pytest.mark.parametrize(
