@@ -3,15 +3,15 @@
 Upstream forwards at most ten messages a second and topic from each peer, ourselves included, and
 drops the rest in silence; its queues hold 32; its adaptive mode turns a heartbeat of 1 s into one
 of 60 s; it keeps whole messages to look for equivocation; it signs and checks an address record
-with every message; it mixes up the control messages of different peers; it starts its sequence
-numbers from the clock in seconds, so that a node that restarts reuses some; and one malformed
-message ends the whole host.
+with every message; it mixes up the control messages of different peers, and does whatever they ask
+for; it starts its sequence numbers from the clock in seconds, so that a node that restarts reuses
+some; and one malformed message ends the whole host.
 """
 
 import logging
 import secrets
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Container, Iterable
 from typing import Any, cast
 
 import trio
@@ -25,8 +25,10 @@ from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.rpc_queue import PriorityQueue
+from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.pubsub.validators import signature_validator
 
+from swarm.budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p_workarounds import HardHost, Workarounds
 from swarm.transport.libp2p_yamux import MuxedConnection
@@ -41,6 +43,12 @@ RPC_BYTES_MAX = 1_048_576
 MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
+IDS_PER_RPC_MAX = 2_048  # of messages that a peer offers, or wants
+ID_BYTES_MAX = 256
+BACK_OFF_S_MAX = 600
+BACK_OFFS_MAX = 1_024  # peers of one topic
+ANSWER_BYTES_PER_S = 262_144.0  # of messages that one peer wants
+ANSWERED_PEERS_MAX = 256  # whose budgets are kept
 TOPIC_CHARS_MAX = 256
 TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
@@ -75,20 +83,38 @@ class Router(GossipSub):
         )
         # upstream appends the time of each message and never removes one
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
+        self._answer_budgets: OrderedDict[ID, ByteBudget] = OrderedDict()
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
         """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
         return True
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
-        """Control messages about topics that are not ours are dropped: upstream remembers each."""
-        control = rpc.control
-        groups: tuple[Any, ...] = (control.ihave, control.graft, control.prune)
-        for entries in groups:
-            ours = [entry for entry in entries if entry.topicID in self.mesh]
-            del entries[:]
-            entries.extend(ours[:TOPICS_PER_PEER_MAX])
+        trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
+        for peers in self.back_off.values():  # upstream keeps each that ever pruned us
+            while len(peers) > BACK_OFFS_MAX:
+                del peers[next(iter(peers))]
+
+    async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
+        """Upstream sends all that is asked for: a megabyte for every hundred bytes of asking."""
+        budget = self._answer_budget(sender_peer_id)
+        now = trio.current_time()
+        answered: list[bytes] = []
+        for message_id in iwant_msg.messageIDs:
+            message = self.mcache.get(safe_bytes_from_hex(message_id) or b"")
+            if message is not None and not budget.is_spent(now):
+                budget.spend(message.ByteSize(), now)
+                answered.append(message_id)
+        await super().handle_iwant(rpc_pb2.ControlIWant(messageIDs=answered), sender_peer_id)
+
+    def _answer_budget(self, peer: ID) -> ByteBudget:
+        if peer not in self._answer_budgets:
+            self._answer_budgets[peer] = ByteBudget(ANSWER_BYTES_PER_S, trio.current_time())
+        self._answer_budgets.move_to_end(peer)
+        while len(self._answer_budgets) > ANSWERED_PEERS_MAX:
+            self._answer_budgets.popitem(last=False)
+        return self._answer_budgets[peer]
 
     async def _emit_control_msgs(
         self,
@@ -114,6 +140,38 @@ class Router(GossipSub):
         """Address records are left out: peers learn addresses elsewhere."""
         rpc.ClearField("senderRecord")
         super().send_rpc(peer_id, rpc, priority)
+
+
+def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> None:
+    """Leave of the control messages what version 1.1 needs for our topics, and no more of it than
+    an honest peer sends.
+
+    Upstream remembers every topic that is named; dials whom a prune names, at the addresses that it
+    names; stores address records and the ids of messages that a later version does not want; and
+    handles an id as often as it is repeated.
+    """
+    rpc.ClearField("senderRecord")
+    control = rpc_pb2.ControlMessage()
+    for offer in _about(topics, rpc.control.ihave):
+        ids = _some_ids(offer.messageIDs)
+        control.ihave.append(rpc_pb2.ControlIHave(topicID=offer.topicID, messageIDs=ids))
+    control.graft.extend(_about(topics, rpc.control.graft))
+    for prune in _about(topics, rpc.control.prune):
+        back_off_s = min(prune.backoff, BACK_OFF_S_MAX)
+        control.prune.append(rpc_pb2.ControlPrune(topicID=prune.topicID, backoff=back_off_s))
+    wanted = _some_ids([each for entry in rpc.control.iwant for each in entry.messageIDs])
+    if wanted:
+        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=wanted))
+    rpc.control.CopyFrom(control)
+
+
+def _about(topics: Container[str], entries: Iterable[Any]) -> list[Any]:
+    return [entry for entry in entries if entry.topicID in topics][:TOPICS_PER_PEER_MAX]
+
+
+def _some_ids(ids: Iterable[bytes]) -> list[bytes]:
+    """Each id once, and no more than `IDS_PER_RPC_MAX`."""
+    return [each for each in dict.fromkeys(ids) if len(each) <= ID_BYTES_MAX][:IDS_PER_RPC_MAX]
 
 
 class SeenMessages:

@@ -1,0 +1,148 @@
+"""What a peer can make a node do by GossipSub's control messages: no more than the protocol needs."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from libp2p.peer.id import ID
+from libp2p.pubsub.pb import rpc_pb2
+
+from swarm.identity import Identity
+from swarm.transport import libp2p_gossip
+from swarm.transport.libp2p_gossip import (
+    BACK_OFF_S_MAX,
+    ID_BYTES_MAX,
+    IDS_PER_RPC_MAX,
+    TOPICS_PER_PEER_MAX,
+    trim_control,
+)
+from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from tests.support import run
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+TOPIC = "/test/topic"
+Control = rpc_pb2.ControlMessage
+
+
+def trimmed(**fields: Any) -> rpc_pb2.RPC:
+    rpc = rpc_pb2.RPC(control=Control(**fields))
+    trim_control(rpc, {TOPIC})
+    return rpc
+
+
+def test_each_wanted_message_counts_once() -> None:
+    ids = [b"a", b"b", b"a", *[b"c"] * 10_000, bytes(ID_BYTES_MAX + 1)]
+    rpc = trimmed(iwant=[rpc_pb2.ControlIWant(messageIDs=ids)] * 50)
+    assert [list(entry.messageIDs) for entry in rpc.control.iwant] == [[b"a", b"b", b"c"]]
+
+
+def test_ids_are_bounded() -> None:
+    ids = [i.to_bytes(4, "big") for i in range(IDS_PER_RPC_MAX + 9)]
+    rpc = trimmed(
+        iwant=[rpc_pb2.ControlIWant(messageIDs=ids)],
+        ihave=[rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=ids)] * (TOPICS_PER_PEER_MAX + 1),
+    )
+    assert [len(entry.messageIDs) for entry in rpc.control.iwant] == [IDS_PER_RPC_MAX]
+    assert [len(entry.messageIDs) for entry in rpc.control.ihave] == (
+        [IDS_PER_RPC_MAX] * TOPICS_PER_PEER_MAX
+    )
+
+
+def test_nobody_is_named_and_nothing_of_later_versions_is_kept() -> None:
+    prune = rpc_pb2.ControlPrune(
+        topicID=TOPIC, backoff=2**63, peers=[rpc_pb2.PeerInfo(peerID=b"x", signedPeerRecord=b"y")]
+    )
+    rpc = trimmed(
+        prune=[prune],
+        graft=[rpc_pb2.ControlGraft(topicID=TOPIC), rpc_pb2.ControlGraft(topicID="/other")],
+        idontwant=[rpc_pb2.ControlIDontWant(messageIDs=[b"a"])],
+    )
+    assert rpc.control == Control(
+        prune=[rpc_pb2.ControlPrune(topicID=TOPIC, backoff=BACK_OFF_S_MAX)],
+        graft=[rpc_pb2.ControlGraft(topicID=TOPIC)],
+    )
+    rpc = rpc_pb2.RPC(senderRecord=b"record")
+    trim_control(rpc, {TOPIC})
+    assert not rpc.HasField("senderRecord")
+
+
+def test_peers_that_prune_us_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_gossip, "BACK_OFFS_MAX", 3)
+
+    async def main() -> None:
+        async with open_libp2p(Identity(b"b" * 32), LOOPBACK) as b:
+            await b.subscribe(TOPIC, lambda peer, payload: True)
+            prune = rpc_pb2.ControlPrune(topicID=TOPIC, backoff=60)
+            for i in range(9):
+                peer = ID.from_base58(Identity(bytes([i]) * 32).peer_id)
+                await b._gossip._take(peer, rpc_pb2.RPC(control=Control(prune=[prune])))
+            assert len(b._router.back_off[TOPIC]) == 3
+
+    run(main)
+
+
+@asynccontextmanager
+async def subscribed_pair() -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
+    """Two hosts in each other's mesh."""
+    async with (
+        open_libp2p(Identity(b"a" * 32), LOOPBACK) as a,
+        open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
+    ):
+        for each in (a, b):
+            await each.subscribe(TOPIC, lambda peer, payload: True)
+        await a.connect(b.addresses()[0])
+        await until(lambda: b._id in a._router.mesh[TOPIC] and a._id in b._router.mesh[TOPIC])
+        yield a, b
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await trio.sleep(0.01)
+
+
+def test_messages_are_sent_again_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 50_000
+    monkeypatch.setattr(libp2p_gossip, "ANSWER_BYTES_PER_S", 3.0 * size)
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            for i in range(8):
+                await b.publish(TOPIC, bytes([i]) * size)
+            await until(lambda: a.counters.messages_in[TOPIC] == 8)
+            sent: list[rpc_pb2.RPC] = []
+            b._gossip.peer_queues[a._id].push = (  # type: ignore[method-assign]
+                lambda rpc, *rest, **more: sent.append(rpc)
+            )
+            wanted = rpc_pb2.ControlIWant(messageIDs=list(b._router.mcache.msgs) * 3)
+            assert len(wanted.messageIDs) == 24
+            await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(iwant=[wanted])))
+            again = [message for rpc in sent for message in rpc.publish]
+            assert len(again) == 3
+            assert len({message.seqno for message in again}) == 3
+
+    run(main)
+
+
+def test_a_prune_makes_nobody_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream dials the peers that it names, at the addresses that it gives."""
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            dialled: list[object] = []
+
+            async def note(peer: object) -> None:
+                dialled.append(peer)
+                await trio.lowlevel.checkpoint()
+
+            monkeypatch.setattr(b._host, "connect", note)
+            victim = Identity(b"v" * 32).peer_id
+            named = rpc_pb2.PeerInfo(peerID=a._id.from_base58(victim).to_bytes())
+            b._host.get_peerstore().add_addrs(a._id.from_base58(victim), [], 60)
+            prune = rpc_pb2.ControlPrune(topicID=TOPIC, peers=[named])
+            await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(prune=[prune])))
+            assert a._id not in b._router.mesh[TOPIC]  # it was heard
+            assert dialled == []
+
+    run(main)
