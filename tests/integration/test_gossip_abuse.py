@@ -1,4 +1,4 @@
-"""What a peer can make a node do by GossipSub's control messages: no more than the protocol needs."""
+"""What peers can make a node do by GossipSub's control messages: what the protocol needs, no more."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -98,7 +98,7 @@ async def subscribed_pair() -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransp
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110  state of another library
         await trio.sleep(0.01)
 
 
