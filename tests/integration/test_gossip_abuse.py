@@ -1,4 +1,4 @@
-"""What peers can make a node do by GossipSub's control messages: what the protocol needs, no more."""
+"""What a peer can make a node do by GossipSub's control messages: what the protocol needs."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
