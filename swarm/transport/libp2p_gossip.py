@@ -19,14 +19,17 @@ from google.protobuf.message import DecodeError
 from libp2p.abc import INetConn, INetStream
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
-from libp2p.network.stream.exceptions import StreamEOF, StreamError
+from libp2p.network.stream.exceptions import StreamError
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
-from libp2p.pubsub.rpc_queue import PriorityQueue
+from libp2p.pubsub.rpc_queue import PriorityQueue, RpcQueue
 from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.pubsub.validators import signature_validator
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from libp2p.utils import encode_varint_prefixed
 
 from swarm.budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
@@ -52,6 +55,7 @@ ANSWERED_PEERS_MAX = 256  # whose budgets are kept
 TOPIC_CHARS_MAX = 256
 TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
+WRITE_BYTES = 65_536  # of messages for one peer that leave together
 LENGTH_PREFIX_BYTES_MAX = 5
 
 Deliver = Callable[[ID, str, bytes], bool]
@@ -89,7 +93,35 @@ class Router(GossipSub):
         """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
         return True
 
+    async def publish(self, msg_forwarder: ID, pubsub_msg: rpc_pb2.Message) -> None:
+        """Send a message on to the mesh, encoded once.
+
+        Upstream copies, splits and encodes it for each peer anew, and lists this host's addresses
+        with every message. Its own way is left to it where a peer has not said its topics yet.
+        """
+        pubsub = self.pubsub
+        assert pubsub is not None
+        topic = pubsub_msg.topicIDs[0]
+        origin = ID(pubsub_msg.from_id)
+        if not pubsub.peers.keys() - {msg_forwarder, origin} <= pubsub.peer_topics.get(
+            topic, set()
+        ):
+            await super().publish(msg_forwarder, pubsub_msg)
+            return
+        self.mcache.put(pubsub_msg)
+        key = pubsub.get_message_id(pubsub_msg)
+        targets = self._get_peers_to_send([topic], msg_forwarder, origin, key)
+        frame = encode_varint_prefixed(rpc_pb2.RPC(publish=[pubsub_msg]).SerializeToString())
+        for peer in targets:
+            if (queue := pubsub.peer_queues.get(peer)) is not None:
+                queue.push(cast("Any", frame))
+
+    async def emit_control_message(self, control_msg: rpc_pb2.ControlMessage, to_peer: ID) -> None:
+        """Upstream lists this host's addresses with every message."""
+        self.send_rpc(to_peer, rpc_pb2.RPC(control=control_msg), priority=True)
+
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
+        rpc.ClearField("senderRecord")
         trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
         for peers in self.back_off.values():  # upstream keeps each that ever pruned us
@@ -201,14 +233,17 @@ class SeenMessages:
 
 
 class BoundedQueue(PriorityQueue):
-    """What waits for one peer. Upstream holds 32 messages of any size; here bytes count too."""
+    """What waits for one peer. Upstream holds 32 messages of any size; here bytes count too.
+
+    Holds encoded messages (`bytes`) beside upstream's.
+    """
 
     def __init__(self, messages_max: int) -> None:
         super().__init__(messages_max)
         self._bytes = 0
 
     def push(self, rpc: rpc_pb2.RPC, priority: bool = False) -> bool:
-        size = rpc.ByteSize()
+        size = _size(rpc)
         if self._bytes + size > PEER_QUEUE_BYTES_MAX or not super().push(rpc, priority):
             return False
         self._bytes += size
@@ -217,8 +252,12 @@ class BoundedQueue(PriorityQueue):
     def pop(self) -> rpc_pb2.RPC | None:
         rpc = super().pop()
         if rpc is not None:
-            self._bytes -= rpc.ByteSize()
+            self._bytes -= _size(rpc)
         return rpc
+
+
+def _size(rpc: rpc_pb2.RPC | bytes) -> int:
+    return len(rpc) if isinstance(rpc, bytes) else rpc.ByteSize()
 
 
 class Gossip(Pubsub):
@@ -244,7 +283,7 @@ class Gossip(Pubsub):
         peer_id = stream.muxed_conn.peer_id
         try:
             await self._read_messages(stream, peer_id)
-        except StreamEOF:
+        except MuxedStreamEOF:
             await stream.close()
         except (BaseLibp2pError, DecodeError, ValueError) as error:
             log.debug("gossip stream of %s ended: %s", peer_id, error)
@@ -279,11 +318,12 @@ class Gossip(Pubsub):
         return any(_alive(connection) for connection in connections)
 
     async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
-        buffer = bytearray()
+        assert isinstance(stream, NetStream)
+        muxed, buffer = stream.muxed_stream, bytearray()
         while True:
             end = _whole_message(buffer)
             if end is None:
-                buffer += await stream.read(READ_BYTES)
+                buffer += await muxed.read(READ_BYTES)
                 continue
             rpc = rpc_pb2.RPC()
             rpc.ParseFromString(bytes(buffer[end[0] : end[1]]))
@@ -293,7 +333,6 @@ class Gossip(Pubsub):
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
             log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
-        await trio.lowlevel.checkpoint()
         for message in rpc.publish[:MESSAGES_PER_RPC_MAX]:
             await self.push_msg(peer_id, message)
             await trio.lowlevel.checkpoint()  # a rejected message waits for nothing
@@ -302,6 +341,8 @@ class Gossip(Pubsub):
                 self.handle_subscription(peer_id, subscription)
         if rpc.HasField("control"):
             await self.router.handle_rpc(rpc, peer_id)
+        if not rpc.publish:
+            await trio.lowlevel.checkpoint()
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
         """Judge one message, deliver it here if it is another's, and forward it if it is good."""
@@ -329,6 +370,30 @@ class Gossip(Pubsub):
     async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
         rpc_msg.ClearField("senderRecord")
         return await super().write_msg(stream, rpc_msg)
+
+    async def handle_sending_messages(
+        self, peer_id: ID, stream: INetStream, queue: RpcQueue
+    ) -> None:
+        """Send what waits for a peer, several messages in one write. Upstream writes each alone."""
+        assert isinstance(stream, NetStream)
+        try:
+            while (rpc := await queue.pop()) is not None:
+                batch, size = [_encoded(rpc)], 0
+                while size < WRITE_BYTES and (more := queue._queue.pop()) is not None:
+                    batch.append(_encoded(more))
+                    size += len(batch[-1])
+                await stream.muxed_stream.write(b"".join(batch))
+        except (BaseLibp2pError, OSError):
+            log.debug("gossip stream to %s ended", peer_id)
+            self._handle_dead_peer(peer_id)
+
+
+def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
+    """A message with its length in front; without an address record, which nobody needs here."""
+    if isinstance(rpc, bytes):
+        return rpc
+    rpc.ClearField("senderRecord")
+    return encode_varint_prefixed(rpc.SerializeToString())
 
 
 def _alive(user: INetStream | INetConn) -> bool:

@@ -19,6 +19,8 @@ from libp2p.crypto.ed25519 import Ed25519PublicKey
 from libp2p.crypto.keys import KeyPair, PublicKey
 from libp2p.crypto.x25519 import X25519PublicKey
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import (
     InvalidSignature,
@@ -196,6 +198,7 @@ class NoiseSession(SecureSession):
             conn=raw,  # type: ignore[arg-type]  # asked for its addresses and closed, no more
         )
         self._raw = raw
+        self._tcp = _tcp_of(raw)
         self._sealer, self._opener = handshake.ciphers()
         self._sent = 0
         self._received = 0
@@ -220,7 +223,13 @@ class NoiseSession(SecureSession):
         return pieces
 
     async def _fetch(self) -> None:
-        data = await self._raw.read(SOCKET_READ_BYTES)
+        if self._tcp is None:
+            data = await self._raw.read(SOCKET_READ_BYTES)
+        else:
+            try:
+                data = bytes(await self._tcp.receive_some(SOCKET_READ_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                raise ConnectionClosedError(str(error), transport="tcp") from error
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
         self._open_records(self._sealed + data if self._sealed else data)
@@ -275,7 +284,22 @@ class NoiseSession(SecureSession):
             self._sealer.encrypt_into(_nonce(self._sent), record, None, view[start:end])
             self._sent += 1
             at = end
-        await self._raw.write(sealed)  # type: ignore[arg-type]  # sent as it is, never kept
+        if self._tcp is None:
+            await self._raw.write(bytes(sealed))
+            return
+        try:
+            await self._tcp.send_all(sealed)
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            raise ConnectionClosedError(str(error), transport="tcp") from error
+
+
+def _tcp_of(raw: IRawConnection) -> trio.abc.Stream | None:
+    """The TCP stream under a connection: upstream's layers take three locks for each use of it.
+
+    `None` under a relayed connection.
+    """
+    inner = raw.stream if isinstance(raw, RawConnection) else None
+    return inner.stream if isinstance(inner, TrioTCPStream) else None
 
 
 def _records(pieces: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

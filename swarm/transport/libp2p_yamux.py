@@ -96,6 +96,8 @@ class Outbox:
     async def put(self, header: bytes, data: Piece = b"") -> None:
         """Hand over a frame that must stay in order, when there is room for it.
 
+        Gives way to other tasks only where there is none: a task can fill the outbox, no more.
+
         Raises:
             ConnectionClosedError: the connection is gone.
         """
@@ -109,7 +111,6 @@ class Outbox:
             self._data.append(data)
         self._data_bytes += len(header) + len(data)
         self._lot.unpark_all()
-        await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def take(self) -> list[Piece]:
         """Wait for frames and take all that wait, control frames first.
@@ -216,7 +217,11 @@ class EventStream(YamuxStream):
 
     async def write(self, data: bytes) -> None:
         view = memoryview(data if isinstance(data, bytes) else bytes(data))
-        async with self._write_lock:
+        try:
+            self._write_lock.acquire_nowait()  # `acquire` would give way to all other tasks
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
+        try:
             while view:
                 await self._wait_for_window()
                 size = min(len(view), self.send_window, FRAME_BYTES_MAX)
@@ -224,6 +229,8 @@ class EventStream(YamuxStream):
                 header = HEADER.pack(0, TYPE_DATA, 0, self.stream_id, size)
                 await self.conn.outbox.put(header, view[:size])
                 view = view[size:]
+        finally:
+            self._write_lock.release()
 
     async def _wait_for_window(self) -> None:
         if self.send_window <= 0:
@@ -240,7 +247,8 @@ class EventStream(YamuxStream):
 
         Upstream takes the lock of all streams several times for each read.
         """
-        await trio.lowlevel.checkpoint()
+        if self.buffer:
+            await trio.lowlevel.checkpoint()
         while not self.buffer:
             if self.reset_received:
                 raise MuxedStreamReset("stream was reset")
@@ -314,9 +322,8 @@ class HardYamux(MuxedConnection):
         if data[3] & FLAG_FIN:
             await self.outbox.put(data)
         else:
-            await trio.lowlevel.checkpoint_if_cancelled()
+            await trio.lowlevel.checkpoint()
             self.outbox.put_control(data)
-            await trio.lowlevel.cancel_shielded_checkpoint()
 
     def send_control(self, header: bytes) -> None:
         """Send a control frame, unless the connection is gone."""

@@ -8,25 +8,39 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 
 
-class Raw(RawConnection):
+class Pipe(trio.abc.Stream):
     """One end of a pipe. Counts its reads and writes; the next write may be spoilt on its way."""
 
-    def __init__(self, pipe: trio.StapledStream[Any, Any], *, initiator: bool) -> None:
-        super().__init__(TrioTCPStream(pipe), initiator)  # type: ignore[arg-type]
+    def __init__(self, inner: trio.StapledStream[Any, Any]) -> None:
+        self._inner = inner
         self.reads = self.writes = 0
         self.spoil: Callable[[bytearray], None] | None = None
 
-    async def read(self, n: int | None = None) -> bytes:
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
         self.reads += 1
-        return await super().read(n)
+        return bytes(await self._inner.receive_some(max_bytes))
 
-    async def write(self, data: bytes) -> None:
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         self.writes += 1
+        data = bytearray(data)
         if self.spoil is not None:
-            data = bytearray(data)  # type: ignore[assignment]
-            self.spoil(data)  # type: ignore[arg-type]
+            self.spoil(data)
             self.spoil = None
-        await super().write(data)
+        await self._inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._inner.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class Raw(RawConnection):
+    """A raw connection over one end of a pipe."""
+
+    def __init__(self, inner: trio.StapledStream[Any, Any], *, initiator: bool) -> None:
+        self.pipe = Pipe(inner)
+        super().__init__(TrioTCPStream(self.pipe), initiator)  # type: ignore[arg-type]
 
 
 def pipe() -> tuple[Raw, Raw]:

@@ -100,9 +100,9 @@ def test_one_write_of_ours_is_one_write_of_the_socket() -> None:
     async def calls(make: Callable[[KeyPair], ISecureTransport]) -> tuple[int, int]:
         ends = pipe()
         a, b = await secured(make(DIALLER), make(LISTENER), ends)
-        ends[0].writes = ends[1].reads = 0
+        ends[0].pipe.writes = ends[1].pipe.reads = 0
         assert len(await carried(a, b, bytes(MIB))) == MIB
-        return ends[0].writes, ends[1].reads
+        return ends[0].pipe.writes, ends[1].pipe.reads
 
     writes, reads = run(calls, ours, virtual=True)
     assert writes == 1
@@ -249,7 +249,7 @@ def test_a_forged_record_ends_the_connection() -> None:
     async def main() -> None:
         ends = pipe()
         a, b = await secured(ours(DIALLER), ours(LISTENER), ends)
-        ends[0].spoil = flip
+        ends[0].pipe.spoil = flip
         await a.write(b"hello")
         with pytest.raises(ConnectionClosedError, match="forged"):
             await b.read(5)
