@@ -53,7 +53,8 @@ from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
 from swarm.pool import Pool, PoolLimits
 from swarm.reputation import Ban
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p_reach import ReachRules
 
 AGENT = f"swarm-node/{version('swarm-node')}"
 EVENTS_FILE = "events.jsonl"
@@ -231,6 +232,7 @@ class _App:
                         config.listen,
                         config.announce,
                         network_key=self._membership.network_key,
+                        reach=ReachRules(relay=config.relay),
                     )
                 )
                 verifier = await stack.enter_async_context(ProcessVerifier.open(config))
@@ -263,7 +265,7 @@ class _App:
                     await nursery.start(serve_status, config.data_dir, self._snapshot)
                     self._greet(transport.addresses())
                     nursery.start_soon(self._look_on_the_lan, transport.addresses())
-                    nursery.start_soon(self._show)
+                    nursery.start_soon(self._show, transport)
                     await self._train_to_the_end()
                     nursery.cancel_scope.cancel()
         return 0
@@ -304,8 +306,16 @@ class _App:
                     self._loading.cancel()
                 self._say("leaving: saving first; once more to leave at once")
 
-    async def _show(self) -> None:
+    async def _show(self, transport: Libp2pTransport) -> None:
         while True:
+            reach = transport.reach
+            if reach is not None and reach.reachable is False and not reach.relays:
+                self._node.notes["reach"] = (
+                    "others cannot dial this node, and no peer relays for it: swarm-node doctor "
+                    "says what to do"
+                )
+            else:
+                self._node.notes.pop("reach", None)
             self._view.update(self._snapshot())
             await trio.sleep(VIEW_INTERVAL_S)
 

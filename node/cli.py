@@ -63,6 +63,9 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
     )
+    join.add_argument(
+        "--no-relay", dest="relay", action="store_false", default=None, help="relay for nobody"
+    )
     join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
     join.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"

@@ -115,7 +115,11 @@ def _check_address(text: str, *, with_peer: bool) -> str:
 
 
 def _peer_address(text: str) -> str:
-    return _check_address(text, with_peer=True)
+    relay, through, peer = text.partition("/p2p-circuit/p2p/")
+    _check_address(relay, with_peer=True)
+    if through:  # to the peer through the relay before it
+        _check_address(f"{relay.partition('/p2p/')[0]}/p2p/{peer}", with_peer=True)
+    return text
 
 
 def _listen_address(text: str) -> str:
@@ -247,6 +251,7 @@ class NodeConfig(_Frozen):
     )
     private: bool = False  # start a swarm that only those with an invitation can join
     allow: Path | None = None  # of peer ids; others are refused
+    relay: bool = True  # carry connections for peers that cannot be reached
     lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
 

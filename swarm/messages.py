@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
 ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
+REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 
 
@@ -41,6 +42,8 @@ WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
 HELLO_BYTES_MAX = 8_192
 HELLO_REPLY_BYTES_MAX = 131_072
+REACH_BYTES_MAX = 512
+REACH_PORTS_MAX = 4
 WANT_BYTES_MAX = 4_096
 ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
@@ -230,6 +233,25 @@ class HaveReply(WireModel):
     ]
 
 
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Ports = Annotated[tuple[Port, ...], Field(max_length=REACH_PORTS_MAX)]
+
+
+class DialBack(WireModel):
+    """Asks a peer to dial these ports at the address that it sees us under."""
+
+    type: Literal["dial_back"]
+    ports: Ports
+
+
+class DialBackReply(WireModel):
+    """Which of the ports led to the asker, and where it is as seen from the responder."""
+
+    type: Literal["dial_back_reply"]
+    observed_ip: AddressText
+    ports: Ports
+
+
 Message = Annotated[
     GroupBody
     | AdvertBody
@@ -240,6 +262,8 @@ Message = Annotated[
     | Want
     | GroupsReply
     | Have
-    | HaveReply,
+    | HaveReply
+    | DialBack
+    | DialBackReply,
     Field(discriminator="type"),
 ]

@@ -13,6 +13,8 @@ from swarm.messages import (
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
+    DialBack,
+    DialBackReply,
     GroupsReply,
     Have,
     HaveReply,
@@ -231,4 +233,8 @@ def sample_messages() -> dict[str, WireModel]:
         "groups": GroupsReply(type="groups", records=(codec.sign_group(sample_group(), ALICE)[1],)),
         "have": Have(type="have", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
         "have_reply": HaveReply(type="have_reply", held=(1,)),
+        "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
+        "dial_back_reply": DialBackReply(
+            type="dial_back_reply", observed_ip="203.0.113.7", ports=(4001,)
+        ),
     }

@@ -18,6 +18,7 @@ FAMILIES = {
     "dns6": socket.AF_INET6,
 }
 DIALLED = ("ip4", "ip6", *FAMILIES)
+OWN_BEFORE_RELAYED_MAX = 4  # addresses of our own machine that are told before those of relays
 NAME_ADDRESSES_MAX = 4  # of one DNS name that are dialled
 
 
@@ -146,12 +147,36 @@ def _interface_hosts(is_ip6: bool) -> list[str]:
     return found
 
 
+def own_addresses(bound: Iterable[Multiaddr]) -> list[str]:
+    """Where this machine listens, loopback last."""
+    texts = dict.fromkeys(text for address in bound for text in _expand(address))
+    return sorted(texts, key=_is_loopback)
+
+
 def _is_loopback(text: str) -> bool:
     return text.startswith(("/ip4/127.", "/ip6/::1/"))
 
 
-def usable(bound: Iterable[Multiaddr], announced: Sequence[str], peer: PeerId) -> tuple[str, ...]:
-    """Every address under which others may dial: announced first, loopback last."""
-    texts = [*announced, *(text for address in bound for text in _expand(address))]
-    ordered = sorted(dict.fromkeys(texts), key=_is_loopback)
-    return tuple(f"{text}/p2p/{peer}" for text in ordered)
+def usable(
+    own: Sequence[str], outside: Sequence[str], relayed: Sequence[str], peer: PeerId
+) -> tuple[str, ...]:
+    """Every address under which others may dial.
+
+    Those known from outside come first, loopback last. Those through relays come after a few of
+    our own, so that what is cut off at the end is never all of them.
+    """
+    near = [f"{text}/p2p/{peer}" for text in own]
+    first = near[:OWN_BEFORE_RELAYED_MAX] if relayed else near
+    if not all(_is_loopback(text) for text in own):
+        first = [text for text in first if not _is_loopback(text)]
+    told = [f"{text}/p2p/{peer}" for text in outside]
+    return tuple(dict.fromkeys([*told, *first, *relayed, *near]))
+
+
+CIRCUIT = "/p2p-circuit/p2p/"
+
+
+def split_circuit(text: str) -> tuple[str | None, str]:
+    """The relay's address, if there is one, and the rest: an address, or a bare peer id."""
+    relay, found, peer = text.partition(CIRCUIT)
+    return (relay, peer) if found else (None, text)

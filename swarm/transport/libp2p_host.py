@@ -5,9 +5,10 @@ libp2p is imported by the `libp2p_*` modules of this package and by nothing else
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import NoReturn
 
 import trio
@@ -45,13 +46,17 @@ from swarm.transport.base import (
 )
 from swarm.transport.libp2p_addresses import (
     dial_each,
+    own_addresses,
     parse_listen,
     parse_peer_address,
     parse_tcp_address,
     probe_port,
+    split_circuit,
     usable,
 )
+from swarm.transport.libp2p_circuit import dial_through
 from swarm.transport.libp2p_gossip import Gossip, Router
+from swarm.transport.libp2p_reach import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p_streams import (
     INLINE_BYTES_MAX,
     InboundStream,
@@ -62,6 +67,7 @@ from swarm.transport.libp2p_streams import (
 )
 from swarm.transport.libp2p_workarounds import (
     ALL_WORKAROUNDS,
+    BoundedRawConnection,
     HardHost,
     HardSwarm,
     Workarounds,
@@ -116,6 +122,8 @@ class Libp2pTransport:
         workarounds: Workarounds,
         announce: Sequence[str],
         network_key: bytes | None,
+        reach: ReachRules | None,
+        rng: Random,
     ) -> None:
         keys = create_new_key_pair(identity.seed)
         self._id = ID.from_pubkey(keys.public_key)
@@ -128,6 +136,7 @@ class Libp2pTransport:
         self._dials: dict[PeerId, trio.Lock] = {}
         self._gate: Gate | None = None
         self._network = HardSwarm(keys, self._id, workarounds, self._admits, network_key)
+        self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
@@ -143,9 +152,21 @@ class Libp2pTransport:
         return self._counters
 
     def addresses(self) -> tuple[str, ...]:
+        outside, relayed = [*self._announce], []
+        if self._reach is not None:
+            outside += self._reach.summary.addresses
+            relayed = self._reach.relayed_addresses()
+        return usable(self.own_addresses(), outside, relayed, self._peer_id)
+
+    def own_addresses(self) -> list[str]:
+        """Where this machine listens, without the peer id."""
         listeners = self._network.listeners.values()
-        bound = [address for listener in listeners for address in listener.get_addrs()]
-        return usable(bound, self._announce, self._peer_id)
+        return own_addresses(a for listener in listeners for a in listener.get_addrs())
+
+    @property
+    def reach(self) -> ReachSummary | None:
+        """What is known of being reached; None where nothing is done about it."""
+        return None if self._reach is None else self._reach.summary
 
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._connection(peer)}
@@ -174,20 +195,15 @@ class Libp2pTransport:
         return None
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
-        target, peer = parse_peer_address(address)
+        dial, peer = self._dialler(address)
         if peer == self._peer_id:
             raise PeerUnreachable(f"{address} is this node's own address")
-        peer_key = ID.from_base58(peer)
         lock = self._dials.setdefault(peer, trio.Lock())
         try:
             with trio.fail_after(timeout_s):
                 async with lock:
-                    if self._connection(peer_key) is None:
-                        await dial_each(
-                            target,
-                            lambda where: self._network.dial_addr(where, peer_key),
-                            (BaseLibp2pError, OSError),
-                        )
+                    if self._connection(ID.from_base58(peer)) is None:
+                        await dial()
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
         except (BaseLibp2pError, OSError) as error:
@@ -196,6 +212,33 @@ class Libp2pTransport:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._dials.pop(peer, None)
         return peer
+
+    def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
+        """How to dial an address, and whom to expect there.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        relay, rest = split_circuit(address)
+        if relay is None:
+            target, peer = parse_peer_address(rest)
+            key = ID.from_base58(peer)
+            failures = (BaseLibp2pError, OSError)
+            return lambda: dial_each(
+                target, lambda where: self._network.dial_addr(where, key), failures
+            ), peer
+        parse_peer_address(relay)
+        _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
+        return lambda: self._dial_through(relay, ID.from_base58(peer)), peer
+
+    async def _dial_through(self, relay_address: str, target: ID) -> None:
+        relay = await self.connect(relay_address)
+        conn = self._connection(ID.from_base58(relay))
+        if conn is None:
+            raise PeerUnreachable(f"the relay {relay} is gone")
+        circuit = await dial_through(conn, target)
+        raw = BoundedRawConnection(circuit, True)
+        await self._network.upgrade_outbound_raw_conn(raw, target)
 
     async def disconnect(self, peer: PeerId) -> None:
         await self._close_all(list(self._network.connections.get(ID.from_base58(peer), [])))
@@ -214,6 +257,10 @@ class Libp2pTransport:
             raise LocalProtocolError(f"{protocol} is served already")
         self._served[protocol] = _Served(handler, limits)
         self._host.set_stream_handler(TProtocol(protocol), _never_called)
+
+    def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
+        """Have streams of a protocol that is no request and answer handled as they are."""
+        self._host.set_stream_handler(TProtocol(protocol), handler)
 
     async def _on_stream(self, stream: INetStream) -> None:
         """Answer one inbound stream.
@@ -404,6 +451,9 @@ class Libp2pTransport:
             trio.open_nursery() as self._nursery,
         ):
             await self._gossip.wait_until_ready()
+            if self._reach is not None:
+                self._reach.start()
+                self._nursery.start_soon(self._reach.run)
             try:
                 yield
             finally:
@@ -453,12 +503,14 @@ async def open_libp2p(
     announce: Sequence[str] = (),
     workarounds: Workarounds = ALL_WORKAROUNDS,
     network_key: bytes | None = None,
+    reach: ReachRules | None = None,
 ) -> AsyncIterator[Libp2pTransport]:
     """Run a libp2p host under `identity` until the block ends.
 
     `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses under
     which others reach this node, for example through a router. With a `network_key` of 32 bytes
-    only those who have the same one can connect, in either direction.
+    only those who have the same one can connect, in either direction. With `reach` the node finds
+    out whether it can be reached, and helps itself and others where not.
 
     Raises:
         ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
@@ -467,7 +519,9 @@ async def open_libp2p(
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
     addresses = parse_listen(listen)
     announced = [str(parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
-    transport = Libp2pTransport(identity, workarounds, announced, network_key)
+    transport = Libp2pTransport(
+        identity, workarounds, announced, network_key, reach, Random(identity.peer_id)
+    )
     for address in addresses:
         probe_port(address)
     failure: Exception | None = None

@@ -6,8 +6,8 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
-    "--group-size --invite --key-file --learning-rate --listen --local --model --no-lan --peer "
-    "--private --rounds --run --seed --share --stop-after --threads",
+    "--group-size --invite --key-file --learning-rate --listen --local --model --no-lan --no-relay "
+    "--peer --private --rounds --run --seed --share --stop-after --threads",
     "invite": "--data-dir",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",

@@ -13,7 +13,7 @@ from node.engines.base import Sampling
 from swarm.errors import ConfigError
 from swarm.invite import Invitation, JoinKey
 from swarm.messages import RUN_ID_CHARS_MAX
-from tests.unit.tasks_support import ALICE, NINE, make_run
+from tests.unit.tasks_support import ALICE, BOB, NINE, make_run
 
 RUN_TEXT = 'name = "x"\n[[environments]]\nname = "scripted_sum"\n'
 PEER = f"/ip4/1.2.3.4/tcp/4001/p2p/{ALICE}"
@@ -254,6 +254,14 @@ def test_every_field_has_a_flag_of_its_own() -> None:
     flags = [flag_of(field) for field in NodeConfig.model_fields]
     assert len(set(flags)) == len(flags)
     assert {"--peer", "--local", "--external", "--group-size", "--data-dir"} <= set(flags)
+
+
+def test_a_peer_may_be_named_through_a_relay() -> None:
+    through = f"{PEER}/p2p-circuit/p2p/{BOB}"
+    assert load_config({"peers": [through]}, {}).peers == (through,)
+    for wrong in (f"{PEER}/p2p-circuit", f"{PEER}/p2p-circuit/p2p/12D3", through[:-1]):
+        with pytest.raises(ConfigError):
+            load_config({"peers": [wrong]}, {})
 
 
 # --- invitations -------------------------------------------------------------------------------

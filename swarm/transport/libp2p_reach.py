@@ -1,0 +1,548 @@
+"""Being reached: can others dial this node, and what to do where they cannot.
+
+The check: connected peers are asked to dial back, each to the very IP address that it sees us
+under, so that nobody can be made to knock on a third party's door. Where they get through, that
+address is told to others. Where they do not, reservations are kept at up to
+`RESERVATIONS_WANTED` relays among the peers we are connected to, and the addresses through these
+relays are told to others.
+
+A relayed connection is a beginning: both ends try to get a direct one by dialling each other at
+the same moment (libp2p's DCUtR, over TCP). For that to work
+
+* both dial from the port that they listen on, and the routers keep port numbers (most home routers
+  do; a router that draws a new port for each connection, "symmetric NAT", cannot be passed);
+* neither router answers the other's first packet with a reset;
+* the end that was dialled through the relay takes the server's part in the handshake.
+
+Peers that cannot get through stay on the relay.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+from multiaddr.exceptions import Error as MultiaddrError
+
+from swarm import codec
+from swarm.address_book import THIS_MACHINE, reach_of, reach_of_ip
+from swarm.errors import (
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
+from swarm.identity import PeerId
+from swarm.messages import REACH_BYTES_MAX, REACH_PORTS_MAX, REACH_PROTOCOL, DialBack, DialBackReply
+from swarm.transport.base import Handler, ServeLimits
+from swarm.transport.libp2p_circuit import (
+    HOP_PROTOCOL,
+    STOP_PROTOCOL,
+    Call,
+    Relay,
+    accept_circuit,
+    circuit_addresses,
+    encoded,
+    read_message,
+    reserve,
+)
+from swarm.transport.libp2p_streams import Reader, reset
+from swarm.transport.libp2p_workarounds import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p_yamux import MuxedConnection
+
+PUNCH_PROTOCOL = "/libp2p/dcutr"
+
+TICK_S = 2.0
+ASK_TIMEOUT_S = 15.0
+ASK_AGAIN_S = 600.0  # the same peer
+OPINIONS_WANTED = 3
+OPINIONS_MAX = 32
+AGREE = 2  # peers that must say the same, where there are so many to ask
+
+DIAL_BACK_TIMEOUT_S = 4.0
+DIAL_BACKS_MAX = 4  # at a time
+DIAL_BACK_EVERY_S = 10.0  # for one peer
+DIALLED_BACK_MAX = 256  # peers whose last time is remembered
+
+RESERVATIONS_WANTED = 2
+REFUSED_AGAIN_S = 120.0
+RENEW_SHARE = 0.5  # of its time, after which a reservation is renewed
+
+PUNCH_ROUNDS = 3
+PUNCH_ROUND_S = 8.0
+PUNCH_DIAL_S = 2.5  # two SYNs
+PUNCH_ADDRESSES_MAX = 8
+PUNCHES_MAX = 8  # at a time
+DIRECT_FIRST_S = 3.0  # for a plain dial, before any punching
+RELAY_GRACE_S = 3.0  # between a direct connection and the end of the relayed one
+PUNCH_AGAIN_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachRules:
+    """What a node does about being reached."""
+
+    relay: bool = True  # for others, where this node can be reached itself
+    punch: bool = True
+
+
+@dataclass(slots=True)
+class ReachSummary:
+    """What is known. `reachable` None: nobody could be asked yet."""
+
+    reachable: bool | None = None
+    observed_ip: str | None = None
+    addresses: tuple[str, ...] = ()  # proven from outside, beyond those that are known anyway
+    relays: tuple[PeerId, ...] = ()  # that hold a reservation of ours
+    relayed_for: int = 0  # reservations that we hold
+    punched: int = 0
+    punch_failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Opinion:
+    reach: int  # of the IP address under which we are seen
+    observed_ip: str
+    ports: frozenset[int]
+    at_s: float
+
+
+class Host(Protocol):
+    """What of the transport is used here."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    def peers(self) -> tuple[PeerId, ...]: ...
+    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None: ...
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *,
+        timeout_s: float, response_bytes_max: int,
+    ) -> bytes: ...  # fmt: skip
+    def own_addresses(self) -> Sequence[str]: ...
+    def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None: ...
+
+
+class Reach:
+    """One node's reachability. `run` keeps it up until cancelled."""
+
+    def __init__(self, host: Host, network: HardSwarm, rules: ReachRules, rng: Random) -> None:
+        self._host = host
+        self._network = network
+        self._rules = rules
+        self._rng = rng
+        self._opinions: OrderedDict[PeerId, _Opinion] = OrderedDict()
+        self._asked: dict[PeerId, float] = {}
+        self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
+        self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
+        self._refused: dict[PeerId, float] = {}
+        self._punching: dict[ID, float] = {}  # until when not again
+        self._relay = Relay(self.direct, self._direct_ip, self._offers_relay)
+        self._nursery: trio.Nursery | None = None
+        self.summary = ReachSummary()
+
+    # --- connections -----------------------------------------------------------------------
+
+    def direct(self, peer: ID) -> SwarmConn | None:
+        """A live connection to a peer that goes through no relay."""
+        for conn in reversed(self._network.connections.get(peer, [])):
+            assert isinstance(conn, SwarmConn)
+            if _is_live(conn) and remote_ip(conn.muxed_conn) is not None:
+                return conn
+        return None
+
+    def _direct_ip(self, peer: ID) -> str | None:
+        conn = self.direct(peer)
+        return None if conn is None else remote_ip(conn.muxed_conn)
+
+    def _direct_peers(self) -> list[tuple[PeerId, str]]:
+        found = [(peer, self._direct_ip(ID.from_base58(peer))) for peer in self._host.peers()]
+        return [(peer, ip) for peer, ip in found if ip is not None]
+
+    # --- life ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Serve others."""
+        self._host.serve(
+            REACH_PROTOCOL,
+            self._serve_dial_back,
+            ServeLimits(
+                REACH_BYTES_MAX, REACH_BYTES_MAX, DIAL_BACKS_MAX, 1,
+                timeout_s=REACH_PORTS_MAX * DIAL_BACK_TIMEOUT_S,
+            ),
+        )  # fmt: skip
+        self._host.handle(STOP_PROTOCOL, self._serve_stop)
+        self._host.handle(PUNCH_PROTOCOL, self._serve_punch)
+        if self._rules.relay:
+            self._host.handle(HOP_PROTOCOL, self._relay.serve)
+
+    async def run(self) -> None:
+        """Ask, reserve, renew."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(TICK_S * (0.9 + 0.2 * self._rng.random()))
+                await self._ask_somebody()
+                await self._keep_reservations()
+                self._forget()
+                self.summary.relayed_for = self._relay.reservations
+
+    def _forget(self) -> None:
+        """What is known of peers that are gone is of no use."""
+        now_s, here = trio.current_time(), set(self._host.peers())
+        for notes in (self._asked, self._refused):
+            for peer in notes.keys() - here:
+                del notes[peer]
+        for target in [target for target, until_s in self._punching.items() if until_s < now_s]:
+            del self._punching[target]
+
+    # --- the check -------------------------------------------------------------------------
+
+    def _ports(self) -> tuple[int, ...]:
+        ports = [int(address.split("/")[4]) for address in self._host.own_addresses()]
+        return tuple(dict.fromkeys(ports))[:REACH_PORTS_MAX]
+
+    async def _ask_somebody(self) -> None:
+        """Ask one more peer, if there are not opinions enough; then judge."""
+        now_s = trio.current_time()
+        for peer, opinion in list(self._opinions.items()):
+            if now_s - opinion.at_s > 2 * ASK_AGAIN_S:
+                del self._opinions[peer]
+        fresh = [o for o in self._opinions.values() if now_s - o.at_s < ASK_AGAIN_S]
+        able = sorted(
+            (
+                (peer, ip)
+                for peer, ip in self._direct_peers()
+                if now_s - self._asked.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
+            ),
+            key=lambda found: -reach_of_ip(found[1]),
+        )
+        if able and len(fresh) < OPINIONS_WANTED:
+            peer, ip = able[0]
+            self._asked[peer] = now_s
+            await self._ask(peer, ip)
+        self._judge()
+
+    async def _ask(self, peer: PeerId, ip: str) -> None:
+        request = codec.encode(DialBack(type="dial_back", ports=self._ports()))
+        try:
+            answer = await self._host.request(
+                peer, REACH_PROTOCOL, request,
+                timeout_s=ASK_TIMEOUT_S, response_bytes_max=REACH_BYTES_MAX,
+            )  # fmt: skip
+            reply = codec.decode(answer, DialBackReply, REACH_BYTES_MAX)
+        except (TransportError, RemoteProtocolError) as error:
+            log.debug("%s does not dial back: %r", peer, error)
+            return
+        ports = frozenset(reply.ports) & frozenset(self._ports())
+        if reach_of_ip(reply.observed_ip) < THIS_MACHINE:
+            return  # no address
+        # what a peer far away or near by sees: the distance is its own, not what it says
+        opinion = _Opinion(reach_of_ip(ip), reply.observed_ip, ports, trio.current_time())
+        self._opinions[peer] = opinion
+        self._opinions.move_to_end(peer)
+        while len(self._opinions) > OPINIONS_MAX:
+            self._opinions.popitem(last=False)
+
+    def _judge(self) -> None:
+        """The peers furthest away count; two must agree, where there are two."""
+        if not self._opinions:
+            self.summary.reachable = None
+            self.summary.addresses = ()
+            return
+        furthest = max(opinion.reach for opinion in self._opinions.values())
+        counting = [o for o in self._opinions.values() if o.reach == furthest]
+        enough = min(AGREE, len(counting))
+        proofs = [(o.observed_ip, port) for o in counting for port in sorted(o.ports)]
+        proven = [each for each in dict.fromkeys(proofs) if proofs.count(each) >= enough]
+        if proven:
+            self.summary.reachable = True
+        elif sum(not opinion.ports for opinion in counting) >= enough:
+            self.summary.reachable = False
+        self.summary.observed_ip = counting[-1].observed_ip
+        known = set(self._host.own_addresses())
+        found = [f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}" for ip, port in proven]
+        self.summary.addresses = tuple(each for each in found if each not in known)
+
+    async def _serve_dial_back(self, peer: PeerId, payload: bytes) -> bytes:
+        asked = codec.decode(payload, DialBack, REACH_BYTES_MAX)
+        target = ID.from_base58(peer)
+        ip = self._direct_ip(target)
+        now_s = trio.current_time()
+        if ip is None:
+            raise RequestRefused("no direct connection: nothing to dial back to")
+        if now_s - self._dialled_back.get(peer, -DIAL_BACK_EVERY_S) < DIAL_BACK_EVERY_S:
+            raise RequestRefused("asked a moment ago")
+        self._dialled_back[peer] = now_s
+        self._dialled_back.move_to_end(peer)
+        while len(self._dialled_back) > DIALLED_BACK_MAX:
+            self._dialled_back.popitem(last=False)
+        reached = [
+            port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
+        ]
+        reply = DialBackReply(type="dial_back_reply", observed_ip=ip, ports=tuple(reached))
+        return codec.encode(reply)
+
+    async def _leads(self, ip: str, port: int, target: ID) -> bool:
+        """Whether the peer answers at an address, by its key."""
+        address = Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}")
+        with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
+            try:
+                raw = await TCP().dial(address)
+            except (BaseLibp2pError, OSError):
+                return False
+            try:
+                await self._network.upgrader.upgrade_security(raw, True, target)
+            except (BaseLibp2pError, OSError):
+                return False
+            finally:
+                with trio.CancelScope(shield=True):
+                    await raw.close()
+            return True
+        return False
+
+    # --- reservations ----------------------------------------------------------------------
+
+    def _offers_relay(self) -> bool:
+        return self._rules.relay and self.summary.reachable is True
+
+    async def _keep_reservations(self) -> None:
+        now_s = trio.current_time()
+        for peer, (_, over_s) in list(self._reservations.items()):
+            if over_s <= now_s or self.direct(ID.from_base58(peer)) is None:
+                del self._reservations[peer]
+        if self.summary.reachable is False:
+            for peer, (renew_s, _) in list(self._reservations.items()):
+                if renew_s <= now_s:
+                    await self._reserve_at(peer)
+            wanted = RESERVATIONS_WANTED - len(self._reservations)
+            able = [
+                peer
+                for peer, _ in self._direct_peers()
+                if peer not in self._reservations
+                and now_s - self._refused.get(peer, -REFUSED_AGAIN_S) >= REFUSED_AGAIN_S
+            ]
+            for peer in self._rng.sample(able, min(max(0, wanted), len(able))):
+                await self._reserve_at(peer)
+        self.summary.relays = tuple(self._reservations)
+
+    async def _reserve_at(self, peer: PeerId) -> None:
+        conn = self.direct(ID.from_base58(peer))
+        if conn is None:
+            return
+        now_s = trio.current_time()
+        try:
+            life_s = await reserve(conn)
+        except PeerUnreachable as error:
+            log.debug("%s: %s", peer, error)
+            self._refused[peer] = now_s
+            return
+        self._reservations[peer] = (now_s + RENEW_SHARE * life_s, now_s + life_s)
+
+    def relayed_addresses(self) -> list[str]:
+        """Where we can be reached through relays."""
+        found: list[str] = []
+        for relay in self._reservations:
+            conn = self.direct(ID.from_base58(relay))
+            where = None if conn is None else dialled_address(conn)
+            if where is not None:
+                found += circuit_addresses([f"{where}/p2p/{relay}"], self._host.peer_id)
+        return found
+
+    async def _serve_stop(self, stream: INetStream) -> None:
+        """A relay has somebody for us."""
+        raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
+        relay = PeerId(str(stream.muxed_conn.peer_id))
+        if relay not in self._reservations:
+            raise RemoteProtocolError(Reject.MALFORMED, "not a relay of ours")
+        _, circuit = await accept_circuit(raw)
+        muxed = await self._network.upgrade_inbound_raw_conn(
+            BoundedRawConnection(circuit, False), Multiaddr("/p2p-circuit")
+        )
+        assert isinstance(muxed, MuxedConnection)
+        if self._rules.punch and self._nursery is not None:
+            self._nursery.start_soon(self._punch, muxed.peer_id)
+        await muxed.event_closed.wait()
+
+    # --- hole punching ---------------------------------------------------------------------
+
+    def _punch_addresses(self) -> list[Multiaddr]:
+        """Where a peer may try: our router's address with our own port, and our own addresses."""
+        own = [Multiaddr(text) for text in self._host.own_addresses()]
+        ip = self.summary.observed_ip
+        seen = [] if ip is None else [
+            Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}") for port in self._ports()
+        ]  # fmt: skip
+        return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
+
+    def _sensible(self, received: Iterable[bytes]) -> list[Multiaddr]:
+        """Addresses worth dialling: none of our own network, unless the peer is in it too."""
+        texts: list[str] = []
+        for raw in list(received)[:PUNCH_ADDRESSES_MAX]:
+            try:
+                address = Multiaddr(raw)
+                names = [protocol.name for protocol in address.protocols()]
+            except (MultiaddrError, ValueError):
+                continue
+            if len(names) == 2 and names[0] in ("ip4", "ip6") and names[1] == "tcp":
+                texts.append(str(address))
+        own_ip = self.summary.observed_ip
+        nearest = reach_of_ip(own_ip) if own_ip else reach_of("/dns/elsewhere")
+        if own_ip is not None and any(text.split("/")[2] == own_ip for text in texts):
+            nearest = min(nearest, reach_of("/ip4/10.0.0.1"))  # behind the same router
+        nearest = max(nearest, THIS_MACHINE)
+        return [Multiaddr(text) for text in texts if reach_of(text) >= nearest]
+
+    async def _punch(self, target: ID) -> None:
+        """As the end that was dialled: bring about a direct connection, or stay on the relay."""
+        now_s = trio.current_time()
+        busy = sum(until_s > now_s for until_s in self._punching.values())
+        if self._punching.get(target, 0.0) > now_s or busy >= PUNCHES_MAX:
+            return
+        self._punching[target] = now_s + PUNCH_AGAIN_S
+        for _ in range(PUNCH_ROUNDS):
+            try:
+                await self._punch_once(target)
+            except (BaseLibp2pError, RemoteProtocolError, OSError, trio.TooSlowError) as error:
+                log.debug("punching through to %s: %r", target, error)
+            if self.direct(target) is not None:
+                self.summary.punched += 1
+                await self._leave_relay(target)
+                return
+            if self._relayed(target) is None:
+                break
+        self.summary.punch_failures += 1
+
+    def _relayed(self, target: ID) -> SwarmConn | None:
+        for conn in reversed(self._network.connections.get(target, [])):
+            assert isinstance(conn, SwarmConn)
+            if _is_live(conn) and remote_ip(conn.muxed_conn) is None:
+                return conn
+        return None
+
+    async def _punch_once(self, target: ID) -> None:
+        conn = self._relayed(target)
+        if conn is None:
+            return
+        own = [address.to_bytes() for address in self._punch_addresses()]
+        with trio.fail_after(ASK_TIMEOUT_S):
+            sent_s = trio.current_time()
+            hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
+            call = await Call.open(conn, PUNCH_PROTOCOL, hello)
+            try:
+                answer = await read_message(call.reader, pb.HolePunch)
+                round_trip_s = trio.current_time() - sent_s
+                theirs = self._sensible(answer.ObsAddrs)
+                await self._dial_plainly(target, theirs)
+                if self.direct(target) is None:
+                    await call.send(pb.HolePunch(type=pb.HolePunch.SYNC))
+                    await trio.sleep(round_trip_s / 2)
+            except BaseException:
+                await call.drop()
+                raise
+        try:
+            if self.direct(target) is None:
+                await self._dial_at_once(target, theirs, as_server=True)
+        finally:
+            await call.drop()
+
+    async def _serve_punch(self, stream: INetStream) -> None:
+        """As the end that dialled through the relay: answer, and dial when told."""
+        raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
+        target = stream.muxed_conn.peer_id
+        now_s = trio.current_time()
+        reader = Reader(raw)
+        if self._relayed(target) is None or not self._rules.punch:
+            raise RemoteProtocolError(Reject.MALFORMED, "nothing to punch through to")
+        self._punching[target] = now_s + PUNCH_AGAIN_S
+        try:
+            with trio.fail_after(ASK_TIMEOUT_S):
+                theirs = self._sensible((await read_message(reader, pb.HolePunch)).ObsAddrs)
+                own = [address.to_bytes() for address in self._punch_addresses()]
+                answer = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
+                await raw.write(encoded(answer))
+                sync = await read_message(reader, pb.HolePunch)
+            if sync.type == pb.HolePunch.SYNC and self.direct(target) is None:
+                await self._dial_at_once(target, theirs, as_server=False)
+        except trio.TooSlowError:
+            log.debug("%s does not go on with punching", target)
+        finally:
+            with trio.CancelScope(shield=True):
+                await reset(raw)
+
+    async def _dial_plainly(self, target: ID, addresses: Sequence[Multiaddr]) -> None:
+        """Where the peer can be dialled after all, nothing needs to be punched."""
+
+        async def dial(address: Multiaddr) -> None:
+            try:
+                await self._network.dial_addr(address, target)
+            except (BaseLibp2pError, OSError):
+                return
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(DIRECT_FIRST_S):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(dial, address)
+
+    async def _dial_at_once(
+        self, target: ID, addresses: Sequence[Multiaddr], *, as_server: bool
+    ) -> None:
+        """Dial all addresses again and again, from the port we listen on, for a round's time."""
+        with trio.move_on_after(PUNCH_ROUND_S):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(self._dial_from_our_port, target, address, as_server)
+                while self.direct(target) is None:  # noqa: ASYNC110  nobody tells
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+
+    async def _dial_from_our_port(self, target: ID, address: Multiaddr, as_server: bool) -> None:
+        source = self._source_for(address)
+        if source is None:
+            return
+        dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
+        while True:
+            with trio.move_on_after(PUNCH_DIAL_S):
+                try:
+                    await dial(address, target, source)
+                except (BaseLibp2pError, OSError) as error:
+                    log.debug("punching at %s: %r", address, error)
+                await trio.sleep(0.1)
+
+    def _source_for(self, address: Multiaddr) -> tuple[str, int] | None:
+        """Any of our addresses of that family, with the port that we listen on."""
+        is_ip6 = str(address).startswith("/ip6/")
+        for text in self._host.own_addresses():
+            if text.startswith("/ip6/") == is_ip6:
+                return ("::" if is_ip6 else "0.0.0.0", int(text.split("/")[4]))
+        return None
+
+    async def _leave_relay(self, target: ID) -> None:
+        await trio.sleep(RELAY_GRACE_S)  # what is under way shall arrive
+        while (conn := self._relayed(target)) is not None and self.direct(target) is not None:
+            await conn.close()
+
+
+def _is_live(conn: SwarmConn) -> bool:
+    assert isinstance(conn.muxed_conn, MuxedConnection)
+    return conn.muxed_conn.alive and not conn.is_closed
+
+
+def dialled_address(conn: SwarmConn) -> str | None:
+    """Where we dialled the peer, as a multiaddr; None if it was the one that dialled."""
+    if not conn.muxed_conn.is_initiator:
+        return None
+    found = conn.get_transport_addresses()
+    return str(found[0]) if found else None

@@ -1,0 +1,256 @@
+"""Reaching each other on real sockets: dialling back, relays, and leaving the relay.
+
+Hosts here are on one machine, so that everybody could dial everybody. A host that "cannot be
+reached" listens, but its port is told to nobody, and dials to it are refused by a test's rule.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+import trio
+
+from swarm import codec
+from swarm.errors import PeerUnreachable, RequestRefused
+from swarm.identity import Identity, PeerId
+from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
+from swarm.transport import libp2p_circuit, libp2p_reach
+from swarm.transport.base import ServeLimits
+from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p_reach import Reach, ReachRules
+from tests.support import run
+
+pytestmark = pytest.mark.integration
+
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+PROTOCOL = "/test/echo/1.0.0"
+MIB = 1_048_576
+RULES = ReachRules()
+NO_PUNCH = ReachRules(punch=False)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_reach, "TICK_S", 0.05)
+    monkeypatch.setattr(libp2p_reach, "REFUSED_AGAIN_S", 0.2)
+    monkeypatch.setattr(libp2p_reach, "RELAY_GRACE_S", 0.1)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    with trio.fail_after(timeout_s):
+        while not condition():  # noqa: ASYNC110  transports announce no changes
+            await trio.sleep(0.02)
+
+
+async def echo(peer: PeerId, payload: bytes) -> bytes:
+    return payload
+
+
+@asynccontextmanager
+async def hosts(*rules: ReachRules | None) -> AsyncIterator[list[Libp2pTransport]]:
+    async with AsyncExitStack() as stack:
+        made = []
+        for number, each in enumerate(rules):
+            identity = Identity(bytes([number + 1]) * 32)
+            made.append(
+                await stack.enter_async_context(open_libp2p(identity, LOOPBACK, reach=each))
+            )
+            made[-1].serve(PROTOCOL, echo, ServeLimits(2 * MIB, 2 * MIB))
+        yield made
+
+
+def unreachable(node: Libp2pTransport) -> None:
+    """What nobody can dial back to proves to be unreachable: the ports it asks for are not its."""
+    assert node._reach is not None
+    node._reach._ports = lambda: (1,)  # type: ignore[method-assign]
+
+
+async def ask(a: Libp2pTransport, peer: PeerId, payload: bytes) -> bytes:
+    return await a.request(peer, PROTOCOL, payload, timeout_s=20.0, response_bytes_max=2 * MIB)
+
+
+def reach(node: Libp2pTransport) -> Reach:
+    assert node._reach is not None
+    return node._reach
+
+
+# --- the check -----------------------------------------------------------------------------
+
+
+def test_peers_dial_back_and_say_where_they_see_us() -> None:
+    async def main() -> None:
+        async with hosts(RULES, RULES, RULES) as (a, b, c):
+            for other in (b, c):
+                await a.connect(other.addresses()[0])
+            await until(lambda: reach(a).summary.reachable and reach(b).summary.reachable)
+            assert reach(a).summary.observed_ip == "127.0.0.1"
+            assert reach(a).summary.addresses == (), "it is known already"
+
+    run(main)
+
+
+def test_a_closed_port_is_told_as_unreachable() -> None:
+    async def main() -> None:
+        async with hosts(RULES, RULES) as (a, b):
+            unreachable(a)
+            await a.connect(b.addresses()[0])
+            await until(lambda: reach(a).summary.reachable is False)
+
+    run(main)
+
+
+def test_a_dial_back_goes_to_the_asker_alone_and_not_too_often() -> None:
+    async def main() -> None:
+        async with hosts(None, RULES) as (a, b):
+            await a.connect(b.addresses()[0])
+            own = int(a.addresses()[0].split("/")[4])
+            foreign = int(b.addresses()[0].split("/")[4])  # somebody else answers there
+            request = codec.encode(DialBack(type="dial_back", ports=(own, foreign, 1)))
+
+            async def dial_back() -> DialBackReply:
+                answer = await a.request(
+                    b.peer_id, REACH_PROTOCOL, request,
+                    timeout_s=20, response_bytes_max=REACH_BYTES_MAX,
+                )  # fmt: skip
+                return codec.decode(answer, DialBackReply, REACH_BYTES_MAX)
+
+            assert (await dial_back()).ports == (own,)
+            with pytest.raises(RequestRefused, match="a moment ago"):
+                await dial_back()
+
+    run(main)
+
+
+# --- relays --------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def relayed() -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport, Libp2pTransport]]:
+    """A relay; somebody unreachable with a reservation there; and who wants to reach it."""
+    async with hosts(RULES, NO_PUNCH, NO_PUNCH) as (relay, hidden, other):
+        unreachable(hidden)
+        await hidden.connect(relay.addresses()[0])
+        await until(lambda: reach(hidden).summary.relays)
+        yield relay, hidden, other
+
+
+def circuit(hidden: Libp2pTransport) -> str:
+    return next(address for address in hidden.addresses() if "/p2p-circuit/" in address)
+
+
+def test_an_unreachable_peer_is_reached_through_a_relay() -> None:
+    async def main() -> None:
+        async with relayed() as (relay, hidden, other):
+            address = circuit(hidden)
+            assert relay.peer_id in address
+            assert await other.connect(address) == hidden.peer_id
+            await until(lambda: other.peer_id in hidden.peers())
+            assert other.ip_of(hidden.peer_id) is None
+            assert hidden.ip_of(other.peer_id) is None
+            for payload in (b"x", bytes(MIB)):
+                assert await ask(other, hidden.peer_id, payload) == payload
+                assert await ask(hidden, other.peer_id, payload) == payload
+            assert reach(relay)._relay.figures.circuits == 1
+            assert reach(relay)._relay.figures.bytes > 4 * MIB
+            await other.disconnect(hidden.peer_id)
+            await until(lambda: not reach(relay)._relay.figures.circuits)
+            await until(lambda: other.peer_id not in hidden.peers())
+            assert reach(relay)._relay._circuits.total() == 0
+
+    run(main)
+
+
+def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
+    async def main() -> None:
+        async with relayed() as (relay, hidden, other):
+            address = circuit(hidden)
+            own = f"{relay.addresses()[0]}/p2p-circuit/p2p/{other.peer_id}"
+            with pytest.raises(PeerUnreachable, match="own"):
+                await other.connect(own)
+            await hidden.disconnect(relay.peer_id)
+            await until(lambda: hidden.peer_id not in relay.peers())
+            with pytest.raises(PeerUnreachable, match="204"):
+                await other.connect(address)
+            await until(lambda: not reach(hidden).summary.relays)
+            assert not any("/p2p-circuit/" in a for a in hidden.addresses())
+
+    run(main)
+
+
+def test_a_relay_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with relayed() as (relay, hidden, other):
+            monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PEER_MAX", 0)
+            with pytest.raises(PeerUnreachable, match="201"):
+                await other.connect(circuit(hidden))
+            monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PEER_MAX", 8)
+            monkeypatch.setattr(libp2p_circuit, "RESERVATIONS_MAX", 1)
+            unreachable(other)
+            await other.connect(relay.addresses()[0])
+            refused = reach(relay)._relay.figures.refused
+            await until(lambda: refused["RESOURCE_LIMIT_EXCEEDED"] >= 2)
+            assert not reach(other).summary.relays
+            monkeypatch.setattr(libp2p_circuit, "CIRCUIT_BYTES_MAX", MIB // 2)
+            await other.connect(circuit(hidden))
+            with pytest.raises(PeerUnreachable):
+                await ask(other, hidden.peer_id, bytes(2 * MIB))
+            await until(lambda: hidden.peer_id not in other.peers())
+
+    run(main)
+
+
+def test_who_cannot_be_reached_relays_for_nobody() -> None:
+    async def main() -> None:
+        async with hosts(RULES, RULES) as (a, b):
+            for node in (a, b):
+                unreachable(node)
+            await a.connect(b.addresses()[0])
+            refused = reach(b)._relay.figures.refused
+            await until(lambda: refused["RESERVATION_REFUSED"])
+            assert not reach(a).summary.relays
+
+    run(main)
+
+
+def test_a_node_may_keep_out_of_relaying() -> None:
+    async def main() -> None:
+        async with hosts(ReachRules(relay=False), RULES) as (selfish, hidden):
+            unreachable(hidden)
+            await hidden.connect(selfish.addresses()[0])
+            await until(lambda: reach(hidden).summary.reachable is False)
+            await until(lambda: selfish.peer_id in reach(hidden)._refused)
+            assert not reach(hidden).summary.relays
+
+    run(main)
+
+
+def test_nobody_is_let_in_by_a_relay_that_was_not_asked() -> None:
+    async def main() -> None:
+        async with relayed() as (relay, hidden, other):
+            reach(hidden)._reservations.clear()
+            reach(hidden)._refused[relay.peer_id] = trio.current_time() + 1e6
+            with pytest.raises(PeerUnreachable, match="203"):
+                await other.connect(f"{relay.addresses()[0]}/p2p-circuit/p2p/{hidden.peer_id}")
+
+    run(main)
+
+
+# --- leaving the relay -----------------------------------------------------------------------
+
+
+def test_a_relayed_connection_becomes_a_direct_one() -> None:
+    async def main() -> None:
+        async with hosts(RULES, RULES, RULES) as (relay, hidden, other):
+            unreachable(hidden)
+            await hidden.connect(relay.addresses()[0])
+            await until(lambda: reach(hidden).summary.relays)
+            await other.connect(relay.addresses()[0])
+            await until(lambda: reach(other).summary.reachable)
+            await other.connect(circuit(hidden))
+            await until(lambda: other.ip_of(hidden.peer_id) and hidden.ip_of(other.peer_id))
+            await until(lambda: not reach(relay)._relay.figures.circuits)
+            assert reach(hidden).summary.punched == 1
+            assert await ask(other, hidden.peer_id, b"direct") == b"direct"
+            assert await ask(hidden, other.peer_id, b"direct") == b"direct"
+
+    run(main)
