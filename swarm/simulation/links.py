@@ -10,8 +10,8 @@ round trip, twice as fast in each that follows, until the link is full. Nothing 
 one message to the next.
 
 Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
-lost, but each lost packet delays it and is sent again: after a round trip if enough packets follow
-to show that it is missing, else after a timeout.
+lost, but lost packets are sent again, all that are missing at a time: after a round trip if enough
+packets follow to show that one is missing, else after a timeout. The rest goes on meanwhile.
 
 A clogged host's link stands still in both directions for a while and then goes on where it was.
 """
@@ -113,7 +113,7 @@ class SimulatedLinks:
         path = self.path(source, target)
         size = payload_bytes + OVERHEAD_BYTES
         packets = math.ceil(size / PACKET_BYTES)
-        losses = _losses(packets, path.loss, rng) if reliable else 0
+        losses, repairs = _losses(packets, path.loss, rng) if reliable else (0, 0)
         start_s = max(now_s, self._up_busy_until_s.get(source, 0.0))
         depart_s = start_s + (size + losses * PACKET_BYTES) / path.up_bytes_per_s
         self._up_busy_until_s[source] = depart_s
@@ -122,7 +122,7 @@ class SimulatedLinks:
             latency_s += rng.expovariate(1.0 / path.jitter_s)
         if not reliable and path.reordering > 0.0 and rng.random() < path.reordering:
             latency_s += REORDER_S_MAX * rng.random()
-        slow_s = _slow_start_s(size, path) + losses * _retransmit_s(packets, path)
+        slow_s = _slow_start_s(size, path) + repairs * _retransmit_s(packets, path)
         return Flight(
             first_s=start_s + latency_s,
             last_s=depart_s + latency_s + slow_s,
@@ -160,23 +160,28 @@ def _slow_start_s(size: int, path: LinkProfile) -> float:
 
 
 def _retransmit_s(packets: int, path: LinkProfile) -> float:
-    """How long one lost packet holds a message up."""
+    """How long it takes until what is missing of a message has come."""
     round_trip_s = 2.0 * path.latency_s
     if packets > PROBES_MAX:
         return round_trip_s
     return max(RETRANSMIT_AFTER_S, 2.0 * round_trip_s)
 
 
-def _losses(packets: int, loss: float, rng: Random) -> int:
-    """How many transmissions fail until each packet came through: one draw for each failure."""
+def _losses(packets: int, loss: float, rng: Random) -> tuple[int, int]:
+    """How many transmissions fail until each packet came through, and how often what is missing is
+    sent again. One draw for each failure."""
+    losses = repairs = 0
     if loss == 0.0:
-        return 0
-    losses, through = 0, 0
+        return losses, repairs
+    missing = packets
     while True:
-        through += math.floor(math.log(1.0 - rng.random()) / math.log(1.0 - loss))
-        if through >= packets:
-            return losses
-        losses += 1
+        through, failed = 0, -1
+        while through + failed < missing:
+            through += math.floor(math.log(1.0 - rng.random()) / math.log(1.0 - loss))
+            failed += 1
+        if not failed:
+            return losses, repairs
+        losses, repairs, missing = losses + failed, repairs + 1, failed
 
 
 def _copies(path: LinkProfile, rng: Random) -> int:
