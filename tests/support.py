@@ -1,6 +1,10 @@
 """What several tests share."""
 
+import importlib.util
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import trio
@@ -27,3 +31,16 @@ def run(
 
     clock = trio.testing.MockClock(autojump_threshold=0.0) if virtual else None
     return trio.run(bounded, clock=clock)
+
+
+def script(name: str) -> ModuleType:
+    """`scripts/<name>.py` as a module; the same one each time."""
+    if name not in sys.modules:
+        path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
