@@ -440,7 +440,8 @@ async def size_of_a_group(liar: Liar) -> None:
 # --- hello ---------------------------------------------------------------------------------------
 
 
-def _hello(liar: Liar, identity: Identity) -> bytes:
+def hello(liar: Liar, identity: Identity) -> bytes:
+    """A proper hello, signed by whomever."""
     now_s = int(liar.now_s())
     body = Hello(
         type="hello",
@@ -456,7 +457,7 @@ def _hello(liar: Liar, identity: Identity) -> bytes:
 
 @_lie(Reject.WRONG_PRODUCER)
 async def hello_of_another(liar: Liar) -> None:
-    await liar.ask_all(HELLO_PROTOCOL, _hello(liar, liar.victim))
+    await liar.ask_all(HELLO_PROTOCOL, hello(liar, liar.victim))
 
 
 @_lie(Reject.MALFORMED)
@@ -474,7 +475,7 @@ async def hello_reply_oversize(liar: Liar) -> None:
 @_lie(Reject.BAD_SIGNATURE)
 async def other_instance_forged(liar: Liar) -> None:
     """ "Somebody else runs under your key", with a signature that nobody made."""
-    envelope = msgpack.unpackb(_hello(liar, liar.identity))
+    envelope = msgpack.unpackb(hello(liar, liar.identity))
     envelope["signature"] = bytes(64)
     liar.other_hello = msgpack.packb(envelope)
     await trio.sleep(6.0)
@@ -531,4 +532,4 @@ _flood(
     ADVERTS_PROTOCOL,
     lambda li: codec.encode(RecentAdverts(type="recent_adverts", run_id=li.run_id)),
 )
-_flood("flood_of_hellos", HELLO_PROTOCOL, lambda li: _hello(li, li.identity))
+_flood("flood_of_hellos", HELLO_PROTOCOL, lambda li: hello(li, li.identity))
