@@ -14,7 +14,7 @@ from libp2p.utils import encode_delim
 
 from swarm.messages import HELLO_PROTOCOL, ROLLOUTS_PROTOCOL
 from swarm.simulation.liar import Liar
-from swarm.simulation.lies import Lie
+from swarm.simulation.lies import Lie, hello
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p_host import Libp2pTransport
 
@@ -94,9 +94,10 @@ async def slow_loris_in_the_payload(liar: Liar) -> None:
 async def slow_reader(liar: Liar) -> None:
     """Hellos whose answers nobody reads."""
     head = encode_delim(b"/multistream/1.0.0") + encode_delim(HELLO_PROTOCOL.encode())
+    body = hello(liar, liar.identity)
     async with _streams(liar, 16) as streams:
         for stream in streams:
-            await _write(stream, head + (4).to_bytes(4, "big") + b"\0" * 4)
+            await _write(stream, head + len(body).to_bytes(4, "big") + body)
         await trio.sleep(HOLD_S)
 
 
