@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from typing import Any, cast
 
 import trio
@@ -33,8 +34,9 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
+from swarm.transport.libp2p_streams import finish
 from swarm.transport.libp2p_workarounds import HardHost, Workarounds
-from swarm.transport.libp2p_yamux import MuxedConnection
+from swarm.transport.libp2p_yamux import MuxedConnection, Stream
 
 MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
@@ -303,11 +305,14 @@ class Gossip(Pubsub):
     def _handle_dead_peer(self, peer_id: ID) -> None:
         """Forget a peer, or move our stream to another connection to it.
 
-        Upstream forgets even then the topics of a peer that has no reason to say them again.
+        Upstream forgets even then the topics of a peer that has no reason to say them again, and
+        leaves our stream open when it takes a new one: one more for each malformed message.
         """
         stream = self.peers.get(peer_id)
         if stream is None or _alive(stream) or not self._peer_is_connected(peer_id):
             super()._handle_dead_peer(peer_id)
+            if stream is not None and _alive(stream) and self.manager.is_running:
+                self.manager.run_task(_let_go, stream)
             return
         del self.peers[peer_id]
         self.peer_queues.pop(peer_id).close()
@@ -385,7 +390,17 @@ class Gossip(Pubsub):
                 await stream.muxed_stream.write(b"".join(batch))
         except (BaseLibp2pError, OSError):
             log.debug("gossip stream to %s ended", peer_id)
-            self._handle_dead_peer(peer_id)
+            if self.peers.get(peer_id) is stream:  # else another has taken its place
+                self._handle_dead_peer(peer_id)
+
+
+async def _let_go(stream: INetStream) -> None:
+    """Close our end of a stream, and soon all of it, whatever the peer does."""
+    muxed = stream.muxed_stream  # type: ignore[attr-defined]
+    assert isinstance(muxed, Stream)
+    with suppress(BaseLibp2pError):  # the peer may be faster
+        await muxed.close()
+    await finish(muxed)
 
 
 def _encoded(rpc: rpc_pb2.RPC | bytes) -> bytes:
