@@ -173,6 +173,12 @@ def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
                 await other.connect(address)
             await until(lambda: not reach(hidden).summary.relays)
             assert not any("/p2p-circuit/" in a for a in hidden.addresses())
+            reach(hidden)._opinions.clear()  # it asks for no reservation again
+            reach(hidden)._asked[relay.peer_id] = trio.current_time() + 1e6
+            await hidden.connect(relay.addresses()[0])
+            await until(lambda: hidden.peer_id in relay.peers())
+            with pytest.raises(PeerUnreachable, match="204"):
+                await other.connect(address)
 
     run(main)
 
