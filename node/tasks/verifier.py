@@ -146,6 +146,8 @@ class _Worker:
             ChildFailed: it failed or ended.
         """
         async with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                await self.close()  # it ended while it had nothing to do: nobody's text did that
             if self._process is None:
                 await self._start()
             return await self._exchange(request, time_limit_s)
