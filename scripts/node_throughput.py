@@ -248,7 +248,7 @@ def _adverts(config: NodeConfig, record: bytes, group: RolloutGroup, repeats: in
                 limits.record_life_s,
                 limits.clock_skew_s,
             )
-            table.hear(body, PeerId(body.producer))
+            table.hear(body, PeerId(body.producer), started)
         taken.append(len(adverts) / (time.perf_counter() - started))
         if len(table) != PRODUCERS * ROUNDS * ENTRIES:
             raise AssertionError(f"{len(table)} offers on the table")
