@@ -18,7 +18,7 @@ import msgpack
 from pydantic import ValidationError
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.identity import Identity, PeerId, peer_id_of, public_key_of, verify
+from swarm.identity import Identity, PeerId, public_key_of, verify
 from swarm.messages import (
     ADVERT_BYTES_MAX,
     ADVERT_DOMAIN,
@@ -54,6 +54,7 @@ STRING_BYTES_MAX = 4 * TEXT_CHARS_MAX  # UTF-8 needs up to four bytes a characte
 LOGPROB_MAX = 1e-3  # rounding may lift a log-prob a little over 0
 DETAIL_CHARS_MAX = 200  # of an error's text, parts of which the peer chose
 
+_CONTAINERS = frozenset({dict, tuple})  # exactly what `_unpack` makes of maps and arrays
 _TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
 
 
@@ -239,21 +240,19 @@ def _unpack(data: bytes) -> Any:
 
 
 def _check_nesting(tree: Any) -> None:
-    containers = [tree]
+    containers = [tree] if type(tree) in _CONTAINERS else []
     for _ in range(NESTING_MAX):
-        containers = [value for each in containers for value in _inside(each)]
         if not containers:
             return
+        containers = [
+            value
+            for each in containers
+            for value in (each.values() if type(each) is dict else each)
+            if type(value) in _CONTAINERS
+        ]
+    if not containers:
+        return
     raise RemoteProtocolError(Reject.MALFORMED, f"nested deeper than {NESTING_MAX}")
-
-
-def _inside(container: Any) -> list[Any]:
-    """The maps and arrays directly inside a map or an array; none inside anything else."""
-    if isinstance(container, dict):
-        values = tuple(container.values())
-    else:
-        values = container if isinstance(container, tuple) else ()
-    return [value for value in values if isinstance(value, dict | tuple)]
 
 
 def _schema_fault(kind: type[WireModel], error: ValidationError) -> tuple[Reject, str]:
@@ -281,9 +280,8 @@ def _sign(payload: bytes, domain: bytes, identity: Identity, bytes_max: int) -> 
 def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
     """The payload of a signed record whose signature holds, and who signed it."""
     envelope = decode(record, Signed, bytes_max)
-    signer = peer_id_of(public_key_of(envelope.signer))
-    if signer != envelope.signer:  # one key, one name: quotas count by name
-        raise RemoteProtocolError(Reject.MALFORMED, "peer id is not in its canonical form")
+    public_key_of(envelope.signer)  # one key, one name: takes a peer id in its canonical form alone
+    signer = PeerId(envelope.signer)
     verify(signer, domain, envelope.payload, envelope.signature)
     return envelope.payload, signer
 
@@ -377,4 +375,5 @@ def _completion(body: CompletionBody) -> Completion:
 
 
 def _are_logprobs(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values)) and max(values, default=0.0) <= LOGPROB_MAX
+    # each is a 32-bit float: their sum as doubles cannot overflow, so it is finite if all are
+    return math.isfinite(sum(values)) and max(values, default=0.0) <= LOGPROB_MAX

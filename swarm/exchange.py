@@ -122,15 +122,19 @@ class Exchange:
         The rewards stay here: they are never sent. A group for a task that this node has shared
         before, in a round that a crash undid, is not shared a second time.
         """
-        shared: list[VerifiedGroup] = []
-        entries: list[AdvertEntry] = []
+        signed: list[tuple[bytes, VerifiedGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
             group_id, record = codec.sign_group(group, self._identity)
-            verified = VerifiedGroup(group_id, group, prompt, tuple(group_rewards))
-            result = await self._run_sync(self._add, record, verified, True)
-            if result is AddResult.ADDED:
-                shared.append(verified)
-                entries.append(AdvertEntry(group_id=group_id, size_bytes=len(record)))
+            signed.append((record, VerifiedGroup(group_id, group, prompt, tuple(group_rewards))))
+        results: list[AddResult] = await self._run_sync(
+            lambda: self._pool.add_all(signed, own=True, now_s=self._now_s())
+        )
+        added = [s for s, result in zip(signed, results, strict=True) if result is AddResult.ADDED]
+        shared = [verified for _, verified in added]
+        entries = [
+            AdvertEntry(group_id=verified.group_id, size_bytes=len(record))
+            for record, verified in added
+        ]
         for start in range(0, len(entries), ADVERT_GROUPS_MAX):
             await self._advertise(groups[start], entries[start : start + ADVERT_GROUPS_MAX])
         return shared
@@ -172,9 +176,6 @@ class Exchange:
             self.ledger.of(verified.group.producer).trained += 1
         self._fetcher.wake()
         return groups
-
-    def _add(self, record: bytes, verified: VerifiedGroup, own: bool) -> AddResult:
-        return self._pool.add(record, verified, own=own, now_s=self._now_s())
 
     def _eligible(self) -> list[Candidate]:
         return self._pool.eligible(own=False, now_s=self._now_s())

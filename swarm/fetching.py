@@ -63,6 +63,7 @@ FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered
 BROKEN_HOLDER_REST_S = 600.0
 REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
 VERIFIER_RETRY_S = 5.0
+POOL_AFTER_S = 0.5  # a group waits no longer than that, and the next one, for others of its answer
 DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
 BATCH_BYTES_MAX = 524_288  # of one request, unless a single group is larger
 BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
@@ -101,6 +102,9 @@ class ExchangeRules:
 def informative(rewards: Sequence[float]) -> bool:
     """Whether a group's rewards differ, so that its advantages are not all zero."""
     return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
+
+
+_Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node found in it
 
 
 class _Answer(Enum):
@@ -385,18 +389,29 @@ class Fetcher:
 
     async def _take_all_in(self, batch: _Batch, peer: PeerId, reply: GroupsReply) -> _Answer:
         good = 0
-        for record in reply.records:
-            try:
-                await self._take_in(batch, peer, record)
-            except RemoteProtocolError:
-                continue  # counted where it was found
-            good += 1
+        waiting: list[_Checked] = []  # groups that go into the pool together
+        since = trio.current_time()
+        try:
+            for record in reply.records:
+                try:
+                    checked = await self._take_in(batch, peer, record)
+                except RemoteProtocolError:
+                    continue  # counted where it was found
+                good += 1
+                waiting += [checked] if checked else []
+                if trio.current_time() - since > POOL_AFTER_S:
+                    await self._keep(waiting)
+                    waiting, since = [], trio.current_time()
+        except ChildFailed:
+            await self._keep(waiting)
+            raise
+        await self._keep(waiting)
         if good:
             return _Answer.GOOD
         return _Answer.BROKEN if reply.records else _Answer.NOTHING
 
-    async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> None:
-        """Check one fetched record completely and pool it.
+    async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> _Checked | None:
+        """Check one fetched record completely; None if somebody else delivered it before.
 
         Raises:
             RemoteProtocolError: it broke a rule; counted.
@@ -408,21 +423,28 @@ class Fetcher:
             raise RemoteProtocolError(Reject.NOT_REQUESTED, "nobody asked for it")
         offer = batch.claim(group_id)
         if offer is None:
-            return  # another holder was quicker
+            return None
         try:
             prompt, rewards = await self._judge_group(group, offer)
         except RemoteProtocolError:
             self._offers.drop(group_id, offer.producer)
             raise
-        verified = VerifiedGroup(group_id, group, prompt, rewards)
-        result: AddResult = await self._run_sync(
-            lambda: self._pool.add(record, verified, own=False, now_s=self._now_s())
+        return record, VerifiedGroup(group_id, group, prompt, rewards)
+
+    async def _keep(self, checked: Sequence[_Checked]) -> None:
+        """Put groups into the pool, in one transaction, and settle their offers."""
+        if not checked:
+            return
+        results: list[AddResult] = await self._run_sync(
+            lambda: self._pool.add_all(checked, own=False, now_s=self._now_s())
         )
-        self._offers.drop(group_id, offer.producer)
-        if result is AddResult.ADDED:
-            self._ledger.accept(group.producer)
-        elif result in POOL_REJECTS:
-            self._ledger.reject(group.producer, POOL_REJECTS[result])
+        for (_, verified), result in zip(checked, results, strict=True):
+            producer = verified.group.producer
+            self._offers.drop(verified.group_id, producer)
+            if result is AddResult.ADDED:
+                self._ledger.accept(producer)
+            elif result in POOL_REJECTS:
+                self._ledger.reject(producer, POOL_REJECTS[result])
 
     def _decode(
         self, peer: PeerId, record: bytes, producer: PeerId

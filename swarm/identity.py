@@ -52,6 +52,11 @@ def public_key_of(peer_id: str) -> bytes:
     return raw[len(_PEER_ID_PREFIX) :]
 
 
+@lru_cache(maxsize=PEER_IDS_CACHED_MAX)
+def _key_of(peer_id: str) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public_key_of(peer_id))
+
+
 def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
     """Check that the holder of `peer_id`'s key signed exactly `data` under `domain`.
 
@@ -59,7 +64,7 @@ def verify(peer_id: str, domain: bytes, data: bytes, signature: bytes) -> None:
         RemoteProtocolError: it did not.
     """
     try:
-        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, domain + data)
+        _key_of(peer_id).verify(signature, domain + data)
     except (InvalidSignature, ValueError):
         raise RemoteProtocolError(Reject.BAD_SIGNATURE, f"not signed by {peer_id}") from None
 

@@ -5,13 +5,20 @@ A group is kept as the signed bytes that were received, beside what this node wo
 that it is neither fetched nor trained on a second time, and so that its producer cannot offer a
 second group for the same task.
 
+**What is too old.** Three ages, each with its end: the group's own expiry; `rounds_max` rounds
+behind its producer's newest group, for nobody trains on what a much older policy wrote (the newest
+is the one created last: a producer that was set back to a lower round is at that round; it counts
+as long as any group of the producer is here);
+and, for a tombstone, `tombstones_max` later ones. A group that comes too late is not kept.
+
 **What goes first when a bound is reached.** First whatever was trained on already, oldest first
 (it is kept only to be served). Then, among untrained foreign groups, the oldest of the producer
 that holds most of what ran short (groups or bytes). Untrained own groups go last. Age is the order
 of arrival here, never a producer's clock. A producer at its share gives up a group of its own for
 each new one, trained ones first, then the oldest; so a flood pushes out only what its maker sent.
 
-All calls are synchronous and short; they may come from any thread, one at a time.
+All calls are synchronous and short; they may come from any thread, one at a time. What was added
+survives a killed process (WAL), what was marked as trained on a power cut as well.
 """
 
 import hashlib
@@ -21,8 +28,10 @@ import threading
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import lru_cache
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,6 +44,7 @@ from swarm.rollouts import GroupId, Task, VerifiedGroup
 SCHEMA_VERSION = 1
 DAMAGED_KEPT_MAX = 3  # files moved aside; the oldest is deleted beyond that
 _WAL_BYTES_MAX = 8 * 1024 * 1024
+_REWARDS_CACHED_MAX = 4096
 _PRIMARY_CODE = 0xFF  # SQLite's extended result codes hold the primary one in the low byte
 
 _SCHEMA = f"""
@@ -72,6 +82,11 @@ CREATE TABLE tombstones (
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
+_KNOWN = "SELECT " + ", ".join(  # whether this group, and whether this task, is or was here
+    f"EXISTS(SELECT 1 FROM groups WHERE {column} UNION ALL SELECT 1 FROM tombstones WHERE {column})"
+    for column in ("group_id = ?1", "task_key = ?2")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
@@ -81,9 +96,10 @@ class PoolLimits:
     bytes_max: int = 256 * 1024 * 1024
     groups_per_producer_max: int = 512
     tombstones_max: int = 65_536
+    rounds_max: int = 32  # of one producer, its newest
 
     def __post_init__(self) -> None:
-        for name in ("groups_max", "bytes_max", "groups_per_producer_max", "tombstones_max"):
+        for name in (each.name for each in fields(self)):
             if getattr(self, name) < 1:
                 raise ConfigError(f"pool {name} is {getattr(self, name)}: must be at least 1")
 
@@ -95,6 +111,7 @@ class AddResult(StrEnum):
     KNOWN = "known"  # this very group is or was here
     DUPLICATE_TASK = "duplicate_task"  # its producer's group for this task is or was here
     QUOTA = "quota"  # it is larger than the whole pool
+    TOO_OLD = "too_old"  # its producer has moved on
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +161,17 @@ class Pool:
             self._db = _open(path)
         self._groups: Counter[str] = Counter()
         self._bytes = 0
+        self._newest: dict[str, tuple[int, int]] = {}  # of a producer: creation and round
+        self._expiry_s = -inf  # nothing expires before
         with self._transaction():
-            rows = self._db.execute("SELECT producer, count(*), sum(bytes) FROM groups GROUP BY 1")
-            for producer, groups, size in rows:
-                self._groups[producer] = groups
+            rows = self._db.execute("SELECT producer, created_at_s, round, bytes FROM groups")
+            for producer, created_at_s, round_, size in rows:
+                self._groups[producer] += 1
                 self._bytes += size
+                self._note_newest(producer, created_at_s, round_)
             # limits may be lower than when the file was written
+            for producer in list(self._newest):
+                self._drop_old_rounds(producer)
             self._make_room(groups_max=limits.groups_max, bytes_max=limits.bytes_max)
 
     def __enter__(self) -> Self:
@@ -169,48 +191,83 @@ class Pool:
             self._db.close()
 
     def add(self, record: bytes, verified: VerifiedGroup, *, own: bool, now_s: float) -> AddResult:
-        """Keep a group that the caller has verified. Survives a killed process once it returns."""
+        """As `add_all`, for one group."""
+        return self.add_all([(record, verified)], own=own, now_s=now_s)[0]
+
+    def add_all(
+        self, groups: Sequence[tuple[bytes, VerifiedGroup]], *, own: bool, now_s: float
+    ) -> list[AddResult]:
+        """Keep groups that the caller has verified, each with its signed record, in one go: all
+        of them survive a killed process once it returns, and none if it does not."""
+        with self._transaction():
+            self._drop_expired(now_s)
+            return [self._add(record, verified, own=own) for record, verified in groups]
+
+    def _add(self, record: bytes, verified: VerifiedGroup, *, own: bool) -> AddResult:
         group = verified.group
         rewards = json.dumps(verified.rewards, allow_nan=False)
         size = len(record) + len(verified.prompt.encode()) + len(rewards)
         key = _task_key(group.producer, group.task)
-        with self._transaction():
-            self._remove("expires_at_s <= ?", (now_s,))
-            if self._is_known("group_id", verified.group_id):
-                return AddResult.KNOWN
-            if self._is_known("task_key", key):
-                return AddResult.DUPLICATE_TASK
-            if size > self.limits.bytes_max or not self._make_share(group.producer, own=own):
-                return AddResult.QUOTA
-            self._make_room(
-                groups_max=self.limits.groups_max - 1, bytes_max=self.limits.bytes_max - size
-            )
-            seq = self._db.execute(
-                "INSERT INTO groups (group_id, task_key, producer, own, round, created_at_s,"
-                " expires_at_s, bytes, rewards) VALUES (?,?,?,?,?,?,?,?,?)",
-                (
-                    verified.group_id,
-                    key,
-                    group.producer,
-                    own,
-                    group.round,
-                    group.created_at_s,
-                    group.expires_at_s,
-                    size,
-                    rewards,
-                ),
-            ).lastrowid
-            self._db.execute("INSERT INTO records VALUES (?,?,?)", (seq, verified.prompt, record))
-            self._groups[group.producer] += 1
-            self._bytes += size
+        id_known, task_known = self._db.execute(_KNOWN, (verified.group_id, key)).fetchone()
+        if id_known or task_known:
+            return AddResult.KNOWN if id_known else AddResult.DUPLICATE_TASK
+        if self._is_too_old(group.producer, group.created_at_s, group.round):
+            return AddResult.TOO_OLD
+        if size > self.limits.bytes_max or not self._make_share(group.producer, own=own):
+            return AddResult.QUOTA
+        self._make_room(
+            groups_max=self.limits.groups_max - 1, bytes_max=self.limits.bytes_max - size
+        )
+        seq = self._db.execute(
+            "INSERT INTO groups (group_id, task_key, producer, own, round, created_at_s,"
+            " expires_at_s, bytes, rewards) VALUES (?,?,?,?,?,?,?,?,?)",
+            (
+                verified.group_id,
+                key,
+                group.producer,
+                own,
+                group.round,
+                group.created_at_s,
+                group.expires_at_s,
+                size,
+                rewards,
+            ),
+        ).lastrowid
+        self._db.execute("INSERT INTO records VALUES (?,?,?)", (seq, verified.prompt, record))
+        self._groups[group.producer] += 1
+        self._bytes += size
+        self._expiry_s = min(self._expiry_s, group.expires_at_s)
+        if self._note_newest(group.producer, group.created_at_s, group.round):
+            self._drop_old_rounds(group.producer)
         return AddResult.ADDED
+
+    # --- producers' rounds -----------------------------------------------------------------
+
+    def _is_too_old(self, producer: str, created_at_s: int, round_: int) -> bool:
+        newest = self._newest.get(producer, (created_at_s, round_))
+        return (created_at_s, round_) < newest and round_ <= newest[1] - self.limits.rounds_max
+
+    def _note_newest(self, producer: str, created_at_s: int, round_: int) -> bool:
+        """Whether this moves the producer to another round."""
+        before = self._newest.get(producer, (created_at_s, round_))
+        self._newest[producer] = max(before, (created_at_s, round_))
+        return self._newest[producer][1] != before[1]
+
+    def _drop_old_rounds(self, producer: str) -> None:
+        oldest = self._newest[producer][1] - self.limits.rounds_max
+        for own in (False, True):
+            self._remove(
+                "seq IN (SELECT seq FROM groups INDEXED BY groups_shares"
+                " WHERE own = ? AND producer = ? AND round <= ?)",
+                (own, producer, oldest),
+            )
 
     def record(
         self, group_id: GroupId, now_s: float, without: Container[PeerId] = ()
     ) -> bytes | None:
         """The signed bytes to serve; None when the group is not here, has expired, or was made by
         one of the producers `without` which the caller does."""
-        with self._transaction():
+        with self._lock:
             row = self._db.execute(
                 "SELECT record, producer FROM groups JOIN records USING (seq)"
                 " WHERE group_id = ? AND expires_at_s > ?",
@@ -220,14 +277,14 @@ class Pool:
 
     def has(self, group_id: GroupId) -> bool:
         """Whether the group is in the pool now, expired or not."""
-        with self._transaction():
+        with self._lock:
             query = "SELECT 1 FROM groups WHERE group_id = ?"
             return self._db.execute(query, (group_id,)).fetchone() is not None
 
     def held(self, group_ids: Iterable[GroupId], now_s: float) -> set[GroupId]:
         """Those that `record` would give."""
         query = "SELECT 1 FROM groups WHERE group_id = ? AND expires_at_s > ?"
-        with self._transaction():
+        with self._lock:
             return {
                 each
                 for each in group_ids
@@ -236,12 +293,14 @@ class Pool:
 
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
-        with self._transaction():
-            return {each for each in group_ids if self._is_known("group_id", each)}
+        with self._lock:
+            return {
+                each for each in group_ids if self._db.execute(_KNOWN, (each, each)).fetchone()[0]
+            }
 
     def eligible(self, own: bool, now_s: float) -> list[Candidate]:
         """Untrained, unexpired groups in order of their ids, so that arrival order is no matter."""
-        with self._transaction():
+        with self._lock:
             rows = self._db.execute(
                 "SELECT group_id, producer, rewards, round, created_at_s FROM groups"
                 " WHERE own = ? AND trained_round IS NULL AND expires_at_s > ? ORDER BY group_id",
@@ -257,7 +316,7 @@ class Pool:
         query = (
             "SELECT record, prompt, rewards FROM groups JOIN records USING (seq) WHERE group_id = ?"
         )
-        with self._transaction():
+        with self._lock:
             found = [(each, self._db.execute(query, (each,)).fetchone()) for each in group_ids]
         verified: list[VerifiedGroup] = []
         for group_id, row in found:
@@ -287,11 +346,19 @@ class Pool:
     def expire(self, now_s: float) -> int:
         """Remove what has expired; returns how many groups that was."""
         with self._transaction():
-            return self._remove("expires_at_s <= ?", (now_s,))
+            return self._drop_expired(now_s)
+
+    def _drop_expired(self, now_s: float) -> int:
+        if now_s < self._expiry_s:
+            return 0
+        removed = self._remove("expires_at_s <= ?", (now_s,))
+        (next_s,) = self._db.execute("SELECT min(expires_at_s) FROM groups").fetchone()
+        self._expiry_s = inf if next_s is None else next_s
+        return removed
 
     def statistics(self, now_s: float | None = None) -> PoolStatistics:
         """What is in the pool now."""
-        with self._transaction():
+        with self._lock:
             own, eligible = self._db.execute(
                 "SELECT count(*) FILTER (WHERE own), count(*) FILTER"
                 " (WHERE NOT own AND trained_round IS NULL AND expires_at_s > ?) FROM groups",
@@ -330,13 +397,6 @@ class Pool:
             if self._db.execute(query, (group_id,)).fetchone() is not None:
                 return table
         raise LocalProtocolError(f"group {group_id.hex()} was never in the pool")
-
-    def _is_known(self, column: str, value: bytes) -> bool:
-        query = (
-            f"SELECT 1 FROM groups WHERE {column} = ?1"
-            f" UNION ALL SELECT 1 FROM tombstones WHERE {column} = ?1"
-        )
-        return self._db.execute(query, (value,)).fetchone() is not None
 
     def _make_share(self, producer: str, *, own: bool) -> bool:
         """Keep the producer within its share: its oldest group makes place, trained ones first.
@@ -387,7 +447,7 @@ class Pool:
             self._bytes -= size
             self._groups[producer] -= 1
             if not self._groups[producer]:
-                del self._groups[producer]
+                del self._groups[producer], self._newest[producer]
         if removed:
             self._db.execute(
                 "DELETE FROM tombstones WHERE seq <= (SELECT max(seq) FROM tombstones) - ?",
@@ -404,7 +464,7 @@ class Pool:
     def _transaction(self, *, to_disk: bool = False) -> Iterator[None]:
         """All or nothing, the sums in memory too. With `to_disk` it outlives a power cut."""
         with self._lock:
-            groups, size = self._groups.copy(), self._bytes
+            groups, size, newest = self._groups.copy(), self._bytes, self._newest.copy()
             if to_disk:
                 self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("BEGIN IMMEDIATE")
@@ -412,7 +472,8 @@ class Pool:
                 yield
                 self._db.execute("COMMIT")
             except BaseException:
-                self._groups, self._bytes = groups, size
+                self._groups, self._bytes, self._newest = groups, size, newest
+                self._expiry_s = -inf
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
@@ -430,6 +491,7 @@ def _task_key(producer: PeerId, task: Task) -> bytes:
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
+@lru_cache(_REWARDS_CACHED_MAX)
 def _rewards(text: str) -> tuple[float, ...]:
     return tuple(float(each) for each in json.loads(text))
 

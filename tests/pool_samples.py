@@ -13,16 +13,23 @@ PRODUCERS = tuple(Identity(bytes([i]) * 32) for i in range(1, 6))
 
 
 def make_group(
-    producer: int, index: int, *, variant: int = 0, expires_at_s: int = EXPIRES_AT_S
+    producer: int,
+    index: int,
+    *,
+    variant: int = 0,
+    round_: int = 0,
+    created_at_s: int = CREATED_AT_S,
+    expires_at_s: int = EXPIRES_AT_S,
 ) -> tuple[bytes, VerifiedGroup]:
     """The group of one producer's task; another variant is another group for the same task."""
     identity = PRODUCERS[producer]
     group = replace(
         sample_group(),
         producer=identity.peer_id,
-        round=variant,
+        round=round_,
+        temperature=1.0 - variant / 100,
         task=Task("sums", "1", "{}", 7, index),
-        created_at_s=CREATED_AT_S,
+        created_at_s=created_at_s,
         expires_at_s=expires_at_s,
     )
     group_id, record = codec.sign_group(group, identity)

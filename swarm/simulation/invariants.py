@@ -19,7 +19,7 @@ that host has stored it at some time, or has it on offer and some live host can 
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -176,14 +176,17 @@ class WatchedPool(Pool):
         self._on_stored = on_stored
         self._on_refused = on_refused
 
-    def add(self, record: bytes, verified: VerifiedGroup, *, own: bool, now_s: float) -> AddResult:
-        """See `Pool.add`."""
-        result = super().add(record, verified, own=own, now_s=now_s)
-        if result is AddResult.ADDED:
-            self._on_stored(record, verified, own)
-        else:
-            self._on_refused(verified, result)
-        return result
+    def add_all(
+        self, groups: Sequence[tuple[bytes, VerifiedGroup]], *, own: bool, now_s: float
+    ) -> list[AddResult]:
+        """See `Pool.add_all`."""
+        results = super().add_all(groups, own=own, now_s=now_s)
+        for (record, verified), result in zip(groups, results, strict=True):
+            if result is AddResult.ADDED:
+                self._on_stored(record, verified, own)
+            else:
+                self._on_refused(verified, result)
+        return results
 
 
 class ByteWatch:

@@ -12,11 +12,17 @@ from swarm.rollouts import GroupId
 from tests.pool_samples import CREATED_AT_S, PRODUCERS, make_group
 
 OWN = 0
-LIMITS = PoolLimits(groups_max=6, groups_per_producer_max=3, tombstones_max=1000)
+LIMITS = PoolLimits(groups_max=6, groups_per_producer_max=3, tombstones_max=1000, rounds_max=4)
+ROUNDS = (0, 1, 2, 5, 6, 1)  # by index, in order of creation: in the end it was set back
 
 SAMPLES = {
     (producer, index, variant): make_group(
-        producer, index, variant=variant, expires_at_s=CREATED_AT_S + 50 + 13 * index
+        producer,
+        index,
+        variant=variant,
+        round_=ROUNDS[index],
+        created_at_s=CREATED_AT_S + index,
+        expires_at_s=CREATED_AT_S + 50 + 13 * index,
     )
     for producer in range(len(PRODUCERS))
     for index in range(6)
@@ -35,7 +41,8 @@ class Row:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Rows are in order of arrival; `tasks` and `trained` remember for ever."""
+    """Rows are in order of arrival; `tasks` and `trained` remember for ever, `newest` as long as
+    a producer has any group here."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,24 +51,28 @@ class PoolMachine(RuleBasedStateMachine):
         self.rows: dict[GroupId, Row] = {}
         self.tasks: dict[tuple[int, int], GroupId] = {}
         self.trained: dict[GroupId, int] = {}
+        self.newest: dict[int, int] = {}  # by producer
 
     def teardown(self) -> None:
         self.pool.close()
 
-    @rule(key=st.sampled_from(sorted(SAMPLES)))
-    def add(self, key: tuple[int, int, int]) -> None:
-        record, verified = SAMPLES[key]
-        expected = self.expected_add(key, verified.group_id)
-        own = key[0] == OWN
-        assert self.pool.add(record, verified, own=own, now_s=self.now_s) is expected
+    @rule(keys=st.lists(st.sampled_from(sorted(SAMPLES)), max_size=4), own=st.booleans())
+    def add(self, keys: list[tuple[int, int, int]], own: bool) -> None:
+        keys = [key for key in keys if (key[0] == OWN) is own]
+        self.drop_expired()
+        expected = [self.expected_add(key, SAMPLES[key][1].group_id) for key in keys]
+        groups = [SAMPLES[key] for key in keys]
+        assert self.pool.add_all(groups, own=own, now_s=self.now_s) == expected
 
     def expected_add(self, key: tuple[int, int, int], group_id: GroupId) -> AddResult:
         producer, index, _ = key
-        self.drop_expired()
         if group_id in self.tasks.values():
             return AddResult.KNOWN
         if (producer, index) in self.tasks:
             return AddResult.DUPLICATE_TASK
+        newest = self.newest_index(producer, -1)
+        if index < newest and ROUNDS[index] <= ROUNDS[newest] - LIMITS.rounds_max:
+            return AddResult.TOO_OLD
         mine = [each for each, row in self.rows.items() if row.producer == producer]
         if len(mine) >= LIMITS.groups_per_producer_max:
             gone = [each for each in mine if self.rows[each].trained]
@@ -71,7 +82,18 @@ class PoolMachine(RuleBasedStateMachine):
         expires_at_s = SAMPLES[key][1].group.expires_at_s
         self.rows[group_id] = Row(producer, index, expires_at_s)
         self.tasks[producer, index] = group_id
+        self.newest[producer] = max(index, self.newest_index(producer, index))
+        oldest = ROUNDS[self.newest[producer]] - LIMITS.rounds_max
+        for each, row in list(self.rows.items()):
+            if row.producer == producer and ROUNDS[row.index] <= oldest:
+                del self.rows[each]
         return AddResult.ADDED
+
+    def newest_index(self, producer: int, new: int) -> int:
+        """Of a producer's groups in a row; what is not here any more counts while others are."""
+        if not any(r.producer == producer and r.index != new for r in self.rows.values()):
+            self.newest.pop(producer, None)
+        return self.newest.get(producer, -1)
 
     def first_to_go(self) -> GroupId:
         for group_id, row in self.rows.items():
