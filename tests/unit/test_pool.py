@@ -230,6 +230,41 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
         assert held(pool, ids) == [False] * 3 + [True] * 3
 
 
+def test_groups_that_their_producer_left_far_behind_leave(tmp_path: Path) -> None:
+    def add(pool: Pool, index: int, round_: int, created_at_s: int) -> tuple[AddResult, GroupId]:
+        record, verified = make_group(0, index, round_=round_, created_at_s=created_at_s)
+        return pool.add(record, verified, own=False, now_s=NOW_S), verified.group_id
+
+    path = tmp_path / "pool.sqlite"
+    with Pool(path, PoolLimits(rounds_max=10)) as pool:
+        ids = [add(pool, index, index, 1_000 + index)[1] for index in range(15)]
+        assert held(pool, ids) == [False] * 5 + [True] * 10
+        assert add(pool, 20, 4, 1_004) == (AddResult.TOO_OLD, make_group_id(20, 4, 1_004))
+        assert pool.ids_seen(ids) == set(ids)
+        pool.mark_trained([ids[0]], 1)  # it was drawn before it left
+    with Pool(path, PoolLimits(rounds_max=3)) as pool:  # lower limits hold at once
+        assert held(pool, ids) == [False] * 12 + [True] * 3
+        assert add(pool, 21, 11, 1_003)[0] is AddResult.TOO_OLD
+        set_back = add(pool, 22, 2, 1_500)  # created last, at a lower round
+        assert set_back[0] is AddResult.ADDED
+        assert held(pool, ids) == [False] * 12 + [True] * 3
+        assert add(pool, 23, 3, 1_501)[0] is AddResult.ADDED
+
+
+def make_group_id(index: int, round_: int, created_at_s: int) -> GroupId:
+    return make_group(0, index, round_=round_, created_at_s=created_at_s)[1].group_id
+
+
+def test_groups_are_added_all_or_none(pool: Pool) -> None:
+    first, second = make_group(0, 0), make_group(0, 1)
+    unfit = (second[0], replace(second[1], rewards=(float("nan"), 1.0)))
+    with pytest.raises(ValueError, match="JSON"):
+        pool.add_all([first, unfit], own=False, now_s=NOW_S)
+    assert pool.statistics().groups == 0
+    results = pool.add_all([first, first, second], own=False, now_s=NOW_S)
+    assert results == [AddResult.ADDED, AddResult.KNOWN, AddResult.ADDED]
+
+
 def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pool.sqlite"
     with Pool(path, LIMITS), pytest.raises(ConfigError, match="in use"):
