@@ -43,7 +43,6 @@ WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is 
 WRITE_STALL_MAX_S = 60.0  # without progress on the socket the connection counts as dead
 PING_INTERVAL_S = 10.0
 PING_TIMEOUT_S = 30.0  # generous: a peer that trains on one core answers late
-FRAME_TIMEOUT_S = 60.0  # without a byte of a frame that has begun
 CLOSE_FLUSH_S = 0.5
 RTT_UNKNOWN_S = 0.001
 
@@ -354,17 +353,15 @@ class HardYamux(MuxedConnection):
             while self.alive:
                 for piece in await self._receive():
                     await self._take_piece(piece)
-        except (BaseLibp2pError, OSError, trio.TooSlowError, trio.ClosedResourceError, FrameError):
+        except (BaseLibp2pError, OSError, trio.ClosedResourceError, FrameError):
             pass
         finally:
             await self._cleanup_on_error()
 
     async def _receive(self) -> list[memoryview]:
-        in_frame = self._head or self._data_left
-        with trio.fail_after(FRAME_TIMEOUT_S if in_frame else float("inf")):
-            if isinstance(self.secured_conn, NoiseSession):
-                return await self.secured_conn.receive()
-            data = await self.secured_conn.read()
+        if isinstance(self.secured_conn, NoiseSession):
+            return await self.secured_conn.receive()
+        data = await self.secured_conn.read()
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
         return [memoryview(data)]
@@ -528,7 +525,10 @@ class HardYamux(MuxedConnection):
             pass  # the peer was faster
 
     async def _measure_rtt_loop(self) -> None:
-        """Upstream measures the round trip but keeps a peer that never answers."""
+        """Upstream measures the round trip but keeps a peer that never answers.
+
+        One that stops in the middle of a frame cannot answer either.
+        """
         while self.alive:
             self._ping_id += 1
             self._ping_event = trio.Event()

@@ -1,17 +1,21 @@
 """Each upstream fault, once with its workaround and once without it."""
 
+import random
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 from libp2p.custom_types import TProtocol
+from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity, PeerId
-from swarm.transport.base import ServeLimits
+from swarm.transport import libp2p_gossip
+from swarm.transport.base import GOSSIP_BYTES_MAX, ServeLimits
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS, Workarounds, require_version
 from tests.support import run
@@ -157,27 +161,108 @@ def test_connections_leave_tasks_behind_upstream() -> None:
     assert run(tasks_left_per_cycle, chosen, 10) >= 1.0
 
 
-async def delivered_of_a_burst(workarounds: Workarounds, count: int, wait_s: float) -> int:
+async def delivered_of_a_burst(
+    workarounds: Workarounds, count: int, wait_s: float, size: int = 4096
+) -> int:
     async with two(workarounds) as (a, b):
         await a.subscribe(TOPIC, lambda peer, payload: True)
         channel = await b.subscribe(TOPIC, lambda peer, payload: True)
         mesh = a._router.mesh
         await until(lambda: b._id in mesh[TOPIC])
         for i in range(count):
-            await a.publish(TOPIC, i.to_bytes(2, "big") + bytes(4094))
+            await a.publish(TOPIC, i.to_bytes(2, "big") + bytes(size - 2))
         with trio.move_on_after(wait_s):
             await until(lambda: channel.statistics().current_buffer_used == count, wait_s + 1)
         return channel.statistics().current_buffer_used
 
 
-@pytest.mark.parametrize("count", [40, 500])
-def test_burst_of_gossip_arrives_whole(count: int) -> None:
-    assert run(delivered_of_a_burst, ALL_WORKAROUNDS, count, 20.0) == count
+@pytest.mark.parametrize(("count", "size"), [(40, 4_096), (500, 4_096), (20, GOSSIP_BYTES_MAX)])
+def test_burst_of_gossip_arrives_whole(count: int, size: int) -> None:
+    assert run(delivered_of_a_burst, ALL_WORKAROUNDS, count, 20.0, size) == count
 
 
 def test_burst_of_gossip_is_cut_upstream() -> None:
     chosen = replace(ALL_WORKAROUNDS, gossip_limits=False)
     assert run(delivered_of_a_burst, chosen, 40, 3.0) < 40
+
+
+def test_a_burst_crosses_a_mesh_whole_and_is_encoded_once_for_each_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Upstream encodes a message for each neighbour, and lists the host's addresses each time."""
+    count, encoded, listed = 40, 0, 0
+
+    def encode(data: bytes) -> bytes:
+        nonlocal encoded
+        encoded += len(data) > 4_000
+        return encode_varint_prefixed(data)
+
+    async def main() -> None:
+        nonlocal listed
+        async with AsyncExitStack() as stack:
+            nodes = [
+                await stack.enter_async_context(open_libp2p(Identity(bytes([i]) * 32), LOOPBACK))
+                for i in range(6)
+            ]
+            channels = [await node.subscribe(TOPIC, lambda *_: True) for node in nodes]
+            for i, node in enumerate(nodes):
+                for other in nodes[:i]:
+                    await node.connect(other.addresses()[0])
+            await until(lambda: all(len(node._router.mesh[TOPIC]) >= 4 for node in nodes))
+            await until(lambda: all(len(node._gossip.peer_topics[TOPIC]) == 5 for node in nodes))
+            monkeypatch.setattr(libp2p_gossip, "encode_varint_prefixed", encode)
+            for node in nodes:
+                inner = node._host.get_addrs
+
+                def get_addrs(inner: Any = inner) -> Any:
+                    nonlocal listed
+                    listed += 1
+                    return inner()
+
+                monkeypatch.setattr(node._host, "get_addrs", get_addrs)
+            for i in range(count):
+                await nodes[0].publish(TOPIC, i.to_bytes(2, "big") + bytes(4_094))
+            await until(
+                lambda: all(c.statistics().current_buffer_used == count for c in channels[1:])
+            )
+
+    run(main)
+    assert encoded == count * 6
+    assert listed == 0
+
+
+async def carry_64_megabytes() -> int:
+    """Over one stream of two real hosts; the most memory that Python held meanwhile."""
+    piece = random.Random(0).randbytes(MIB)
+    done = trio.Event()
+    right = True
+
+    async def check(stream: Any) -> None:
+        nonlocal right
+        got = 0
+        while got < 64 * MIB:
+            data = await stream.read(300_000)
+            right &= data == (piece + piece)[got % MIB :][: len(data)]
+            got += len(data)
+        done.set()
+
+    async with two(ALL_WORKAROUNDS) as (a, b):
+        b._host.set_stream_handler(TProtocol("/test/large"), check)
+        stream = await a._host.new_stream(b._id, [TProtocol("/test/large")])
+        tracemalloc.start()
+        try:
+            for _ in range(64):
+                await stream.write(piece)
+            await done.wait()
+            peak_bytes = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert right
+        return peak_bytes
+
+
+def test_64_megabytes_arrive_whole_in_bounded_memory() -> None:
+    assert run(carry_64_megabytes) < 32 * MIB
 
 
 def test_fast_noise_speaks_with_upstream_noise() -> None:

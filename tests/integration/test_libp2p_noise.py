@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from libp2p.abc import ISecureConn, ISecureTransport
 from libp2p.crypto.ed25519 import create_new_key_pair
@@ -137,6 +137,7 @@ def test_a_cancelled_read_loses_nothing() -> None:
     run(main, virtual=True)
 
 
+@example([16_000] * 6)
 @given(st.lists(st.integers(0, 3 * RECORD_PLAIN_BYTES_MAX), max_size=8))
 def test_records_hold_the_pieces_in_order_and_fit(sizes: list[int]) -> None:
     pieces = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
