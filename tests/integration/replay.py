@@ -12,7 +12,7 @@ from typing import Any
 import trio
 
 from node.app import load_identity, trainer_spec
-from node.config import NodeConfig
+from node.config import NodeConfig, load_config
 from node.models import resolve_model
 from node.monitor.records import RoundDone
 from node.sapo import Progress, Sapo
@@ -22,6 +22,20 @@ from node.training.process import open_trainer
 from swarm.codec import decode_group
 from swarm.ledger import Ledger
 from swarm.rollouts import GroupId, VerifiedGroup
+from tests.integration.nodes import NodeProcess
+
+
+def settings_of(node: NodeProcess) -> NodeConfig:
+    """Those that the process had, as far as learning goes."""
+    flags = {
+        "data_dir": node.data_dir,
+        "cache_dir": node.cache_dir,
+        "threads": 1,
+        "local_groups": 2,
+        "external_groups": 2,
+        "group_size": 4,
+    }
+    return load_config(flags, {}, node.run_file)
 
 
 def groups_kept(pool_file: Path) -> dict[GroupId, VerifiedGroup]:

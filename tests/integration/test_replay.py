@@ -5,26 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from node.config import NodeConfig, load_config
-from tests.integration.nodes import MakeNode, NodeProcess
-from tests.integration.replay import curve, replayed
+from tests.integration.nodes import MakeNode
+from tests.integration.replay import curve, replayed, settings_of
 
 pytestmark = pytest.mark.integration
 
 ROUNDS = 6
-
-
-def settings(node: NodeProcess) -> NodeConfig:
-    """Those that the process had, as far as learning goes."""
-    flags = {
-        "data_dir": node.data_dir,
-        "cache_dir": node.cache_dir,
-        "threads": 1,
-        "local_groups": 2,
-        "external_groups": 2,
-        "group_size": 4,
-    }
-    return load_config(flags, {}, node.run_file)
 
 
 def test_a_loss_curve_comes_out_again_of_the_groups_alone(
@@ -35,13 +21,13 @@ def test_a_loss_curve_comes_out_again_of_the_groups_alone(
     first.until(lambda: first.last_round() >= ROUNDS and first.foreign_trained() >= 4)
     assert [first.interrupt(), other.interrupt()] == [0, 0]
     told = first.rounds()
-    again = replayed(settings(first), told, tmp_path)
+    again = replayed(settings_of(first), told, tmp_path)
     assert curve(again) == curve(told)
 
     # Negative control: one group less in an early round, and nothing after it is the same
     early = next(n for n, each in enumerate(told) if each.foreign_groups)
     less = [*told]
     less[early] = replace(told[early], foreign_groups=told[early].foreign_groups[1:])
-    other_curve = curve(replayed(settings(first), less, tmp_path))
+    other_curve = curve(replayed(settings_of(first), less, tmp_path))
     assert all(a != b for a, b in zip(other_curve[early:], curve(told)[early:], strict=True))
     assert other_curve[:early] == curve(told)[:early]
