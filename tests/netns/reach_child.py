@@ -46,6 +46,7 @@ async def main(seed: str) -> None:
     libp2p_reach.TICK_S = 0.1
     libp2p_reach.REFUSED_AGAIN_S = 0.5
     libp2p_reach.DIRECT_FIRST_S = 1.0
+    libp2p_reach.PUNCH_ROUNDS = 2
     libp2p_reach.PUNCH_ROUND_S = 4.0
     async with (
         open_libp2p(Identity(seed.encode() * 32), LISTEN, reach=ReachRules()) as node,

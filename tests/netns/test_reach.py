@@ -78,6 +78,16 @@ def reached(lab: Lab) -> tuple[Child, Child, Child]:
     return relay, hidden, other
 
 
+def through_relay(lab: Lab, asker: Child, asked: Child) -> bool:
+    """Whether a megabyte that one sends and gets back goes over the relay's link."""
+    before = lab.counters()["relay"]["bytes"]
+    asker.state.pop("answered")
+    asker.dial(asked.relayed_address())
+    asker.until(lambda: "answered" in asker.state)
+    assert asker.state["answered"] == MIB
+    return lab.counters()["relay"]["bytes"] - before >= MIB
+
+
 def lab_of(wan_sockets: OpenLab, *, symmetric: bool) -> Lab:
     homes = [
         Home("router-h", HOME, ("hidden",), symmetric=symmetric),
@@ -94,19 +104,18 @@ def test_holes_are_punched_through_routers_that_keep_ports(wan_sockets: OpenLab)
     assert hidden.state["punched"] == 1
     hidden.until(lambda: hidden.state["peers"].get(other.peer_id) == lab.address("router-o"))
     other.until(lambda: other.state["peers"].get(hidden.peer_id) == lab.address("router-h"))
+    assert not through_relay(lab, other, hidden)
     for node in nodes:
         node.end()
 
 
 def test_symmetric_routers_leave_two_nodes_on_the_relay(wan_sockets: OpenLab) -> None:
-    nodes = reached(lab_of(wan_sockets, symmetric=True))
+    lab = lab_of(wan_sockets, symmetric=True)
+    nodes = reached(lab)
     _, hidden, other = nodes
     hidden.until(lambda: hidden.state["punched"] or hidden.state["punch_failures"])
     assert hidden.state["punch_failures"] == 1
     assert hidden.state["peers"][other.peer_id] is None, "still through the relay"
-    other.state.pop("answered")
-    other.dial(hidden.relayed_address())
-    other.until(lambda: "answered" in other.state)
-    assert other.state["answered"] == MIB
+    assert through_relay(lab, other, hidden)
     for node in nodes:
         node.end()

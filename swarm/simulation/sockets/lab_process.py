@@ -32,7 +32,8 @@ from swarm.simulation.sockets.namespaces import (
 )
 from swarm.simulation.sockets.shaper import PacketLinks, Shaper
 
-PUBLIC_NETWORK = ipaddress.IPv4Network("198.18.0.0/16")  # set aside for test networks
+# Once of 6to4 relays, which are no more: public for programs, and nobody on the internet.
+PUBLIC_NETWORK = ipaddress.IPv4Network("192.88.99.0/24")
 HOME_NETWORK = ipaddress.IPv4Network("192.168.0.0/16")  # each home has a /24 of it
 COMMAND_BYTES_MAX = 65_536
 TUN_QUEUE_PACKETS = 1000
