@@ -31,6 +31,7 @@ import trio
 
 from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
+from node.doctor import examine
 from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles
 from node.engines.vllm_engine import open_vllm
@@ -52,6 +53,7 @@ from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
 from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
 from swarm.pool import Pool, PoolLimits
+from swarm.port_mapping import keep_mapped
 from swarm.reputation import Ban
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
@@ -160,6 +162,11 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
         raise _first(group) from None
 
 
+def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
+    """What `swarm-node doctor` does. Returns the exit status."""
+    return examine(config, say, time.time)
+
+
 def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> int:
     """Run a node until it is done or told to leave. Returns the exit status.
 
@@ -265,6 +272,7 @@ class _App:
                     await nursery.start(serve_status, config.data_dir, self._snapshot)
                     self._greet(transport.addresses())
                     nursery.start_soon(self._look_on_the_lan, transport.addresses())
+                    nursery.start_soon(self._ask_the_router, transport)
                     nursery.start_soon(self._show, transport)
                     await self._train_to_the_end()
                     nursery.cancel_scope.cancel()
@@ -295,6 +303,12 @@ class _App:
             await run_lan(self._identity.peer_id, tag, own, found)
         except LanUnavailable as error:
             self._node.notes["lan"] = f"no discovery on the local network: {error}"
+
+    async def _ask_the_router(self, transport: Libp2pTransport) -> None:
+        """Whether it forwards our port shows when peers dial back."""
+        ports = [int(address.split("/")[4]) for address in announced(transport.own_addresses())]
+        if self._config.upnp and ports:
+            await keep_mapped(ports[0], lambda _: transport.check_reach())
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:

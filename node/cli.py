@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_join(commands)
     _add_invite(commands)
+    _add_doctor(commands)
     _add_keygen(commands)
     _add_status(commands)
     _add_eval(commands)
@@ -65,6 +66,9 @@ def _add_join(commands: Any) -> None:
     )
     join.add_argument(
         "--no-relay", dest="relay", action="store_false", default=None, help="relay for nobody"
+    )
+    join.add_argument(
+        "--no-upnp", dest="upnp", action="store_false", default=None, help="leave the router alone"
     )
     join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
     join.add_argument(
@@ -97,6 +101,18 @@ def _add_invite(commands: Any) -> None:
     invite = commands.add_parser("invite", help="print a line with which others can join")
     invite.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
     invite.set_defaults(run_command=_invite)
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", help="what works from here, and what to do about it")
+    doctor.add_argument(
+        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to test with"
+    )
+    doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
+    doctor.add_argument("--listen", action="append", metavar="ADDR")
+    doctor.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
+    doctor.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
+    doctor.set_defaults(run_command=_doctor)
 
 
 def _add_keygen(commands: Any) -> None:
@@ -184,6 +200,12 @@ def _invite(options: argparse.Namespace) -> int:
     print(f"whoever has this line can join; {open_to}", file=sys.stderr)
     _say(invitation.encode())
     return EXIT_OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from node.app import examine_here
+
+    return examine_here(_config(options), _say)
 
 
 def _keygen(options: argparse.Namespace) -> int:

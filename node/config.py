@@ -252,6 +252,7 @@ class NodeConfig(_Frozen):
     private: bool = False  # start a swarm that only those with an invitation can join
     allow: Path | None = None  # of peer ids; others are refused
     relay: bool = True  # carry connections for peers that cannot be reached
+    upnp: bool = True  # ask the router to forward our port
     lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
 

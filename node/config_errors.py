@@ -43,6 +43,7 @@ _KINDS: Mapping[str, str] = {
 _SHORT_FLAGS: Mapping[str, str] = {
     "lan": "no-lan",
     "relay": "no-relay",
+    "upnp": "no-upnp",
     "peers": "peer",
     "local_groups": "local",
     "external_groups": "external",

@@ -249,6 +249,7 @@ class DialBackReply(WireModel):
 
     type: Literal["dial_back_reply"]
     observed_ip: AddressText
+    observed_port: Port | None  # of the connection that the request came over
     ports: Ports
 
 

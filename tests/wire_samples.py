@@ -235,6 +235,6 @@ def sample_messages() -> dict[str, WireModel]:
         "have_reply": HaveReply(type="have_reply", held=(1,)),
         "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
         "dial_back_reply": DialBackReply(
-            type="dial_back_reply", observed_ip="203.0.113.7", ports=(4001,)
+            type="dial_back_reply", observed_ip="203.0.113.7", observed_port=4242, ports=(4001,)
         ),
     }

@@ -194,6 +194,11 @@ class Libp2pTransport:
                 return conn
         return None
 
+    def check_reach(self) -> None:
+        """Ask peers again whether they can dial us."""
+        if self._reach is not None:
+            self._reach.ask_again()
+
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         dial, peer = self._dialler(address)
         if peer == self._peer_id:

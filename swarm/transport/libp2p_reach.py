@@ -27,6 +27,8 @@ from typing import Any, Protocol
 import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
@@ -105,6 +107,7 @@ class ReachSummary:
 
     reachable: bool | None = None
     observed_ip: str | None = None
+    keeps_ports: bool | None = None  # whether our router does, which hole punching needs
     addresses: tuple[str, ...] = ()  # proven from outside, beyond those that are known anyway
     relays: tuple[PeerId, ...] = ()  # that hold a reservation of ours
     relayed_for: int = 0  # reservations that we hold
@@ -173,6 +176,11 @@ class Reach:
 
     # --- life ------------------------------------------------------------------------------
 
+    def ask_again(self) -> None:
+        """Something about our reachability has changed: what was heard before is of no use."""
+        self._opinions.clear()
+        self._asked.clear()
+
     def start(self) -> None:
         """Serve others."""
         self._host.serve(
@@ -235,6 +243,7 @@ class Reach:
         self._judge()
 
     async def _ask(self, peer: PeerId, ip: str) -> None:
+        conn = self.direct(ID.from_base58(peer))
         request = codec.encode(DialBack(type="dial_back", ports=self._ports()))
         try:
             answer = await self._host.request(
@@ -248,6 +257,9 @@ class Reach:
         ports = frozenset(reply.ports) & frozenset(self._ports())
         if reach_of_ip(reply.observed_ip) < THIS_MACHINE:
             return  # no address
+        local = _local_port(conn)
+        if local is not None:
+            self.summary.keeps_ports = local == reply.observed_port
         # what a peer far away or near by sees: the distance is its own, not what it says
         opinion = _Opinion(reach_of_ip(ip), reply.observed_ip, ports, trio.current_time())
         self._opinions[peer] = opinion
@@ -291,7 +303,14 @@ class Reach:
         reached = [
             port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
         ]
-        reply = DialBackReply(type="dial_back_reply", observed_ip=ip, ports=tuple(reached))
+        conn = self.direct(target)
+        remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()  # type: ignore[attr-defined]
+        reply = DialBackReply(
+            type="dial_back_reply",
+            observed_ip=ip,
+            observed_port=remote[1] if remote is not None else None,
+            ports=tuple(reached),
+        )
         return codec.encode(reply)
 
     async def _leads(self, ip: str, port: int, target: ID) -> bool:
@@ -538,6 +557,16 @@ class Reach:
 def _is_live(conn: SwarmConn) -> bool:
     assert isinstance(conn.muxed_conn, MuxedConnection)
     return conn.muxed_conn.alive and not conn.is_closed
+
+
+def _local_port(conn: SwarmConn | None) -> int | None:
+    """Our own end of a connection that we dialled."""
+    if conn is None or not conn.muxed_conn.is_initiator:
+        return None
+    raw = conn.muxed_conn.secured_conn.conn  # type: ignore[attr-defined]
+    if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
+        return int(raw.stream.stream.socket.getsockname()[1])
+    return None
 
 
 def dialled_address(conn: SwarmConn) -> str | None:

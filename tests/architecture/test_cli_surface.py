@@ -7,8 +7,9 @@ from node.cli import _parser
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
     "--group-size --invite --key-file --learning-rate --listen --local --model --no-lan --no-relay "
-    "--peer --private --rounds --run --seed --share --stop-after --threads",
+    "--no-upnp --peer --private --rounds --run --seed --share --stop-after --threads",
     "invite": "--data-dir",
+    "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "eval": "--data-dir --model --run --threads",

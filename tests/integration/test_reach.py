@@ -84,6 +84,7 @@ def test_peers_dial_back_and_say_where_they_see_us() -> None:
                 await a.connect(other.addresses()[0])
             await until(lambda: reach(a).summary.reachable and reach(b).summary.reachable)
             assert reach(a).summary.observed_ip == "127.0.0.1"
+            assert reach(a).summary.keeps_ports is True, "there is no router between"
             assert reach(a).summary.addresses == (), "it is known already"
 
     run(main)
