@@ -45,9 +45,10 @@ from swarm.messages import (
     adverts_topic,
 )
 from swarm.offers import OfferTable
-from swarm.pool import AddResult, Candidate, Pool
+from swarm.pool import AddResult, Candidate, OwnGroup, Pool
 from swarm.quotas import BAD_ADVERT_COST, Kind
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.shelf import AdvertShelf
 from swarm.transport.base import ServeLimits, Transport
 from swarm.warden import Warden
 
@@ -89,7 +90,7 @@ class Exchange:
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
-        self._recent: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
+        self._shelf = AdvertShelf(rules.recent_adverts_max, rules.recent_adverts_per_producer_max)
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
         self.warden = warden or Warden(transport, Ledger())
@@ -136,25 +137,50 @@ class Exchange:
             for record, verified in added
         ]
         for start in range(0, len(entries), ADVERT_GROUPS_MAX):
-            await self._advertise(groups[start], entries[start : start + ADVERT_GROUPS_MAX])
+            example = groups[start]
+            if example.expires_at_s <= self._now_s():
+                break  # the machine slept while the groups were made: nobody would take them
+            record = self._advertise(
+                example.round,
+                example.created_at_s,
+                example.expires_at_s,
+                entries[start : start + ADVERT_GROUPS_MAX],
+            )
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
         return shared
 
-    async def _advertise(self, example: RolloutGroup, entries: Sequence[AdvertEntry]) -> None:
-        if example.expires_at_s <= self._now_s():
-            return  # the machine slept while the groups were made: nobody would take them
+    def _advertise(
+        self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[AdvertEntry]
+    ) -> bytes:
+        """The signed advert, which is on the shelf from now on."""
         body = AdvertBody(
             type="advert",
-            run_id=example.run_id,
+            run_id=self._rules.run_id,
             producer=self._identity.peer_id,
-            round=example.round,
+            round=round_,
             addresses=self._transport.addresses()[:ADDRESSES_MAX],
             groups=tuple(entries),
-            created_at_s=example.created_at_s,
-            expires_at_s=example.expires_at_s,
+            created_at_s=created_at_s,
+            expires_at_s=expires_at_s,
         )
         record = codec.sign_advert(body, self._identity)
-        self._remember(codec.decode_advert(record)[0], record, body)
-        await self._transport.publish(adverts_topic(self._rules.run_id), record)
+        self._shelf.put(codec.decode_advert(record)[0], record, body)
+        return record
+
+    async def _advertise_again(self) -> None:
+        """Put what this node shared before it was restarted on the shelf: a crash may have come
+        before anybody had heard of it, and whoever connects asks for adverts."""
+        own: list[OwnGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
+        newest = own[0].round if own else 0
+        rounds: dict[tuple[int, int, int], list[AdvertEntry]] = {}
+        for group in own:
+            if newest - self._rules.offers.rounds_max < group.round <= newest:
+                key = (group.round, group.created_at_s, group.expires_at_s)
+                entry = AdvertEntry(group_id=group.group_id, size_bytes=group.size_bytes)
+                rounds.setdefault(key, []).append(entry)
+        for key, entries in reversed(rounds.items()):
+            for start in range(0, len(entries), ADVERT_GROUPS_MAX):
+                self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def candidates(self) -> list[Candidate]:
         """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
@@ -209,6 +235,7 @@ class Exchange:
             self._serve_adverts,
             ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
         )
+        await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(topic, self._hear_gossip)
         async with trio.open_nursery() as nursery:
@@ -275,11 +302,8 @@ class Exchange:
         self.warden.check_quota(Kind.CATCH_UP, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
-        now_s = self._now_s()
-        newest = [r for r, advert in reversed(self._recent.values()) if advert.expires_at_s > now_s]
-        return codec.encode(
-            AdvertsReply(type="adverts", records=tuple(newest[:ADVERTS_PER_REPLY_MAX]))
-        )
+        records = self._shelf.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
 
     def _check_run(self, peer: PeerId, run_id: str) -> None:
         if run_id != self._rules.run_id:
@@ -300,15 +324,17 @@ class Exchange:
     def _hear(self, peer: PeerId, record: bytes) -> bool:
         """Take in one signed advert; whether it was new. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
+        if self._shelf.holds(record):
+            return False
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
-        if advert_id in self._recent or advert.producer == self._identity.peer_id:
+        if advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
         if self.warden.is_banned(PeerId(advert.producer)):
             return False
-        new = self._offers.hear(advert, peer, trio.current_time())
-        self._remember(advert_id, record, advert)
-        if new:
+        if not self._shelf.put(advert_id, record, advert):
+            return False
+        if self._offers.hear(advert, peer, trio.current_time()):
             self._fetcher.wake()
         return True
 
@@ -328,14 +354,6 @@ class Exchange:
             if peer == advert.producer:  # it may have aged on its way through others' hands
                 self.ledger.reject(peer, error.reason)
             raise
-
-    def _remember(self, advert_id: bytes, record: bytes, advert: AdvertBody) -> None:
-        self._recent[advert_id] = (record, advert)
-        of_producer = [i for i, (_, a) in self._recent.items() if a.producer == advert.producer]
-        for old in of_producer[: -self._rules.recent_adverts_per_producer_max]:
-            del self._recent[old]
-        while len(self._recent) > self._rules.recent_adverts_max:
-            self._recent.popitem(last=False)
 
     async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
         async for _ in heard:  # the validator has taken each advert in already
@@ -388,6 +406,5 @@ class Exchange:
             await trio.sleep(self._rules.expire_interval_s)
             now_s = self._now_s()
             self._offers.expire(now_s)
-            for advert_id in [i for i, (_, a) in self._recent.items() if a.expires_at_s <= now_s]:
-                del self._recent[advert_id]
+            self._shelf.expire(now_s)
             await self._run_sync(self._pool.expire, now_s)

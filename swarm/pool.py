@@ -42,6 +42,7 @@ from swarm.identity import PeerId
 from swarm.rollouts import GroupId, Task, VerifiedGroup
 
 SCHEMA_VERSION = 1
+OWN_NEWEST_MAX = 256
 DAMAGED_KEPT_MAX = 3  # files moved aside; the oldest is deleted beyond that
 _WAL_BYTES_MAX = 8 * 1024 * 1024
 _REWARDS_CACHED_MAX = 4096
@@ -123,6 +124,17 @@ class Candidate:
     rewards: tuple[float, ...]
     round: int  # of the producer
     created_at_s: int  # by the producer's clock
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroup:
+    """What an advert says of one of this node's own groups."""
+
+    group_id: GroupId
+    size_bytes: int
+    round: int
+    created_at_s: int
+    expires_at_s: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +302,17 @@ class Pool:
                 for each in group_ids
                 if self._db.execute(query, (each, now_s)).fetchone() is not None
             }
+
+    def own_newest(self, now_s: float) -> list[OwnGroup]:
+        """This node's own unexpired groups, newest first, at most `OWN_NEWEST_MAX`."""
+        with self._transaction():
+            rows = self._db.execute(
+                "SELECT group_id, length(record), round, created_at_s, expires_at_s"
+                " FROM groups JOIN records USING (seq)"
+                " WHERE own AND expires_at_s > ? ORDER BY seq DESC LIMIT ?",
+                (now_s, OWN_NEWEST_MAX),
+            ).fetchall()
+        return [OwnGroup(GroupId(group_id), *rest) for group_id, *rest in rows]
 
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
