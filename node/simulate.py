@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -24,18 +25,21 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig, RunConfig
 from node.engines.base import Sampling
-from node.engines.scripted import ScriptedPolicy
+from node.engines.scripted import TOKENIZER, ScriptedPolicy
 from node.monitor.records import RoundDone
 from node.sapo import Progress
 from node.scenario import CHAOS, NODES_MAX, Scenario, chaos_scenario, load_scenario, whole_number
 from node.simulated import EPOCH_S, SimulatedNode, build, pool_limits, run, run_inline
+from node.tasks.scoring import pose
+from node.tasks.stream import assigned_task
 from node.training.base import TrainingGroup, TrainReport
 from swarm.address_book import AddressBook
-from swarm.errors import ConfigError, Reject
+from swarm.errors import ConfigError, Reject, TransportError
 from swarm.fetching import OFFER_LIMITS
+from swarm.identity import PeerId
 from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 from swarm.pool import AddResult
-from swarm.rollouts import Completion, GroupId, VerifiedGroup
+from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run, stop_at_once
 from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
 from swarm.simulation.invariants import (
@@ -47,6 +51,8 @@ from swarm.simulation.invariants import (
     WatchedPool,
     newest_rounds,
 )
+from swarm.simulation.liar import Liar
+from swarm.simulation.lies import CATALOGUE
 from swarm.simulation.profiles import links_of
 from swarm.simulation.world import open_world
 
@@ -54,6 +60,7 @@ BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
 START_SPREAD_S = 2.0  # within which the nodes start
 LOOK_S = 1.0  # between two looks at what must hold
 THOROUGH_LOOK_S = 10.0
+LIE_PAUSE_S = 3.0  # at most, between two lies
 BUDGET_WINDOW_S = 10.0
 REST_OF_GROUP_BYTES = 420  # of a signed group, without its completions
 REST_OF_COMPLETION_BYTES = 75
@@ -97,6 +104,7 @@ class Report:
     fetched_again: int = 0
     rejected: Counter[Reject] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    lies: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
     violation_count: int = 0
     checks: Counter[str] = field(default_factory=Counter)
@@ -244,7 +252,10 @@ class _Simulation:
                     "name": "simulated",
                     "environments": [{"name": "scripted_sum", "parameters": {"max": 9999}}],
                     "sampling": {"max_new_tokens": max(8, self._tokens)},
-                    "limits": {"record_life_s": swarm.record_life_s},
+                    "limits": {
+                        "record_life_s": swarm.record_life_s,
+                        "group_size_max": max(8, swarm.group_size),
+                    },
                     "held_out": {"tasks": 1},
                 }
             ),
@@ -276,9 +287,12 @@ class _Simulation:
                 self._now_s,
             )
             self._hosts = [self._host(number) for number in range(replay.nodes)]
+            self._honest = [self._world.peer_id(host.number) for host in self._hosts]
             self._events = self._plan()
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._look)
+                for number in range(replay.nodes, len(links)):
+                    self._nursery.start_soon(self._lie, number)
                 await self._live()
                 self._check_reach()
                 self._conclude()
@@ -322,12 +336,62 @@ class _Simulation:
             with self._world.on(number):
                 await self._nursery.start(self._run_host, host)
 
+    async def _lie(self, number: int) -> None:
+        """A liar among them: it joins, and tells lie after lie until the faults end."""
+        world = self._world
+        liar = Liar(
+            identity=world.identities[number],
+            transport=world.join(number),
+            run_id=self._config.run.run_id,
+            make_group=self._honest_group,
+            now_s=self._now_s,
+            rng=world.rng(f"liar/{number}"),
+            victim=world.identities[0],
+            group_size_max=self._config.run.limits.group_size_max,
+        )
+        await liar.serve()
+        end_s = trio.current_time() + self._scenario.duration_s
+        await trio.sleep(2 * START_SPREAD_S)
+        while trio.current_time() < end_s:
+            for host in self._hosts:
+                with suppress(TransportError):
+                    await liar.transport.connect(self._address(host.number), timeout_s=3.0)
+            lie = liar.rng.choice(CATALOGUE)
+            world.record(f"lie {number} {lie.name}")
+            with trio.move_on_at(end_s):
+                await lie.tell(liar)
+            self._report.lies[lie.name] += 1
+            await trio.sleep(LIE_PAUSE_S * liar.rng.random())
+
+    def _honest_group(self, producer: PeerId, index: int) -> RolloutGroup:
+        """What a liar's lies are made of: a group that would pass every check."""
+        run = self._config.run
+        task, created_at_s = assigned_task(run, producer, index), int(self._now_s())
+        answer = pose(task, run.limits.prompt_chars_max).answer
+        completions = tuple(
+            Completion(text, tuple(text.encode()), (-0.1,) * len(text), FinishReason.STOP, 1)
+            for text in ("1", "23", "4", answer)
+        )
+        return RolloutGroup(
+            run_id=run.run_id,
+            producer=producer,
+            round=1,
+            task=task,
+            completions=completions,
+            tokenizer=TOKENIZER,
+            temperature=1.0,
+            top_p=1.0,
+            created_at_s=created_at_s,
+            expires_at_s=created_at_s + run.limits.record_life_s,
+        )
+
     async def _crash(self, number: int) -> None:
         host = self._hosts[number]
         if host.nursery is not None:
             self._world.crash(number)
             stop_at_once(host.nursery)
             host.nursery = None
+            self._count_rejected(host)
 
     async def _run_host(
         self, host: _Host, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -456,6 +520,10 @@ class _Simulation:
             detail = f"{what} {excess:.0f} bytes too many"
             self._invariants.require(excess == 0, host.number, "budget", detail)
         if thorough:
+            for peer in self._honest:
+                banned = node.node.warden.is_banned(peer)
+                detail = f"honest {peer} is banned"
+                self._invariants.require(not banned, host.number, "ban", detail)
             self._invariants.check_pool(host.number, node.pool)
             self._invariants.check_collections(host.number, node.node)
 
@@ -495,14 +563,19 @@ class _Simulation:
                 report.bytes_by_kind.update(traffic)
         report.gossip_duplicates = network.gossip.duplicates
         for host in self._hosts:
-            if host.node is not None:
-                report.rejected.update(host.node.node.ledger.rejected)
+            self._count_rejected(host)
         report.faults.update(event.kind for event in self._events)
         report.violations = self._invariants.violations
         report.violation_count = self._invariants.count
         report.checks = self._invariants.checks
         report.virtual_s = trio.current_time()
         report.events, report.trace_hash = world.events, world.trace_hash
+
+    def _count_rejected(self, host: _Host) -> None:
+        """At the end of each of a host's starts."""
+        if host.node is not None:
+            self._report.rejected.update(host.node.node.ledger.rejected)
+            host.node = None
 
     def _count_deliveries(self) -> None:
         report, patience_s = self._report, self._scenario.patience_s
@@ -571,6 +644,7 @@ def render(report: Report) -> str:
         ("scenario", f"{replay.name}: {replay.scenario.title}"),
         ("nodes, profile", f"{nodes}, {replay.profile}; {replay.scenario.liars} liars"),
         ("faults", _counts(report.faults)),
+        ("lies told", str(report.lies.total()) if replay.scenario.liars else ""),
         ("rounds, groups", f"{report.rounds}, {report.groups}"),
         ("delivered to live peers", f"{_share(report.delivered, report.due)}"),
         ("  after their producer died", _share(report.orphans_delivered, report.orphans_due)),
@@ -591,7 +665,11 @@ def render(report: Report) -> str:
         ("events, trace", f"{report.events}, {report.trace_hash[:16]}"),
     ]
     width = max(len(name) for name, value in rows if value)
-    lines = [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+    lines = [
+        f"{name:<{width}}  {value}".rstrip()
+        for name, value in rows
+        if value or name.startswith(" ")
+    ]
     if report.violation_count:
         lines += ["", f"{report.violation_count} broken rules:"]
         lines += [f"  {violation}" for violation in report.violations]

@@ -21,6 +21,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from swarm.rollouts import GroupId, VerifiedGroup
 VIOLATIONS_MAX = 100  # kept; all are counted
 COLLECTION_MAX = 4_096
 WALK_DEPTH_MAX = 8
+WALK_ENTRIES_MAX = 8  # of one collection that are looked into
+NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +225,19 @@ def collections_in(root: object) -> Iterator[tuple[str, int]]:
         if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             yield where, len(value)
             inside = value.values() if isinstance(value, Mapping) else value
-            todo.extend((f"{where}[]", each, depth + 1) for each in inside if _is_ours(each))
+            # what one entry has grown to, its likes have too
+            some = islice(inside, WALK_ENTRIES_MAX)
+            todo.extend((f"{where}[]", each, depth + 1) for each in some if _is_ours(each))
         elif _is_ours(value):
             todo.extend((f"{where}.{name}", v, depth + 1) for name, v in _attributes(value))
 
 
 def _is_ours(value: object) -> bool:
     kind = type(value)
-    return isinstance(value, dict | list | deque | set) or kind.__module__.startswith(
-        ("swarm.", "node.")
-    )
+    if isinstance(value, dict | list | deque | set):
+        return True
+    module = kind.__module__
+    return module.startswith(("swarm.", "node.")) and not module.startswith(NOT_OF_A_NODE)
 
 
 def _attributes(value: object) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,29 @@
+"""What a node shared before it was killed is not lost to the others."""
+
+from random import Random
+
+from node.simulated import run_inline
+from swarm.exchange import Exchange
+from tests.simulation.exchanges import approve, exchanges, now_s, until
+from tests.support import run
+
+
+def test_what_was_shared_before_a_crash_is_known_again_after_it() -> None:
+    async def main() -> None:
+        async with exchanges(2) as swarm:
+            first, second = swarm.peers
+            shared = await first.share_new(3)  # nobody listens yet
+            first.exchange = Exchange(
+                first.exchange._rules,
+                first.identity,
+                first.transport,
+                first.pool,
+                approve,
+                now_s=now_s,
+                rng=Random(0),
+                run_sync=run_inline,
+            )
+            await swarm.start(0, 1)
+            await until(lambda: second.has(shared))
+
+    run(main, virtual=True, timeout_s=1000)
