@@ -2,8 +2,8 @@
 
     make chaos SEEDS=1000 FIRST_SEED=0
 
-Prints each seed whose run broke a rule, with what it broke and the line that replays it. A seed that
-failed belongs into tests/simulation/chaos_cases.toml once its cause is found.
+Prints each seed whose run broke a rule, with what it broke and the line that replays it. A seed
+that failed belongs into tests/simulation/chaos_cases.toml once its cause is found.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def run_seed(seed: int) -> Outcome:
     replay = replay_of(CHAOS, seed)
     try:
         report = simulate(replay)
-    except Exception as error:  # a run that ends by itself is a finding like any other
+    except Exception as error:  # noqa: BLE001 - a run that ends by itself is a finding like any other
         return Outcome(seed, f"  ended by {error!r}\n  replay: {replay.line}", 0.0, 0, 0.0, 0.0)
     failure = ""
     if report.violation_count:

@@ -114,6 +114,7 @@ class _Answer(Enum):
     NOTHING = auto()  # none of the wanted groups: no fault
     REFUSED = auto()
     SILENT = auto()
+    CUT_OFF = auto()  # as silent as everybody else meanwhile: our own link may be at fault
     BROKEN = auto()  # against the rules, and counted
 
 
@@ -284,8 +285,8 @@ class Fetcher:
                 on_late()
                 await self._ask_holders(nursery, batch)
         others = [answer for peer, answer in batch.answers.items() if peer != producer]
-        asked = _Answer.REFUSED not in batch.answers.values() and self._transport.peers()
-        for offer in batch.wanted.values() if asked else ():
+        excused = {_Answer.REFUSED, _Answer.CUT_OFF} & set(batch.answers.values())
+        for offer in () if excused else batch.wanted.values():
             self._offers.failed(offer)
         self._conclude(producer, batch.answers.get(producer), _Answer.GOOD in others)
 
@@ -307,7 +308,8 @@ class Fetcher:
 
         async def ask() -> None:
             answer = batch.answers[peer] = await self._ask(batch, peer, group_ids)
-            if peer != batch.producer and answer is not _Answer.GOOD and batch.wanted:
+            fine = answer in (_Answer.GOOD, _Answer.CUT_OFF)
+            if peer != batch.producer and not fine and batch.wanted:
                 broken = answer is _Answer.BROKEN
                 self._holders.rest(peer, BROKEN_HOLDER_REST_S if broken else FAILED_REST_S)
             done.set()
@@ -323,7 +325,7 @@ class Fetcher:
         if answer is _Answer.GOOD:
             self._offers.delivered(producer)
             return
-        silent = answer is _Answer.SILENT and bool(self._transport.peers())  # else it is us
+        silent = answer is _Answer.SILENT
         at_fault = silent or answer is _Answer.BROKEN
         rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
         if others_had_it:
@@ -365,6 +367,16 @@ class Fetcher:
         return reply if isinstance(reply, _Answer) else await self._take_all_in(batch, peer, reply)
 
     async def _request(
+        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
+    ) -> GroupsReply | _Answer:
+        counters = self._transport.counters
+        answered = counters.answered
+        reply = await self._try_request(peer, group_ids, size_bytes)
+        if reply is _Answer.SILENT and counters.answered == answered:
+            return _Answer.CUT_OFF
+        return reply
+
+    async def _try_request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
     ) -> GroupsReply | _Answer:
         if not await self._reach(peer):

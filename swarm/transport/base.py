@@ -70,6 +70,7 @@ class TransportCounters:
     messages_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # requests over a limit of ours
     dropped: Counter[str] = field(default_factory=Counter)  # gossip lost to a full queue of ours
+    answered: int = 0  # requests of ours, refusals included: while it grows, our own link works
 
 
 class Transport(Protocol):

@@ -377,9 +377,13 @@ class Libp2pTransport:
                 response = await self._exchange(conn, protocol, payload, response_bytes_max)
         except trio.TooSlowError:
             raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
+        except RequestRefused:
+            self._counters.answered += 1
+            raise
         except BaseLibp2pError as error:
             _raise_lost(conn, peer, error)
         self._count_in(protocol, response)
+        self._counters.answered += 1
         return response
 
     async def _exchange(

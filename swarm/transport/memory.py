@@ -515,11 +515,13 @@ class MemoryTransport:
         if result is None:
             raise RequestTimeout(f"no answer from {peer} within {timeout_s} s")
         if isinstance(result, SwarmError):
+            self._counters.answered += isinstance(result, RequestRefused)
             raise result
         if len(result) > response_bytes_max:
             raise RemoteProtocolError(Reject.OVERSIZE, f"answer over {response_bytes_max} bytes")
         self._counters.bytes_in[protocol] += len(result)
         self._counters.messages_in[protocol] += 1
+        self._counters.answered += 1
         return result
 
     async def publish(self, topic: str, payload: bytes) -> None:

@@ -30,7 +30,7 @@ from swarm.messages import (
 from swarm.pool import Pool, PoolLimits
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory import MemoryTransport
 from tests.support import run
@@ -77,6 +77,7 @@ class Setting:
     transport: MemoryTransport  # the peer's
     others_transport: MemoryTransport
     own: PeerId
+    world: World
 
     async def advertise(self, *groups: RolloutGroup) -> dict[bytes, bytes]:
         records = dict(codec.sign_group(group, self.identity) for group in groups)
@@ -142,7 +143,8 @@ async def setting(verify: Any = approve, adverts: Any = no_adverts, **rules: Any
         await peer.subscribe(adverts_topic(RUN_ID), lambda *_: True)
         for each in (peer, third):
             await each.connect(own.addresses()[0], timeout_s=5.0)
-        yield Setting(exchange, world.identities[1], world.identities[2], peer, third, own.peer_id)
+        _, one, other = world.identities
+        yield Setting(exchange, one, other, peer, third, own.peer_id, world)
         nursery.cancel_scope.cancel()
     pool.close()
 
@@ -303,7 +305,8 @@ def test_a_silent_producer_is_asked_ever_more_rarely() -> None:
         raise AssertionError
 
     async def main() -> None:
-        async with setting() as here:
+        # it answers other requests, so the silence is its own and not our link's
+        async with setting(catch_up_interval_s=1.0) as here:
             here.serve(silent)
             for start in range(0, 600, 20):
                 await here.advertise(*(group_of(here.identity, start + n) for n in range(20)))
@@ -312,6 +315,22 @@ def test_a_silent_producer_is_asked_ever_more_rarely() -> None:
             assert 3 <= len(waits) <= 4
             assert all(b > 1.4 * a for a, b in itertools.pairwise(waits))
             assert here.exchange.ledger.rejected == {Reject.UNAVAILABLE: len(asked)}
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_who_is_cut_off_from_everybody_blames_nobody() -> None:
+    async def main() -> None:
+        async with setting() as here:
+            records = await here.advertise(group_of(here.identity, 1))
+            await trio.sleep(1)  # refused so far
+            here.serve(server_of(records))
+            clogged_s = 100.0  # longer than several requests wait
+            here.world.clog(0, clogged_s)
+            await trio.sleep(clogged_s)
+            assert not here.exchange.ledger.rejected
+            await trio.sleep(10)  # nor is the producer left alone for long when the link is back
+            assert here.exchange.ledger.accepted == 1
 
     run(main, virtual=True, timeout_s=1000)
 
