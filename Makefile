@@ -37,6 +37,10 @@ fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEE
 	@set -e; for target in $(or $(TARGET),codec); do \
 		$(BIN)/python -m tests.fuzz $$target --runs $(or $(RUNS),100000) --seed $(or $(SEED),1); done
 
+chaos: $(STAMP) ## Simulated swarms with faults of each seed's own (SEEDS=1000 FIRST_SEED=0)
+	@$(BIN)/python scripts/chaos.py --seeds $(or $(SEEDS),200) --first-seed $(or $(FIRST_SEED),0) \
+		--processes $(or $(PROCESSES),$(shell nproc))
+
 check: $(STAMP) ## Lint, format, types and import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -261,7 +261,8 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from node.simulate import render, replay_of, simulate
+    from node.simulate import replay_of, simulate
+    from node.simulation_report import render
 
     report = simulate(
         replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)

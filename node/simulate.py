@@ -11,10 +11,9 @@ producer until that host has heard of it, chosen it, fetched it, verified it and
 
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -28,14 +27,15 @@ from node.engines.base import Sampling
 from node.engines.scripted import TOKENIZER, ScriptedPolicy
 from node.monitor.records import RoundDone
 from node.sapo import Progress
-from node.scenario import CHAOS, NODES_MAX, Scenario, chaos_scenario, load_scenario, whole_number
+from node.scenario import CHAOS, NODES_MAX, chaos_scenario, load_scenario, whole_number
 from node.simulated import EPOCH_S, SimulatedNode, build, pool_limits, run, run_inline
+from node.simulation_report import Replay, Report
 from node.tasks.scoring import pose
 from node.tasks.stream import assigned_task
 from node.training.base import TrainingGroup, TrainReport
 from swarm.address_book import AddressBook
-from swarm.errors import ConfigError, Reject, TransportError
-from swarm.fetching import OFFER_LIMITS
+from swarm.errors import ConfigError, TransportError
+from swarm.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
 from swarm.identity import PeerId
 from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 from swarm.pool import AddResult
@@ -47,9 +47,8 @@ from swarm.simulation.invariants import (
     Invariants,
     Published,
     RecordRules,
-    Violation,
     WatchedPool,
-    newest_rounds,
+    still_on_offer,
 )
 from swarm.simulation.liar import Liar
 from swarm.simulation.lies import CATALOGUE
@@ -65,69 +64,6 @@ BUDGET_WINDOW_S = 10.0
 REST_OF_GROUP_BYTES = 420  # of a signed group, without its completions
 REST_OF_COMPLETION_BYTES = 75
 MEMORY_DISK = Path("/dev/shm")
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What decides a run."""
-
-    name: str  # of a scenario, or a file
-    scenario: Scenario
-    nodes: int
-    seed: int
-    profile: str
-
-    @property
-    def line(self) -> str:
-        """The command that runs it again."""
-        given = f"swarm-node simulate --scenario {self.name} --seed {self.seed}"
-        if self.name == CHAOS:
-            return given
-        return f"{given} --nodes {self.nodes} --profile {self.profile}"
-
-
-@dataclass(slots=True)
-class Report:
-    """What a run came to."""
-
-    replay: Replay
-    due: int = 0  # pairs of a group and a host that was to get it
-    delivered: int = 0  # of those, in time
-    latencies_s: list[float] = field(default_factory=list)  # of all due, inf for never; sorted
-    orphans_due: int = 0  # pairs whose host was up while the producer was not for all of the time
-    orphans_delivered: int = 0
-    comebacks_s: list[float] = field(default_factory=list)  # from coming up to first foreign group
-    groups: int = 0
-    rounds: int = 0
-    bytes_by_kind: Counter[str] = field(default_factory=Counter)
-    gossip_duplicates: int = 0
-    fetched_again: int = 0
-    rejected: Counter[Reject] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    lies: Counter[str] = field(default_factory=Counter)
-    violations: list[Violation] = field(default_factory=list)
-    violation_count: int = 0
-    checks: Counter[str] = field(default_factory=Counter)
-    virtual_s: float = 0.0
-    real_s: float = 0.0
-    events: int = 0
-    trace_hash: str = ""
-
-    @property
-    def delivery_ratio(self) -> float:
-        """Of the groups that were due; 1.0 where none was."""
-        return self.delivered / self.due if self.due else 1.0
-
-    def latency_s(self, share: float) -> float:
-        """Within which this share of all due deliveries came; inf where too many never did."""
-        return percentile(self.latencies_s, share)
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of all values does not exceed."""
-    if not ordered:
-        return 0.0
-    return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
 def replay_of(
@@ -533,10 +469,13 @@ class _Simulation:
         """What should have come to a live host and has not: groups that are still on offer."""
         if not self._wants_all:
             return []
+        on_offer = still_on_offer(
+            self._published.values(), OFFER_LIMITS.rounds_max, ADVERTS_PER_PRODUCER_MAX
+        )
         now_s, live = trio.current_time(), [h for h in self._hosts if h.nursery is not None]
         return [
             (each, host)
-            for each in newest_rounds(self._published.values(), OFFER_LIMITS.rounds_max)
+            for each in on_offer
             for host in live
             if each.expires_at_s > now_s
             and not self._invariants.has_stored(host.number, each.group_id)
@@ -636,68 +575,3 @@ class _Away:
             a < until_s and b > from_s and (one in hosts) != (other in hosts)
             for a, b, hosts in self.cuts
         )
-
-
-# --- telling ------------------------------------------------------------------------------------
-
-
-def render(report: Report) -> str:
-    """The report as a table, the broken rules, and the line that replays the run."""
-    replay, nodes = report.replay, report.replay.nodes
-    total = report.bytes_by_kind.total()
-    kinds = ", ".join(
-        f"{kind} {_size(count / nodes)}" for kind, count in report.bytes_by_kind.most_common()
-    )
-    rows = [
-        ("scenario", f"{replay.name}: {replay.scenario.title}"),
-        ("nodes, profile", f"{nodes}, {replay.profile}; {replay.scenario.liars} liars"),
-        ("faults", _counts(report.faults)),
-        ("lies told", str(report.lies.total()) if replay.scenario.liars else ""),
-        ("rounds, groups", f"{report.rounds}, {report.groups}"),
-        ("delivered to live peers", f"{_share(report.delivered, report.due)}"),
-        ("  after their producer died", _share(report.orphans_delivered, report.orphans_due)),
-        ("latency p50, p99", _seconds([report.latency_s(0.5), report.latency_s(0.99)])),
-        ("  from share() to verified and stored, at each live peer", ""),
-        (
-            "first foreign group p50, max",
-            _seconds([percentile(report.comebacks_s, 0.5), percentile(report.comebacks_s, 1.0)]),
-        ),
-        ("  from coming up, at each start and return", ""),
-        ("bytes per node", f"{_size(total / nodes)}"),
-        ("  of it", kinds),
-        ("bytes per node and round", _size(total / max(1, report.rounds))),
-        ("duplicates", f"{report.gossip_duplicates} gossip, {report.fetched_again} fetches"),
-        ("rejected", _counts(report.rejected)),
-        ("checks", _counts(report.checks)),
-        ("virtual, real seconds", f"{report.virtual_s:.0f}, {report.real_s:.1f}"),
-        ("events, trace", f"{report.events}, {report.trace_hash[:16]}"),
-    ]
-    width = max(len(name) for name, value in rows if value)
-    lines = [
-        f"{name:<{width}}  {value}".rstrip()
-        for name, value in rows
-        if value or name.startswith(" ")
-    ]
-    if report.violation_count:
-        lines += ["", f"{report.violation_count} broken rules:"]
-        lines += [f"  {violation}" for violation in report.violations]
-    return "\n".join([*lines, "", f"replay: {replay.line}"])
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.2f} % of {whole}" if whole else "none was due"
-
-
-def _seconds(values: Sequence[float]) -> str:
-    return ", ".join("never" if value == inf else f"{value:.2f} s" for value in values)
-
-
-def _size(size_bytes: float) -> str:
-    for unit, factor in (("MB", 1e6), ("KB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.1f} {unit}"
-    return f"{size_bytes:.0f} B"
-
-
-def _counts(counted: Counter[str] | Counter[Reject]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(counted.items())) or "none"

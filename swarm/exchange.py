@@ -173,12 +173,12 @@ class Exchange:
         own: list[OwnGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
         newest = own[0].round if own else 0
         rounds: dict[tuple[int, int, int], list[AdvertEntry]] = {}
-        for group in own:
+        for group in reversed(own):  # as they were shared, so that the adverts are the same again
             if newest - self._rules.offers.rounds_max < group.round <= newest:
                 key = (group.round, group.created_at_s, group.expires_at_s)
                 entry = AdvertEntry(group_id=group.group_id, size_bytes=group.size_bytes)
                 rounds.setdefault(key, []).append(entry)
-        for key, entries in reversed(rounds.items()):
+        for key, entries in rounds.items():
             for start in range(0, len(entries), ADVERT_GROUPS_MAX):
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 

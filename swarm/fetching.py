@@ -58,6 +58,7 @@ POOL_REJECTS = {
     AddResult.QUOTA: Reject.QUOTA,
 }
 OFFER_LIMITS = OfferLimits()
+ADVERTS_PER_PRODUCER_MAX = 4  # that others are told of
 FETCH_RETRY_S = 2.0
 FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered against the rules
 BROKEN_HOLDER_REST_S = 600.0
@@ -91,7 +92,7 @@ class ExchangeRules:
     catch_up_interval_s: float = 15.0
     expire_interval_s: float = 10.0
     recent_adverts_max: int = 512
-    recent_adverts_per_producer_max: int = 4
+    recent_adverts_per_producer_max: int = ADVERTS_PER_PRODUCER_MAX
     offers: OfferLimits = OFFER_LIMITS
 
     def timeout_s(self, size_bytes: int) -> float:

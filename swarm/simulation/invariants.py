@@ -12,9 +12,10 @@ PROTOCOL.md, and shares no code with the one that it watches.
 
 **Bans.** No honest host bans an honest one.
 
-**Reach.** When faults are over and the swarm has settled, each group that an honest host published,
-that has not expired and is of its producer's newest rounds, has reached every live honest host:
-that host has stored it at some time, or has it on offer and some live host can serve it.
+**Reach.** When faults are over and the swarm has settled, each group that an honest host published
+has been stored by every live honest host, if all want all groups. Left out are groups that have
+expired, and those that their producer has moved on from: others are told of its newest adverts
+alone (`still_on_offer`).
 """
 
 import hashlib
@@ -259,11 +260,17 @@ class Published:
     expires_at_s: float
 
 
-def newest_rounds(published: Collection[Published], rounds: int) -> list[Published]:
-    """Those of each producer's newest rounds, as far back as they stay on offer. A producer whose
-    round went back, by a lost checkpoint, is at the round that it published last."""
-    last: dict[int, Published] = {}
+def still_on_offer(published: Collection[Published], rounds: int, adverts: int) -> list[Published]:
+    """Those that others are still told of: in one of the producer's newest adverts, and of its
+    newest rounds. A producer that lost a checkpoint repeats a round, with other tasks."""
+    by_host: dict[int, dict[tuple[float, int], list[Published]]] = {}
     for each in published:
-        if each.host not in last or each.at_s >= last[each.host].at_s:
-            last[each.host] = each
-    return [each for each in published if each.round > last[each.host].round - rounds]
+        advert = (each.expires_at_s, each.round)  # all of one advert were made at once
+        by_host.setdefault(each.host, {}).setdefault(advert, []).append(each)
+    found: list[Published] = []
+    for of_host in by_host.values():
+        newest = sorted(of_host)[-adverts:]
+        last_round = newest[-1][1]
+        for advert in newest:
+            found += [each for each in of_host[advert] if each.round > last_round - rounds]
+    return found

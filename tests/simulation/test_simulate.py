@@ -8,7 +8,8 @@ import pytest
 
 from node.cli import EXIT_OK, main
 from node.scenario import packaged_scenarios
-from node.simulate import Replay, render, replay_of, simulate
+from node.simulate import replay_of, simulate
+from node.simulation_report import Replay, render
 
 SHORT = """
 title = "short"
