@@ -55,6 +55,7 @@ LOGPROB_MAX = 1e-3  # rounding may lift a log-prob a little over 0
 DETAIL_CHARS_MAX = 200  # of an error's text, parts of which the peer chose
 
 _CONTAINERS = frozenset({dict, tuple})  # exactly what `_unpack` makes of maps and arrays
+_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
 _TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
 
 
@@ -369,7 +370,7 @@ def _completion(body: CompletionBody) -> Completion:
         text=body.text,
         token_ids=struct.unpack(f"<{length}I", body.token_ids),
         logprobs=logprobs,
-        finish_reason=FinishReason(body.finish_reason),
+        finish_reason=_FINISH_REASONS[body.finish_reason],
         policy_version=body.policy_version,
     )
 
