@@ -267,7 +267,8 @@ class Exchange:
         self._check_run(peer, asked.run_id)
         held: set[bytes] = set()
         if not self._is_spent(peer):
-            held = await self._run_sync(self._pool.held, asked.group_ids, self._now_s())
+            banned = self.warden.banned_peers()
+            held = await self._run_sync(self._pool.held, asked.group_ids, self._now_s(), banned)
         at = tuple(at for at, group_id in enumerate(asked.group_ids) if group_id in held)
         return codec.encode(HaveReply(type="have_reply", held=at))
 

@@ -293,15 +293,14 @@ class Pool:
             query = "SELECT 1 FROM groups WHERE group_id = ?"
             return self._db.execute(query, (group_id,)).fetchone() is not None
 
-    def held(self, group_ids: Iterable[GroupId], now_s: float) -> set[GroupId]:
+    def held(
+        self, group_ids: Iterable[GroupId], now_s: float, without: Container[PeerId] = ()
+    ) -> set[GroupId]:
         """Those that `record` would give."""
-        query = "SELECT 1 FROM groups WHERE group_id = ? AND expires_at_s > ?"
+        query = "SELECT producer FROM groups WHERE group_id = ? AND expires_at_s > ?"
         with self._lock:
-            return {
-                each
-                for each in group_ids
-                if self._db.execute(query, (each, now_s)).fetchone() is not None
-            }
+            found = {each: self._db.execute(query, (each, now_s)).fetchone() for each in group_ids}
+        return {each for each, row in found.items() if row is not None and row[0] not in without}
 
     def own_newest(self, now_s: float) -> list[OwnGroup]:
         """This node's own unexpired groups, newest first, at most `OWN_NEWEST_MAX`."""

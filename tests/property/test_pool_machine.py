@@ -1,6 +1,8 @@
 """The pool against a model that keeps the same rules with lists."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,7 +48,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool(":memory:", LIMITS)
+        self.directory = TemporaryDirectory()
+        self.path = Path(self.directory.name) / "pool.sqlite"
+        self.pool = Pool(self.path, LIMITS)
         self.now_s = float(CREATED_AT_S)
         self.rows: dict[GroupId, Row] = {}
         self.tasks: dict[tuple[int, int], GroupId] = {}
@@ -55,6 +59,18 @@ class PoolMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.pool.close()
+        self.directory.cleanup()
+
+    @rule()
+    def reopen(self) -> None:
+        self.pool.close()
+        self.pool = Pool(self.path, LIMITS)
+        self.newest.clear()  # now it is the newest one that is still here
+        for row in self.rows.values():
+            self.newest[row.producer] = max(row.index, self.newest.get(row.producer, -1))
+        for each, row in list(self.rows.items()):
+            if ROUNDS[row.index] <= ROUNDS[self.newest[row.producer]] - LIMITS.rounds_max:
+                del self.rows[each]
 
     @rule(keys=st.lists(st.sampled_from(sorted(SAMPLES)), max_size=4), own=st.booleans())
     def add(self, keys: list[tuple[int, int, int]], own: bool) -> None:

@@ -70,6 +70,9 @@ def test_the_same_group_and_the_same_task_are_kept_once(pool: Pool) -> None:
 def test_what_expired_is_not_served_nor_drawn_nor_taken_again(pool: Pool) -> None:
     group_id = put(pool, 0, 0)
     assert pool.record(group_id, EXPIRES_AT_S) is None
+    assert pool.held([group_id, GroupId(bytes(32))], NOW_S) == {group_id}
+    assert pool.held([group_id], NOW_S, without=[PRODUCERS[0].peer_id]) == set()
+    assert pool.held([group_id], EXPIRES_AT_S) == set()
     assert pool.eligible(own=False, now_s=EXPIRES_AT_S) == []
     assert pool.expire(EXPIRES_AT_S - 1) == 0
     assert pool.expire(EXPIRES_AT_S) == 1
