@@ -64,12 +64,13 @@ def build(
     pool: Pool | None = None,
     book: AddressBook | None = None,
     start: int = 0,
+    clock_off_s: float = 0.0,
 ) -> SimulatedNode:
     """Put host number `host` of the world on its network, with a node on it that does nothing yet.
 
     `peers` are addresses of the simulated network; those in `config` are ignored. `pool` and `book`
     are those of its disk, None: empty ones that are forgotten. `start` tells the starts of one host
-    apart.
+    apart. Its clock is ahead by `clock_off_s`.
     """
     transport = world.join(host)
     if pool is None:
@@ -83,7 +84,7 @@ def build(
         verifier or InlineVerifier(config.run),
         book or AddressBook(),
         NodeWorld(
-            now_s=lambda: EPOCH_S + trio.current_time(),
+            now_s=lambda: EPOCH_S + trio.current_time() + clock_off_s,
             rng=rng,
             run_sync=run_inline,
             instance=rng.randbytes(16),
