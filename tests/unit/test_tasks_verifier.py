@@ -1,6 +1,8 @@
 """The verifier: the same judgement inline and in a process, and no stranger's text stops it."""
 
+import json
 import os
+import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -40,6 +42,14 @@ class Trap:
             threading.Event().wait()
         if text == "memory":
             _HELD.append(bytearray(2**31))
+        if text.startswith("a" * 20):
+            re.fullmatch(r"(a+)+b", text)  # each letter more doubles the time
+        if text.startswith("9" * 20):
+            int(text) ** int(text)
+        if text.startswith("["):
+            json.loads(text)
+        if text.startswith("("):
+            eval(text)
         if text == "die":
             os._exit(3)
         if text == "print":
@@ -183,6 +193,41 @@ def test_strangers_do_not_disturb_own_work(trap: RunConfig, text: str) -> None:
             assert order == ["own", "stranger"]
 
     with_process(trap, body)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 64,
+        "9" * 4_000,
+        "[" * 8_000,
+        "(" * 8_000,
+        "(10**10)**(10**10)",
+        "('x' * 2**20) * 2**12",
+        "([0] * 10**10)",
+    ],
+    ids=["regex", "integer", "nesting", "parentheses", "power", "memory", "list"],
+)
+def test_no_completion_takes_a_careless_scorer_and_the_node_down(
+    trap: RunConfig, text: str
+) -> None:
+    """It costs its group, or its reward, and the next group is scored as ever."""
+
+    async def body(verifier: ProcessVerifier) -> None:
+        await verifier.verify(make_group(trap, "good"))
+        assert await judged(verifier, trap, text, "good") in ((0.0, 1.0), Reject.UNVERIFIABLE)
+        assert await judged(verifier, trap, "good", "bad") == (1.0, 0.0)
+
+    with_process(trap, body)
+
+
+async def judged(
+    verifier: ProcessVerifier, run: RunConfig, *texts: str
+) -> tuple[float, ...] | Reject:
+    try:
+        return (await verifier.verify(make_group(run, *texts)))[1]
+    except RemoteProtocolError as error:
+        return error.reason
 
 
 def test_a_scorer_that_kills_its_process_costs_that_group_alone(trap: RunConfig) -> None:
