@@ -25,6 +25,17 @@ TIME_LIMIT_S = 0.5
 _HELD: list[bytearray] = []
 
 
+def _be_careless(text: str) -> None:
+    if text.startswith("a" * 20):
+        re.fullmatch(r"(a+)+b", text)  # each letter more doubles the time
+    if text.startswith("9" * 20):
+        int(text) ** int(text)
+    if text.startswith("["):
+        json.loads(text)
+    if text.startswith("("):
+        eval(text)
+
+
 class Trap:
     """Does what the text says, as a careless scorer might."""
 
@@ -42,14 +53,7 @@ class Trap:
             threading.Event().wait()
         if text == "memory":
             _HELD.append(bytearray(2**31))
-        if text.startswith("a" * 20):
-            re.fullmatch(r"(a+)+b", text)  # each letter more doubles the time
-        if text.startswith("9" * 20):
-            int(text) ** int(text)
-        if text.startswith("["):
-            json.loads(text)
-        if text.startswith("("):
-            eval(text)
+        _be_careless(text)
         if text == "die":
             os._exit(3)
         if text == "print":
