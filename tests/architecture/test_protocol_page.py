@@ -4,6 +4,9 @@ import re
 from pathlib import Path
 
 from swarm import codec, messages
+from swarm.errors import Reject
+from swarm.quotas import RATES
+from swarm.reputation import LITTLE, MUCH
 from swarm.transport import base
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
@@ -46,3 +49,18 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
     for domain in (messages.GROUP_DOMAIN, messages.ADVERT_DOMAIN, messages.HELLO_DOMAIN):
         assert domain.endswith(b"\0")
         assert f"`{domain[:-1].decode()}` and a zero byte" in PAGE
+
+
+def test_weights_of_offences_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| ([0-9.]+) \| (yes|no)", PAGE, re.MULTILINE)
+    code = {str(r): (MUCH.get(r, LITTLE.get(r, 0.0)), r in MUCH) for r in Reject}
+    assert {name: (float(weight), only == "yes") for name, weight, only in rows} == code
+    assert len(rows) == len(code)
+
+
+def test_quotas_are_those_of_the_code() -> None:
+    table = PAGE.split("**Quotas.**")[1].split("Asking in vain")[0]
+    rows = re.findall(r"^\|.*\| (\d+) \| (\d+) \|$", table, re.MULTILINE)
+    assert sorted((float(a), float(b)) for a, b in rows) == sorted(
+        (rate.per_s, rate.burst) for rate in RATES.values()
+    )
