@@ -335,7 +335,8 @@ class Exchange:
             return False
         if not self._shelf.put(advert_id, record, advert):
             return False
-        if self._offers.hear(advert, peer, trio.current_time()):
+        told_by = self.warden.share_of(peer)
+        if self._offers.hear(advert, peer, trio.current_time(), told_by):
             self._fetcher.wake()
         return True
 

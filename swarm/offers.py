@@ -9,7 +9,7 @@ in its place, only the producer is left alone and its offers are fetched from ot
 that is heard again after a long silence (it slept, or was cut off) gets a trial at once.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
@@ -51,6 +51,7 @@ class _Producer:
     round: int = 0
     created_at_s: int = 0  # of its newest advert
     addresses: tuple[str, ...] = ()
+    told_by: str = ""  # who handed over its first advert: a peer, or an address block
     proven: bool = False
     failures: int = 0  # in a row
     rests_until: float = -inf
@@ -70,14 +71,18 @@ class OfferTable:
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
 
-    def hear(self, advert: AdvertBody, heard_from: PeerId, now: float) -> int:
+    def hear(
+        self, advert: AdvertBody, heard_from: PeerId, now: float, told_by: str | None = None
+    ) -> int:
         """Take in a checked advert. Returns how many groups are new on the table: none where the
         producer has moved on, for an advert may travel slowly through no fault of anybody.
+
+        `told_by` is in whose name `heard_from` takes places on the table, None: its own.
 
         The advert that was made last says at which round the producer is: one that was set back,
         to an older checkpoint or to an empty directory, is at a lower round than before."""
         name = PeerId(advert.producer)
-        producer = self._producers.setdefault(name, _Producer())
+        producer = self._producers.setdefault(name, _Producer(told_by=told_by or heard_from))
         self._producers.move_to_end(name)
         newest = (producer.created_at_s, producer.round)
         if (advert.created_at_s, advert.round) >= newest:
@@ -99,8 +104,18 @@ class OfferTable:
             new += 1
         self._trim(producer)
         while len(self._producers) > self._limits.producers_max:
-            self._producers.popitem(last=False)
+            del self._producers[self._superfluous()]
         return new
+
+    def _superfluous(self) -> PeerId:
+        """Who leaves a full table: of the producers that never delivered, if there are any, those
+        of the teller that has most of them there; of these the one heard of least recently. So
+        invented names take places from each other."""
+        unproven = {name: p.told_by for name, p in self._producers.items() if not p.proven}
+        if not unproven:
+            return next(iter(self._producers))
+        ((crowd, _),) = Counter(unproven.values()).most_common(1)
+        return next(name for name, told_by in unproven.items() if told_by == crowd)
 
     def _trim(self, producer: _Producer) -> None:
         oldest = producer.round - self._limits.rounds_max

@@ -163,3 +163,19 @@ def test_what_others_hold_is_still_chosen_while_its_producer_rests() -> None:
     assert table.choose(1, Random(0), 29.0)
     table.rest(name, 30.0, 1.0)  # nobody had the next ones
     assert not table.choose(1, Random(0), 29.0)
+
+
+def test_a_thousand_invented_producers_take_places_from_each_other() -> None:
+    table = OfferTable(OfferLimits(producers_max=20))
+    for number in range(4):
+        table.hear(advert(f"proven{number}", 1, range(1)), ME, 0.0)
+        table.delivered(PeerId(f"proven{number}"))
+    for number in range(8):
+        table.hear(advert(f"new{number}", 1, range(1)), PeerId(f"friend{number}"), 0.0)
+    for number in range(1000):
+        table.hear(advert(f"sybil{number}", 1, range(1)), PeerId(f"s{number}"), 0.0, "192.0.2.0/24")
+    left = set(table._producers)
+    assert left >= {f"proven{number}" for number in range(4)}
+    assert left >= {f"new{number}" for number in range(8)}
+    assert len(left) == 20
+    assert "sybil999" in left
