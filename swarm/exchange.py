@@ -204,7 +204,8 @@ class Exchange:
         return groups
 
     def _eligible(self) -> list[Candidate]:
-        return self._pool.eligible(own=False, now_s=self._now_s())
+        rounds = self._rules.offers.rounds_max
+        return self._pool.eligible(own=False, now_s=self._now_s(), rounds_max=rounds)
 
     def _take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
         self._pool.mark_trained(group_ids, round_)

@@ -6,7 +6,7 @@ that it is neither fetched nor trained on a second time, and so that its produce
 second group for the same task.
 
 **What is too old.** Three ages, each with its end: the group's own expiry; `rounds_max` rounds
-behind its producer's newest group, for nobody trains on what a much older policy wrote (the newest
+behind its producer's newest group, far more than anybody still trains on (the newest
 is the one created last: a producer that was set back to a lower round is at that round; it counts
 as long as any group of the producer is here);
 and, for a tombstone, `tombstones_max` later ones. A group that comes too late is not kept.
@@ -97,7 +97,7 @@ class PoolLimits:
     bytes_max: int = 256 * 1024 * 1024
     groups_per_producer_max: int = 512
     tombstones_max: int = 65_536
-    rounds_max: int = 32  # of one producer, its newest
+    rounds_max: int = 256  # of one producer, its newest
 
     def __post_init__(self) -> None:
         for name in (each.name for each in fields(self)):
@@ -320,17 +320,23 @@ class Pool:
                 each for each in group_ids if self._db.execute(_KNOWN, (each, each)).fetchone()[0]
             }
 
-    def eligible(self, own: bool, now_s: float) -> list[Candidate]:
-        """Untrained, unexpired groups in order of their ids, so that arrival order is no matter."""
+    def eligible(self, own: bool, now_s: float, rounds_max: int | None = None) -> list[Candidate]:
+        """Untrained, unexpired groups in order of their ids, so that arrival order is no matter;
+        with `rounds_max` only those of so many newest rounds of their producer."""
         with self._lock:
             rows = self._db.execute(
                 "SELECT group_id, producer, rewards, round, created_at_s FROM groups"
                 " WHERE own = ? AND trained_round IS NULL AND expires_at_s > ? ORDER BY group_id",
                 (own, now_s),
             ).fetchall()
+            oldest = {
+                producer: newest - rounds_max if rounds_max is not None else -1
+                for producer, (_, newest) in self._newest.items()
+            }
         return [
             Candidate(GroupId(group_id), PeerId(producer), _rewards(text), of_round, created)
             for group_id, producer, text, of_round, created in rows
+            if of_round > oldest[producer]
         ]
 
     def groups(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:

@@ -84,7 +84,8 @@ class Lives:
                 " UNION ALL SELECT group_id, trained_round FROM tombstones"
                 " WHERE trained_round IS NOT NULL"
             ).fetchall()
-        oldest = max(own.values(), default=0) - PoolLimits().rounds_max  # it left by then
+        # at two groups a round, the node's share of its own pool is full before they are too old
+        oldest = max(own.values(), default=0) - PoolLimits().groups_per_producer_max // 4
         expected = {group_id for group_id, round_ in self.acknowledged.items() if round_ > oldest}
         assert expected <= own.keys(), "an own group that was shared is gone"
         shared = Counter(own.values())

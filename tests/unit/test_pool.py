@@ -244,6 +244,8 @@ def test_groups_that_their_producer_left_far_behind_leave(tmp_path: Path) -> Non
         assert held(pool, ids) == [False] * 5 + [True] * 10
         assert add(pool, 20, 4, 1_004) == (AddResult.TOO_OLD, make_group_id(20, 4, 1_004))
         assert pool.ids_seen(ids) == set(ids)
+        recent = pool.eligible(own=False, now_s=NOW_S, rounds_max=4)
+        assert {each.round for each in recent} == {11, 12, 13, 14}
         pool.mark_trained([ids[0]], 1)  # it was drawn before it left
     with Pool(path, PoolLimits(rounds_max=3)) as pool:  # lower limits hold at once
         assert held(pool, ids) == [False] * 12 + [True] * 3
