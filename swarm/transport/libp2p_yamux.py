@@ -39,6 +39,7 @@ OUTBOX_CONTROL_MAX = 4_096  # control frames that wait; a peer that causes more 
 INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
 WINDOWS_BYTES_MAX = 33_554_432  # of one connection, over the first window of each stream
 PIECE_BYTES_MIN = 4_096  # smaller pieces of received data are joined, so that each byte costs one
+FRAMES_PER_TURN = 256  # that are taken in before other tasks have their turn
 WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
 WRITE_STALL_MAX_S = 60.0  # without progress on the socket the connection counts as dead
 PING_INTERVAL_S = 10.0
@@ -303,6 +304,7 @@ class HardYamux(MuxedConnection):
         super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
         self.outbox = Outbox()
         self._cleaned = False
+        self._frames = 0
         self._head = bytearray()  # of a header whose end has not come yet
         self._flags = 0  # of the frame whose data is being read
         self._stream: EventStream | None = None  # that this data is for; none if it is over
@@ -378,6 +380,9 @@ class HardYamux(MuxedConnection):
             self._head += piece[at : at + missing]
             at += missing
             if len(self._head) == HEADER_SIZE:
+                self._frames += 1
+                if self._frames % FRAMES_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()  # a read may bring twenty thousand
                 header = HEADER.unpack(self._head)
                 self._head.clear()
                 opened = self._take_header(*header)

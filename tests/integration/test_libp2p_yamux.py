@@ -29,6 +29,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 from swarm.identity import Identity
 from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX
 from swarm.transport.libp2p_yamux import (
+    FRAMES_PER_TURN,
     HEADER,
     INBOUND_STREAMS_MAX,
     OUTBOX_BYTES_MAX,
@@ -201,6 +202,25 @@ def test_a_peer_that_asks_and_never_reads_loses_the_connection() -> None:
             assert not conn.alive
             assert OUTBOX_CONTROL_MAX <= asked <= OUTBOX_CONTROL_MAX + 1_000
             nursery.cancel_scope.cancel()
+
+    run(main, virtual=True)
+
+
+def test_a_read_full_of_small_frames_stops_nobody() -> None:
+    async def main() -> None:
+        count, turns = 20_000, 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await trio.lowlevel.checkpoint()
+                turns += 1
+
+        async with listening() as (conn, _), trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await conn._take_piece(memoryview(frame(TYPE_WINDOW_UPDATE, 0, 99, 1) * count))
+            nursery.cancel_scope.cancel()
+        assert turns >= count // FRAMES_PER_TURN - 1
 
     run(main, virtual=True)
 
