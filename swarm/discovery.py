@@ -37,7 +37,6 @@ from swarm.messages import (
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
-    KNOWN_PEERS_MAX,
     Hello,
     HelloReply,
     KnownPeer,
@@ -49,7 +48,9 @@ from swarm.warden import Warden
 HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
-DIALS_PER_BEAT_MAX = 4
+DIALS_AT_A_TIME_MAX = 6
+HELLOS_PER_BEAT_MAX = 8  # to those not greeted for longest; new peers come on top
+KNOWN_PEERS_TOLD = 8  # in one answer, drawn at random: it is asked for often
 DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
 NEW_PEER_LOOK_S = 1.0
 PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
@@ -107,7 +108,14 @@ class Discovery:
         self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
         self._strangers: set[PeerId] = set()  # of other runs; never dialled again
         self.peers: dict[PeerId, PeerInfo] = {}  # connected peers that answered a hello
-        self.notes: list[str] = []  # what a person should know, e.g. an unreachable bootstrap
+        self._dialling: set[PeerId] = set()
+        self._greeted_at: dict[PeerId, float] = {}
+        self._unreachable: dict[str, str] = {}  # bootstrap addresses, with what is wrong there
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know, e.g. that a bootstrap peer cannot be reached."""
+        return [f"cannot join through {text}" for text in sorted(self._unreachable.values())]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, and stay joined.
@@ -143,32 +151,60 @@ class Discovery:
                     f"{address} is this node's own peer id: give --peer another node's address, "
                     "or start with another key (--key-file or --data-dir)"
                 )
-        while True:
-            await self._dial_round()
-            await trio.sleep(self._beat_s())
-
-    async def _dial_round(self) -> None:
-        connected = set(self._transport.peers())
-        unreachable: list[str] = []
+        next_beat = trio.current_time()
         async with trio.open_nursery() as nursery:
-            for address in self._bootstrap:
-                peer = PeerId(address.rpartition("/")[2])
-                if peer in self._strangers:
-                    unreachable.append(f"{address} (it takes part in another run)")
-                elif peer not in connected:
-                    nursery.start_soon(self._dial_bootstrap, address, unreachable)
-            number = max(0, min(PEERS_WANTED - len(connected), DIALS_PER_BEAT_MAX))
-            if number == 0 and trio.current_time() - self._looked_at >= LOOK_AROUND_S:
-                number = 1
-                nursery.start_soon(self._leave_looked_around, connected)
-            excluded = connected | self._strangers | {self._identity.peer_id}
-            excluded |= self._warden.banned_peers()
-            for peer in self._book.draw(number, excluded, self._rng, trio.current_time()):
-                self._looked_at = trio.current_time()
-                if len(connected) >= PEERS_WANTED:
-                    self._looked_around.append(peer)
-                nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
-        self.notes = [f"cannot join through {text}" for text in sorted(unreachable)]
+            while True:
+                on_beat = trio.current_time() >= next_beat
+                if on_beat:
+                    next_beat = trio.current_time() + self._beat_s()
+                    self._dial_bootstrap_peers(nursery)
+                    self._look_around(nursery)
+                if on_beat or self._transport.peers():  # who is cut off tries more slowly
+                    self._dial_more(nursery)
+                await trio.sleep(NEW_PEER_LOOK_S)
+
+    def _dial_bootstrap_peers(self, nursery: trio.Nursery) -> None:
+        connected = self._transport.peers()
+        for address in self._bootstrap:
+            peer = PeerId(address.rpartition("/")[2])
+            if peer in self._strangers:
+                self._unreachable[address] = f"{address} (it takes part in another run)"
+            elif peer in connected:
+                self._unreachable.pop(address, None)
+            elif peer not in self._dialling:
+                self._dialling.add(peer)
+                nursery.start_soon(self._dial_bootstrap, peer, address)
+
+    def _dial_more(self, nursery: trio.Nursery) -> None:
+        """Dial until there are peers enough. Who does not answer holds up nobody else."""
+        under_way = len(self._dialling)
+        missing = PEERS_WANTED - len(self._transport.peers()) - under_way
+        for peer in self._draw(min(missing, DIALS_AT_A_TIME_MAX - under_way)):
+            self._start_dial(nursery, peer)
+
+    def _look_around(self, nursery: trio.Nursery) -> None:
+        """With peers enough, dial one more now and then: it may be of a part of the swarm that
+        none of them knows."""
+        connected = self._transport.peers()
+        now = trio.current_time()
+        if len(connected) < PEERS_WANTED or now - self._looked_at < LOOK_AROUND_S:
+            return
+        nursery.start_soon(self._leave_looked_around, connected)
+        for peer in self._draw(1):
+            self._looked_around.append(peer)
+            self._start_dial(nursery, peer)
+
+    def _draw(self, number: int) -> list[PeerId]:
+        if number <= 0:
+            return []
+        excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
+        excluded |= {self._identity.peer_id} | self._warden.banned_peers()
+        return self._book.draw(number, excluded, self._rng, trio.current_time())
+
+    def _start_dial(self, nursery: trio.Nursery, peer: PeerId) -> None:
+        self._looked_at = trio.current_time()
+        self._dialling.add(peer)
+        nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
 
     async def _leave_looked_around(self, connected: Collection[PeerId]) -> None:
         """Leave the oldest of the connections that looking around made, where there are enough."""
@@ -183,48 +219,54 @@ class Discovery:
         number = min(len(others), DIAL_ADDRESSES_MAX - 1)
         return (*addresses[:1], *self._rng.sample(others, number))
 
-    async def _dial_bootstrap(self, address: str, unreachable: list[str]) -> None:
+    async def _dial_bootstrap(self, peer: PeerId, address: str) -> None:
         try:
             peer = await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
         except TransportError as error:
-            unreachable.append(f"{address} ({error})")
+            self._unreachable[address] = f"{address} ({error})"
         else:
+            self._unreachable.pop(address, None)
             self._dialled[peer] = address
+        finally:
+            self._dialling.discard(peer)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        for address in addresses:
-            try:
-                await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S / len(addresses))
-            except (TransportError, ConfigError):
-                continue
-            self._dialled[peer] = address
-            return
+        try:
+            for address in addresses:
+                timeout_s = DIAL_TIMEOUT_S / len(addresses)
+                try:
+                    await self._transport.connect(address, timeout_s=timeout_s)
+                except (TransportError, ConfigError):
+                    continue
+                self._dialled[peer] = address
+                return
+        finally:
+            self._dialling.discard(peer)
         if self._transport.peers():  # with nobody to be reached, the fault may be our own link's
             self._book.failed(peer, trio.current_time())
 
     # --- hello -----------------------------------------------------------------------------
 
     async def _greet_regularly(self, nursery: trio.Nursery) -> None:
-        """Say hello to a new peer soon and to each at every beat, whatever others make us wait."""
-        greeted: set[PeerId] = set()
+        """Say hello to a new peer soon and to some of the others at every beat, whatever others
+        make us wait: what this costs does not grow with the number of connections."""
         next_beat = trio.current_time()
         while True:
-            connected = self._transport.peers()
-            for gone in self.peers.keys() - set(connected):
-                del self.peers[gone]
-            for gone in self._dialled.keys() - set(connected):
-                del self._dialled[gone]
-            due = [peer for peer in connected if peer not in greeted]
-            if trio.current_time() >= next_beat:
-                due = list(connected)
-                next_beat = trio.current_time() + self._beat_s()
-            if due:
-                record = self._own_hello()
-                for peer in due:
-                    if peer not in self._asked:
-                        self._asked.add(peer)
-                        nursery.start_soon(self._hello, peer, record)
-            greeted = set(connected)
+            now, connected = trio.current_time(), self._transport.peers()
+            for known in (self.peers, self._dialled, self._greeted_at):
+                for gone in known.keys() - set(connected):
+                    del known[gone]
+            due = [peer for peer in connected if peer not in self._greeted_at]
+            if now >= next_beat:
+                greeted = sorted(self._greeted_at, key=lambda peer: (self._greeted_at[peer], peer))
+                due += greeted[:HELLOS_PER_BEAT_MAX]
+                next_beat = now + self._beat_s()
+            record = self._own_hello() if due else b""
+            for peer in due:
+                self._greeted_at[peer] = now
+                if peer not in self._asked:
+                    self._asked.add(peer)
+                    nursery.start_soon(self._hello, peer, record)
             await trio.sleep(max(0.0, min(NEW_PEER_LOOK_S, next_beat - trio.current_time())))
 
     def _own_hello(self) -> bytes:
@@ -346,7 +388,7 @@ class Discovery:
             for peer, info in sorted(self.peers.items())
             if peer != asker and info.addresses
         ]
-        return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_MAX)))
+        return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
 
     def _note_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
         """Keep this hello; give back the newest one of another instance under the same peer id."""

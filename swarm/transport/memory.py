@@ -54,6 +54,7 @@ RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 
 HANDSHAKE_ROUND_TRIPS = 6  # TCP, two to agree on Noise, Noise, two to agree on Yamux
 HANDSHAKE_BYTES = 200
+KNOCK_AGAIN_S = 1.0  # after which TCP asks again where nothing answers; twice as long each time
 REFUSAL_BYTES = 16
 HANDSHAKE = "handshake"  # under this name its bytes are counted
 
@@ -263,9 +264,10 @@ class MemoryNetwork:
         await self._land(source, target, self.send(source, target, size, about, reliable=True))
 
     async def _dial(self, source: "MemoryTransport", number: int, peer_id: PeerId) -> None:
-        host = self._hosts.get(number)
-        if host is None:
-            await trio.sleep_forever()  # until the caller's time is up: nobody is there to refuse
+        wait_s = KNOCK_AGAIN_S
+        while (host := self._hosts.get(number)) is None:  # nobody is there to refuse
+            await trio.sleep(wait_s)
+            wait_s *= 2
         for _ in range(HANDSHAKE_ROUND_TRIPS):
             await self._carry(source.peer_id, host.peer_id, HANDSHAKE_BYTES, HANDSHAKE)
             await self._carry(host.peer_id, source.peer_id, HANDSHAKE_BYTES, HANDSHAKE)
