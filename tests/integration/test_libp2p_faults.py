@@ -77,7 +77,9 @@ def test_cancelled_write_leaves_the_connection_whole() -> None:
 
 
 def test_cancelled_write_kills_the_connection_upstream() -> None:
-    assert not run(survives_cancelled_writes, replace(ALL_WORKAROUNDS, hard_yamux=False))
+    """In one of a few tries: where a cancellation strikes, the machine's load decides."""
+    upstream = replace(ALL_WORKAROUNDS, hard_yamux=False)
+    assert not all(run(survives_cancelled_writes, upstream) for _ in range(8))
 
 
 async def survives_a_pause(workarounds: Workarounds, pause_s: float) -> bool:
