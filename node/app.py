@@ -132,6 +132,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         updates_per_batch=config.updates_per_batch,
         micro_batch_tokens=config.micro_batch_tokens,
         completion_tokens_max=config.run.sampling.max_new_tokens,
+        foreign_logprob_min=config.foreign_logprob_min,
         seed=config.seed,
         threads=config.threads,
     )

@@ -267,6 +267,9 @@ class NodeConfig(_Frozen):
     # training
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 2e-4
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
+    foreign_logprob_min: Annotated[float, Field(lt=0)] | None = (
+        None  # leaves foreign tokens that the own policy finds less likely out of training
+    )
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384  # padded tokens, prompts included
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch; 0: one for each core but one
 

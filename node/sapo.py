@@ -334,6 +334,7 @@ class Sapo:
             bytes_in_total=0,
             bytes_out_total=0,
             foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
+            unlikely_tokens=report.unlikely_tokens,
         )
 
     def _seed(self, purpose: str, *numbers: int) -> int:

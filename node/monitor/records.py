@@ -57,6 +57,7 @@ class RoundDone:
     bytes_in_total: int
     bytes_out_total: int
     foreign_groups: tuple[str, ...] = ()  # ids of those trained on, hex, in the batch's order
+    unlikely_tokens: int = 0  # foreign ones that `foreign_logprob_min` left out of the update
 
 
 @dataclass(frozen=True, slots=True)

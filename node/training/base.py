@@ -41,6 +41,7 @@ class TrainReport:
     foreign_logprob: float  # the same for foreign tokens; nan without any
     skipped_completions: int  # too long: for the context, the run's limit or the memory
     seconds: float
+    unlikely_tokens: int = 0  # foreign ones left out, below `foreign_logprob_min`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class TrainerSpec:
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     context_tokens_max: int = 4096  # cap on what the model's own configuration allows
     completion_tokens_max: int | None = None  # of foreign completions, EOS aside; None: context
+    foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"
@@ -47,6 +48,11 @@ class TrainerSpec:
                 "completion_tokens_max",
                 self.completion_tokens_max is None or self.completion_tokens_max >= 1,
                 "take at least 1",
+            ),
+            (
+                "foreign_logprob_min",
+                self.foreign_logprob_min is None or self.foreign_logprob_min < 0,
+                "take a natural log-prob below 0",
             ),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),

@@ -51,6 +51,7 @@ class _Sums:
     own_logprob: float = 0.0
     foreign_logprob: float = 0.0
     clipped: float = 0.0
+    unlikely: int = 0
     tokens: int = 0
 
 
@@ -104,6 +105,7 @@ class GroupTrainer:
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
             skipped_completions=skipped,
+            unlikely_tokens=first.unlikely,
             seconds=time.perf_counter() - started,
         )
 
@@ -162,6 +164,10 @@ class GroupTrainer:
             advantages = torch.full_like(values, row.advantage)
             bounds = (self.spec.clip_low, self.spec.clip_high)
             each = losses.clipped_surrogate(values, old, advantages, *bounds)
+            if self.spec.foreign_logprob_min is not None and not row.own:
+                unlikely = old < self.spec.foreign_logprob_min
+                each = each.masked_fill(unlikely, 0.0)
+                sums.unlikely += int(unlikely.sum())
             loss = loss + row.weight * each.sum()
             sums.clipped += float(losses.clipped_tokens(values, old, advantages, *bounds).sum())
             sums.tokens += len(row.tokens)

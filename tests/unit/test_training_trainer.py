@@ -256,6 +256,31 @@ def test_the_gradient_is_clipped_to_the_norm(qwen):
     assert float(gradient.norm()) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_foreign_tokens_that_the_policy_finds_unlikely_teach_nothing(policy):
+    texts, advantages = ["14", "77 join us"], [1.0, -0.5]
+    foreign = group(policy, "7+7=", texts, advantages, own=False)
+    rows = GroupTrainer(policy, SPEC, MANY).logprobs([foreign])[0]
+    floor = sorted(value for row in rows for value in row)[5] - 1e-3  # five are below
+    report, _ = update(policy, [foreign], replace(SPEC, foreign_logprob_min=floor))
+    kept = [sum(value >= floor for value in row) for row in rows]
+    assert report.unlikely_tokens == sum(map(len, rows)) - sum(kept) == 5
+    expected = -sum(a * n for a, n in zip(advantages, kept, strict=True)) / sum(map(len, rows))
+    assert report.loss == pytest.approx(expected)  # each ratio is one
+
+
+def test_the_least_log_prob_is_for_foreign_tokens_alone(policy):
+    own, foreign = ragged(policy)[:2], ragged(policy)[2:]
+    everything = replace(SPEC, foreign_logprob_min=-1e-9)  # no token is as likely as that
+    report, gradient = update(policy, foreign, everything)
+    assert report.unlikely_tokens == report.trained_tokens > 0
+    assert not gradient.any()
+    report, gradient = update(policy, own, everything)
+    assert report.unlikely_tokens == 0
+    assert torch.equal(gradient, update(policy, own)[1])
+    nothing = replace(SPEC, foreign_logprob_min=-1e9)
+    assert torch.equal(update(policy, foreign, nothing)[1], update(policy, foreign)[1])
+
+
 def test_training_makes_good_answers_likelier(qwen):
     groups = [group(qwen, "1+1=", ["2", "3"], [1.0, -1.0])]
     trainer = GroupTrainer(qwen, TrainerSpec("test", learning_rate=1e-3), MANY)
