@@ -100,6 +100,17 @@ def simulate(replay: Replay) -> Report:
     return report
 
 
+def planned_faults(replay: Replay) -> list[FaultEvent]:
+    """What goes wrong in a run, and when: decided before it begins."""
+    scenario, rng = replay.scenario, Random(f"{replay.seed}/faults")
+    if replay.name == CHAOS:
+        faults = draw_faults(rng, scenario.duration_s)
+    else:
+        faults = tuple(Fault(**fault.model_dump()) for fault in scenario.faults)
+    present = range(replay.nodes - scenario.late_nodes)
+    return plan(faults, present, scenario.duration_s, rng)
+
+
 class SimulatedPolicy(ScriptedPolicy):
     """A scripted policy whose completions are as long as wished, and which keeps what it learned
     without threads."""
@@ -224,7 +235,7 @@ class _Simulation:
             )
             self._hosts = [self._host(number) for number in range(replay.nodes)]
             self._honest = [self._world.peer_id(host.number) for host in self._hosts]
-            self._events = self._plan()
+            self._events = planned_faults(replay)
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._look)
                 for number in range(replay.nodes, len(links)):
@@ -234,15 +245,6 @@ class _Simulation:
                 self._conclude()
                 self._nursery.cancel_scope.cancel()
         return self._report
-
-    def _plan(self) -> list[FaultEvent]:
-        scenario, rng = self._scenario, self._world.rng("faults")
-        if self._replay.name == CHAOS:
-            faults = draw_faults(rng, scenario.duration_s)
-        else:
-            faults = tuple(Fault(**fault.model_dump()) for fault in scenario.faults)
-        present = range(self._replay.nodes - scenario.late_nodes)
-        return plan(faults, present, scenario.duration_s, rng)
 
     async def _live(self) -> None:
         scenario = self._scenario
