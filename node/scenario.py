@@ -106,6 +106,7 @@ class Scenario(_Table):
     duration_s: Annotated[float, Field(ge=10, le=86_400)] = 120.0
     settle_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0  # at most; 0: nothing is awaited
     patience_s: Annotated[float, Field(gt=0, le=3600)] = 20.0  # after which a group counts as late
+    warm_up_s: Seconds = 0.0  # bytes and rounds before this are not counted
     late_nodes: Annotated[int, Field(ge=0, le=NODES_MAX)] = 0  # that join only
     late_s: Seconds = 0.0  # at this time
     liars: Annotated[int, Field(ge=0, le=64)] = 0  # hosts beyond `nodes` that lie all the time

@@ -11,6 +11,7 @@ producer until that host has heard of it, chosen it, fetched it, verified it and
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -214,6 +215,7 @@ class _Simulation:
             evaluate_every_rounds=0,
         )
         self._report = Report(replay)
+        self._cold_bytes: Counter[str] = Counter()
         self._bootstrap = range(min(BOOTSTRAP_HOSTS, replay.nodes))
         self._published: dict[GroupId, Published] = {}
         self._arrived: dict[tuple[GroupId, int], float] = {}
@@ -249,6 +251,8 @@ class _Simulation:
     async def _live(self) -> None:
         scenario = self._scenario
         start_s = trio.current_time()
+        if scenario.warm_up_s:
+            self._world.network.at(start_s + scenario.warm_up_s, self._warm_up)
         rng = self._world.rng("starts")
         late = self._replay.nodes - scenario.late_nodes
         async with trio.open_nursery() as nursery:
@@ -264,6 +268,18 @@ class _Simulation:
         with trio.move_on_after(scenario.settle_s):
             while self._missing():  # noqa: ASYNC110 - what is waited for sets no event
                 await trio.sleep(LOOK_S)
+
+    def _warm_up(self) -> None:
+        """Count bytes and rounds from here on."""
+        self._cold_bytes = self._honest_traffic()
+        self._report.rounds = self._report.drawn = 0
+
+    def _honest_traffic(self) -> Counter[str]:
+        """Bytes that honest hosts have sent, by protocol or topic."""
+        total: Counter[str] = Counter()
+        for peer in self._honest:
+            total.update(self._world.network.traffic_out.get(peer, Counter()))
+        return total
 
     async def _start_at(self, host: _Host, at_s: float) -> None:
         await trio.sleep_until(at_s)
@@ -410,7 +426,9 @@ class _Simulation:
 
     async def _on_record(self, record: object) -> None:
         self._world.record(str(record))
-        self._report.rounds += isinstance(record, RoundDone)
+        if isinstance(record, RoundDone):
+            self._report.rounds += 1
+            self._report.drawn += record.external_groups
 
     def _on_stored(self, host: int, record: bytes, verified: VerifiedGroup, own: bool) -> None:
         now_s, group = trio.current_time(), verified.group
@@ -506,10 +524,7 @@ class _Simulation:
             came = [s for s in self._first_foreign.get(number, ()) if s >= at_s]
             report.comebacks_s.append(came[0] - at_s if came else inf)
         report.comebacks_s.sort()
-        honest = {world.peer_id(host.number) for host in self._hosts}
-        for peer, traffic in sorted(network.traffic_out.items()):
-            if peer in honest:
-                report.bytes_by_kind.update(traffic)
+        report.bytes_by_kind = self._honest_traffic() - self._cold_bytes
         report.gossip_duplicates = network.gossip.duplicates
         for host in self._hosts:
             self._count_rejected(host)

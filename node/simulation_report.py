@@ -42,6 +42,7 @@ class Report:
     comebacks_s: list[float] = field(default_factory=list)  # from coming up to first foreign group
     groups: int = 0
     rounds: int = 0
+    drawn: int = 0  # foreign groups that these rounds trained on
     bytes_by_kind: Counter[str] = field(default_factory=Counter)
     gossip_duplicates: int = 0
     fetched_again: int = 0
