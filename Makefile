@@ -56,8 +56,8 @@ bench: $(STAMP) ## All benchmarks, each printing a table
 
 bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, bytes
 	@$(BIN)/python scripts/bench_network.py $(BENCH_ARGS)
-	@set -e; for script in $(wildcard scripts/bench_accept.py scripts/bench_bytes.py); do \
-		$(BIN)/python $$script; done
+	@$(BIN)/python scripts/bench_accept.py
+	@$(BIN)/python scripts/bench_bytes.py
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

@@ -170,7 +170,7 @@ def test_killed_peer_is_gone_within_seconds() -> None:
 
 def test_stopped_peer_delays_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_S", 0.5)
-    monkeypatch.setattr(libp2p_yamux, "PING_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(libp2p_yamux, "PING_TIMEOUT_S", 10.0)
 
     async def main() -> None:
         async with open_libp2p(Identity(b"a" * 32), LOOPBACK) as a, child() as (process, address):
@@ -180,8 +180,8 @@ def test_stopped_peer_delays_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPa
             for _ in range(2):  # more than the socket holds: the writer itself is stuck
                 with pytest.raises((RequestTimeout, PeerUnreachable)):
                     await ask(a, peer, bytes(8 * MIB), timeout_s=0.3)
-            assert trio.current_time() - started_s < 1.5
-            await until(lambda: a.peers() == (), timeout_s=6.0)
+            assert trio.current_time() - started_s < 8.0  # not as long as pings wait
+            await until(lambda: a.peers() == (), timeout_s=30.0)
 
     run(main)
 
