@@ -11,7 +11,14 @@ from importlib import metadata
 from typing import Any
 
 import trio
-from libp2p.abc import IMuxedConn, INetStream, ISecureConn, ISecureTransport, ITransport
+from libp2p.abc import (
+    IMuxedConn,
+    INetStream,
+    IRawConnection,
+    ISecureConn,
+    ISecureTransport,
+    ITransport,
+)
 from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.custom_types import TProtocol
@@ -24,12 +31,15 @@ from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
 from libp2p.peer.peerstore import PeerStore
-from libp2p.protocol_muxer.exceptions import MultiselectClientError, MultiselectError
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.stream_muxer.yamux.yamux import Yamux
-from libp2p.transport.exceptions import MuxerUpgradeFailure
+from libp2p.transport.exceptions import (
+    MuxerUpgradeFailure,
+    SecurityUpgradeFailure,
+    UpgradeFailure,
+)
 from libp2p.transport.tcp.tcp import TCP
 from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
@@ -85,7 +95,11 @@ class BoundedRawConnection(RawConnection):
 
 
 class HardUpgrader(TransportUpgrader):
-    """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class."""
+    """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class.
+
+    Whatever a stranger's bytes bring about in here comes out as `UpgradeFailure`: upstream decodes
+    names that need be no text, and lets what that raises out to whoever dialled.
+    """
 
     def __init__(self, keys: KeyPair, workarounds: Workarounds, network_key: bytes | None) -> None:
         noise: ISecureTransport = Noise(keys, network_key)
@@ -98,10 +112,22 @@ class HardUpgrader(TransportUpgrader):
         )
         self._workarounds = workarounds
 
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        if type(raw_conn) is RawConnection:  # of a dial: upstream bounds no read of it
+            raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
+        try:
+            return await super().upgrade_security(raw_conn, is_initiator, peer_id)
+        except UpgradeFailure:
+            raise
+        except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
+            raise SecurityUpgradeFailure("the handshake failed") from error
+
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         try:
             await self.muxer_multistream.select_transport(conn)
-        except (MultiselectError, MultiselectClientError) as error:
+        except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
         if self._workarounds.hard_yamux:
             return HardYamux(conn, peer_id)
