@@ -121,13 +121,13 @@ class HardUpgrader(TransportUpgrader):
             return await super().upgrade_security(raw_conn, is_initiator, peer_id)
         except UpgradeFailure:
             raise
-        except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
+        except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise SecurityUpgradeFailure("the handshake failed") from error
 
     async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         try:
             await self.muxer_multistream.select_transport(conn)
-        except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
+        except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
         if self._workarounds.hard_yamux:
             return HardYamux(conn, peer_id)

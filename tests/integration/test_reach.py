@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 import trio
-
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
