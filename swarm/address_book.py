@@ -129,6 +129,11 @@ class AddressBook:
         return entry.addresses if entry else ()
 
 
+def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+    """Those under which this peer and nobody else may answer."""
+    return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
+
+
 def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(saved))

@@ -23,7 +23,7 @@ from random import Random
 import trio
 
 from swarm import codec
-from swarm.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, plausible
+from swarm.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, of_peer, plausible
 from swarm.errors import (
     ConfigError,
     IdentityInUse,
@@ -312,7 +312,7 @@ class Discovery:
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
         """What a connected peer says of where a peer is, as far as it can know and we can dial."""
-        return plausible(_of_peer(peer, addresses), self._transport.ip_of(teller))
+        return plausible(of_peer(peer, addresses), self._transport.ip_of(teller))
 
     def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
         """Keep a few names that are new: one peer must not fill our book."""
@@ -331,7 +331,7 @@ class Discovery:
     def learn_found(self, peer: PeerId, addresses: Sequence[str], *, by: str) -> None:
         """Take note of a peer that was found in another way than by a peer's word: hearsay too."""
         if peer != self._identity.peer_id:
-            self._book.learn(peer, _of_peer(peer, addresses), worked=False, told_by=by)
+            self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
 
     async def _leave(self, peer: PeerId) -> None:
         self._ledger.reject(peer, Reject.OTHER_RUN)
@@ -401,11 +401,6 @@ class Discovery:
         while len(self._heard) > INSTANCES_MAX:
             self._heard.popitem(last=False)
         return next((r for i, r in instances.items() if i != instance), None)
-
-
-def _of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
-    """Those under which this peer and nobody else may answer."""
-    return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
 
 
 def _encode_fitting(reply: HelloReply) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 import trio
 
 from swarm import codec
+from swarm.address_book import of_peer, plausible
 from swarm.budget import ByteBudget
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
@@ -332,12 +333,14 @@ class Exchange:
         if advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
-        if self.warden.is_banned(PeerId(advert.producer)):
+        producer = PeerId(advert.producer)
+        if self.warden.is_banned(producer):
             return False
         if not self._shelf.put(advert_id, record, advert):
             return False
         told_by = self.warden.share_of(peer)
-        if self._offers.hear(advert, peer, trio.current_time(), told_by):
+        addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
+        if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
             self._fetcher.wake()
         return True
 

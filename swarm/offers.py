@@ -10,7 +10,7 @@ that is heard again after a long silence (it slept, or was cut off) gets a trial
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -72,12 +72,18 @@ class OfferTable:
         return sum(len(producer.offers) for producer in self._producers.values())
 
     def hear(
-        self, advert: AdvertBody, heard_from: PeerId, now: float, told_by: str | None = None
+        self,
+        advert: AdvertBody,
+        heard_from: PeerId,
+        now: float,
+        told_by: str | None = None,
+        addresses: Sequence[str] = (),
     ) -> int:
         """Take in a checked advert. Returns how many groups are new on the table: none where the
         producer has moved on, for an advert may travel slowly through no fault of anybody.
 
         `told_by` is in whose name `heard_from` takes places on the table, None: its own.
+        `addresses` are those of the advert that may be dialled.
 
         The advert that was made last says at which round the producer is: one that was set back,
         to an older checkpoint or to an empty directory, is at a lower round than before."""
@@ -87,7 +93,7 @@ class OfferTable:
         newest = (producer.created_at_s, producer.round)
         if (advert.created_at_s, advert.round) >= newest:
             producer.created_at_s, producer.round = advert.created_at_s, advert.round
-            producer.addresses = advert.addresses
+            producer.addresses = tuple(addresses)
             if now - producer.heard_at >= producer.rest_s / 2:
                 producer.rests_until = -inf
             producer.heard_at = now
@@ -184,7 +190,7 @@ class OfferTable:
             known.rests_until = now + known.rest_s
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
-        """Where the producer said that it listens, in its newest advert."""
+        """Where the producer may be dialled, by its newest advert."""
         known = self._producers.get(producer)
         return known.addresses if known else ()
 

@@ -1,7 +1,7 @@
 """One exchange and one peer that speaks its protocols: who pays for which failure."""
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -13,8 +13,15 @@ import trio
 from node.engines.scripted import TOKENIZER
 from node.simulated import EPOCH_S, run_inline
 from swarm import codec
-from swarm.errors import ChildFailed, Reject, RemoteProtocolError, RequestRefused
+from swarm.errors import (
+    ChildFailed,
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+)
 from swarm.exchange import Exchange, ExchangeRules
+from swarm.fetching import DIAL_ADDRESSES_MAX
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     ADVERTS_PROTOCOL,
@@ -352,5 +359,54 @@ def test_what_a_silent_producer_may_never_deliver_does_not_count_as_coming() -> 
             )
             await trio.sleep(2)
             assert here.exchange.ledger.accepted == 4
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+@pytest.mark.parametrize(
+    ("teller", "kept"), [("9.9.9.9", [2, 3]), ("10.7.0.1", [1, 2, 3]), ("127.0.0.1", range(4))]
+)
+def test_only_what_a_forwarder_can_know_of_a_producer_is_dialled(
+    teller: str, kept: Sequence[int]
+) -> None:
+    dialled: list[str] = []
+
+    async def main() -> None:
+        async with setting() as here:
+            away = Identity(b"a" * 32)  # a producer that nobody is connected to
+            where = [
+                f"{start}/p2p/{away.peer_id}"
+                for start in (
+                    "/ip4/127.0.0.1/tcp/22",
+                    "/ip4/192.168.0.1/tcp/80",
+                    "/ip4/198.41.0.4/tcp/4001",
+                    "/memory/99",
+                )
+            ]
+            body = AdvertBody(
+                type="advert",
+                run_id=RUN_ID,
+                producer=away.peer_id,
+                round=1,
+                addresses=(f"/ip4/198.41.0.4/tcp/53/p2p/{here.other.peer_id}", *where),
+                groups=(AdvertEntry(group_id=bytes(32), size_bytes=9),),
+                created_at_s=int(now_s()),
+                expires_at_s=int(now_s()) + 900,
+            )
+            here.world.network._ips[here.world.network._numbers[here.transport.peer_id]] = teller
+            transport = here.exchange._transport
+
+            async def dial(address: str, *, timeout_s: float) -> PeerId:
+                dialled.append(address)
+                raise PeerUnreachable(address)
+
+            transport.connect = dial  # type: ignore[method-assign]
+            record = codec.sign_advert(body, away)
+            await here.transport.publish(adverts_topic(RUN_ID), record)
+            with trio.fail_after(60):
+                while not dialled:  # noqa: ASYNC110
+                    await trio.sleep(1)
+            await trio.sleep(60)
+            assert set(dialled) == {where[at] for at in kept[:DIAL_ADDRESSES_MAX]}
 
     run(main, virtual=True, timeout_s=1000)

@@ -39,8 +39,8 @@ def test_a_producers_old_rounds_leave_the_table() -> None:
 
 def test_an_older_advert_that_arrives_late_does_not_move_the_addresses_back() -> None:
     table = OfferTable(OfferLimits())
-    table.hear(advert("p", 5, range(1)), ME, 0.0)
-    table.hear(advert("p", 4, range(1, 2)), ME, 0.0)
+    table.hear(advert("p", 5, range(1)), ME, 0.0, addresses=("/memory/5",))
+    table.hear(advert("p", 4, range(1, 2)), ME, 0.0, addresses=("/memory/4",))
     assert table.addresses(PeerId("p")) == ("/memory/5",)
     assert table.newest_round(PeerId("p")) == 5
 
@@ -113,7 +113,8 @@ def test_a_producer_that_was_set_back_is_heard_again() -> None:
     table = OfferTable(OfferLimits(rounds_max=2))
     name = PeerId("p")
     table.hear(advert(name, 50, range(4), created_at_s=100), ME, 0.0)
-    assert table.hear(advert(name, 3, range(4, 8), created_at_s=200), ME, 0.0) == 4
+    back = advert(name, 3, range(4, 8), created_at_s=200)
+    assert table.hear(back, ME, 0.0, addresses=("/memory/3",)) == 4
     assert table.newest_round(name) == 3
     assert table.addresses(name) == ("/memory/3",)
     assert table.hear(advert(name, 1, range(8, 9), created_at_s=90), ME, 0.0) == 0
