@@ -49,7 +49,7 @@ class ServeLimits:
     response_bytes_max: int
     concurrent_max: int = 32
     concurrent_per_peer_max: int = 4
-    timeout_s: float = 20.0  # from the stream's opening to the last response byte
+    timeout_s: float = 20.0  # from the request's arrival to the last response byte
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ libp2p is imported by the `libp2p_*` modules of this package and by nothing else
 """
 
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import NoReturn
 
@@ -23,6 +22,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
+from swarm.blocks import block_of, is_public
 from swarm.errors import (
     ConfigError,
     LocalProtocolError,
@@ -75,36 +75,13 @@ from swarm.transport.libp2p_workarounds import (
     require_version,
 )
 from swarm.transport.libp2p_yamux import MuxedConnection, Stream
+from swarm.transport.serving import Place, Served, Share
 
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Served:
-    """One served protocol and the requests that run on it now."""
-
-    handler: Handler
-    limits: ServeLimits
-    running: Counter[PeerId] = field(default_factory=Counter)
-
-    def enter(self, peer: PeerId) -> bool:
-        """Take a place; whether there was one."""
-        if (
-            self.running.total() >= self.limits.concurrent_max
-            or self.running[peer] >= self.limits.concurrent_per_peer_max
-        ):
-            return False
-        self.running[peer] += 1
-        return True
-
-    def leave(self, peer: PeerId) -> None:
-        self.running[peer] -= 1
-        if not self.running[peer]:
-            del self.running[peer]
 
 
 @dataclass(slots=True)
@@ -131,7 +108,7 @@ class Libp2pTransport:
         self._peer_id = identity.peer_id
         self._announce = tuple(announce)
         self._counters = TransportCounters()
-        self._served: dict[str, _Served] = {}
+        self._served: dict[str, Served] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._gate: Gate | None = None
@@ -260,7 +237,7 @@ class Libp2pTransport:
     def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
         if protocol in self._served:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._served[protocol] = _Served(handler, limits)
+        self._served[protocol] = Served(handler, limits)
         self._host.set_stream_handler(TProtocol(protocol), _never_called)
 
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
@@ -302,17 +279,17 @@ class Libp2pTransport:
                 self._nursery.start_soon(_raise, error)
 
     async def _serve_stream(
-        self, inbound: InboundStream, peer: PeerId, protocol: str, served: _Served
+        self, inbound: InboundStream, peer: PeerId, protocol: str, served: Served
     ) -> None:
         try:
-            if not served.enter(peer):
+            if served.enter(peer):
+                try:
+                    refusal = await self._serve_one(inbound, peer, protocol, served)
+                finally:
+                    served.leave(peer)
+            else:
                 self._counters.refused[protocol] += 1
-                await inbound.refuse("busy")
-                return
-            try:
-                refusal = await self._serve_in_time(inbound, peer, protocol, served)
-            finally:
-                served.leave(peer)
+                refusal = "busy"
             if refusal is None:
                 await inbound.finish()
             else:
@@ -321,31 +298,54 @@ class Libp2pTransport:
             log.debug("request of %s on %s ended: %r", peer, protocol, error)
             await inbound.reset()
 
-    async def _serve_in_time(
-        self, inbound: InboundStream, peer: PeerId, protocol: str, served: _Served
+    async def _serve_one(
+        self, inbound: InboundStream, peer: PeerId, protocol: str, served: Served
     ) -> str | None:
         """Serve one request. Returns the reason if it is to be refused."""
-        response: bytes | None = None
-        try:
-            with trio.fail_after(served.limits.timeout_s) as scope:
-                request = await inbound.read_request(served.limits.request_bytes_max)
-                if request is None:
-                    self._counters.refused[protocol] += 1
-                    return "request is over the limit"
-                self._count_in(protocol, request)
-                try:
-                    response = await served.handler(peer, request)
-                except (RemoteProtocolError, RequestRefused) as error:
-                    return str(error)
-                if len(response) > served.limits.response_bytes_max:
-                    raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
-                await inbound.answer(response)
-                self._count_out(protocol, response)
-        except trio.TooSlowError:
-            if not scope.cancelled_caught:
-                raise  # the handler's own, so a bug of ours
+        request, place, refusal = None, None, "took too long"
+        with trio.move_on_after(served.read_timeout_s):
+            request = await inbound.read_request(served.limits.request_bytes_max)
+            refusal = "request is over the limit"
+        if request is not None:
+            self._count_in(protocol, request)
+            place = served.take(self._share_of(peer))
+            refusal = "busy"
+        if request is None or place is None:
             self._counters.refused[protocol] += 1
-            if response is None:
+            return refusal
+        try:
+            return await self._answer(inbound, peer, protocol, request, served, place)
+        finally:
+            served.give_back(place)
+
+    def _share_of(self, peer: PeerId) -> Share:
+        ip = self.ip_of(peer)
+        return (block_of(ip) if is_public(ip) else None) or peer
+
+    async def _answer(
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        request: bytes,
+        served: Served,
+        place: Place,
+    ) -> str | None:
+        """Answer one request. Returns the reason if it is to be refused."""
+        place.scope.deadline = trio.current_time() + served.limits.timeout_s
+        with place.scope:
+            try:
+                response = await served.handler(peer, request)
+            except (RemoteProtocolError, RequestRefused) as error:
+                return str(error)
+            if len(response) > served.limits.response_bytes_max:
+                raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
+            place.answering_since_s = trio.current_time()
+            await inbound.answer(response)
+            self._count_out(protocol, response)
+        if place.scope.cancelled_caught:
+            self._counters.refused[protocol] += 1
+            if place.answering_since_s is None:
                 return "took too long"
             await inbound.reset()  # in the middle of the answer
         return None

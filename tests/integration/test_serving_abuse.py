@@ -1,0 +1,111 @@
+"""What few peers can do to the places in which requests are answered, and to their connections."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from libp2p.utils import encode_delim
+
+from swarm.errors import RequestRefused
+from swarm.identity import Identity, PeerId
+from swarm.transport import serving
+from swarm.transport.base import ServeLimits
+from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from tests.support import run
+
+pytestmark = pytest.mark.integration
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+PROTOCOL = "/test/large/1.0.0"
+ANSWER_BYTES = 2_000_000  # more than a stream's first window
+LIMITS = ServeLimits(4_096, ANSWER_BYTES, concurrent_max=4, concurrent_per_peer_max=2)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  transports announce no changes
+        await trio.sleep(0.01)
+
+
+async def large(peer: PeerId, payload: bytes) -> bytes:
+    return bytes(ANSWER_BYTES)
+
+
+@asynccontextmanager
+async def attacked(request: bytes) -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
+    """A server, two of whose peers said `request` on as many streams as it has places and read
+    nothing, and an honest peer of it."""
+    async with AsyncExitStack() as stack:
+        server, honest, *liars = [
+            await stack.enter_async_context(open_libp2p(Identity(bytes([i]) * 32), LOOPBACK))
+            for i in range(4)
+        ]
+        server.serve(PROTOCOL, large, LIMITS)
+        for each in (honest, *liars):
+            await each.connect(server.addresses()[0])
+        head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
+        for liar in liars:
+            connection: Any = liar._connection(server._id)
+            for _ in range(2):
+                stream = await connection.muxed_conn.open_stream()
+                await stream.write(head + request)
+        await until(lambda: server._served[PROTOCOL].of_peers.total() == LIMITS.concurrent_max)
+        yield server, honest
+
+
+async def ask(asker: Libp2pTransport, server: Libp2pTransport) -> bytes:
+    return await asker.request(
+        server.peer_id, PROTOCOL, b"x", timeout_s=30.0, response_bytes_max=ANSWER_BYTES
+    )
+
+
+def test_half_a_request_has_no_place() -> None:
+    async def main() -> None:
+        async with attacked((100).to_bytes(4, "big")) as (server, honest):
+            assert len(await ask(honest, server)) == ANSWER_BYTES
+
+    run(main)
+
+
+def test_who_reads_no_answers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ANSWER_SLOW_S", 0.0)
+
+    async def main() -> None:
+        async with attacked(bytes([0, 0, 0, 1, 0])) as (server, honest):
+            places = server._served[PROTOCOL].places
+            await until(lambda: sum(p.answering_since_s is not None for p in places) == 4)
+            assert len(await ask(honest, server)) == ANSWER_BYTES
+            assert server.counters.refused[PROTOCOL] == 1
+
+    run(main)
+
+
+def test_a_quick_answer_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ANSWER_SLOW_S", 3_600.0)
+
+    async def main() -> None:
+        async with attacked(bytes([0, 0, 0, 1, 0])) as (server, honest):
+            with pytest.raises(RequestRefused, match="busy"):
+                await ask(honest, server)
+
+    run(main)
+
+
+def test_only_a_larger_share_gives_way() -> None:
+    async def main() -> None:
+        served = serving.Served(large, ServeLimits(1, 1, concurrent_max=3))
+        places = [served.take(PeerId(name)) for name in ("two", "two", "one")]
+        assert served.take(PeerId("new")) is None  # their handlers are still at it
+        for place in places:
+            assert place is not None
+            place.answering_since_s = trio.current_time()
+        assert served.take(PeerId("new")) is None  # and these are quick yet
+        await trio.sleep(serving.ANSWER_SLOW_S)
+        assert served.take(PeerId("one")) is None  # has one, and would have two
+        assert served.take(PeerId("new")) is not None
+        assert [place.scope.cancel_called for place in places if place] == [True, False, False]
+        assert served.take(PeerId("newer")) is None  # each has one now
+        assert len(served.places) == 3
+
+    run(main, virtual=True)
