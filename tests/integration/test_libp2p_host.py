@@ -316,7 +316,7 @@ def test_requests_leave_nothing_behind() -> None:
                     await ask(a, b.peer_id, bytes(MIB))
             await until(lambda: [set(conn.streams) for conn in muxed] == before)  # type: ignore[attr-defined]
             await until(lambda: not b._served[PROTOCOL].of_peers)
-            assert not b._served["/test/picky"].running
+            assert not b._served["/test/picky"].of_peers
 
     run(main)
 
