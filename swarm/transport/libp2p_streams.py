@@ -228,7 +228,7 @@ async def receive(stream: Stream, protocol: str, response_bytes_max: int) -> byt
     status, length = STATUS.unpack(await reader.exactly(STATUS.size))
     if status == REFUSED:
         reason = await reader.exactly(min(length, REASON_BYTES_MAX))
-        raise RequestRefused(reason.decode(errors="replace"))
+        raise RequestRefused(ascii(reason.decode(errors="replace")))  # it may be shown
     if status != ANSWERED:
         raise RemoteProtocolError(Reject.MALFORMED, f"status {status}")
     if length > response_bytes_max:

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from swarm import codec, messages
+from swarm.discovery import Discovery
 from swarm.errors import RemoteProtocolError
-from tests.fuzz import fuzz_codec
+from swarm.exchange import Exchange
+from swarm.transport import libp2p_host, libp2p_streams
+from tests.fuzz import fuzz_codec, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -29,12 +32,18 @@ def replay(check: Callable[[bytes], None], target: str) -> Watch:
     return watch
 
 
-def test_codec_corpus() -> None:
-    assert replay(fuzz_codec.check, "codec").figures.executions >= len(fuzz_codec.seeds())
+TARGETS: dict[str, Any] = {"codec": fuzz_codec, "streams": fuzz_streams}
 
 
-def test_every_seed_is_in_the_corpus() -> None:
-    assert set(fuzz_codec.seeds().values()) <= set(corpus("codec"))
+@pytest.mark.parametrize("target", TARGETS)
+def test_corpus(target: str) -> None:
+    module = TARGETS[target]
+    assert replay(module.check, target).figures.executions >= len(module.seeds())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_seed_is_in_the_corpus(target: str) -> None:
+    assert set(TARGETS[target].seeds().values()) <= set(corpus(target))
 
 
 def test_corpus_is_small() -> None:
@@ -42,16 +51,18 @@ def test_corpus_is_small() -> None:
     assert sum(sizes) < CORPUS_BYTES_MAX
 
 
-def test_mutations_are_inputs_too() -> None:
-    """A round of the mutator over the seeds: most still parse, and no oracle breaks."""
+@pytest.mark.parametrize("target", TARGETS)
+def test_mutations_are_inputs_too(target: str) -> None:
+    """A few rounds of the mutator over the seeds: many change, and no oracle breaks."""
     random, changed = Random(7), 0
-    for _ in range(10):
-        for seed in fuzz_codec.seeds().values():
-            data = fuzz_codec.mutate(seed, random)
+    module = TARGETS[target]
+    for _ in range(5):
+        for seed in module.seeds().values():
+            data = module.mutate(seed, random)
             if data is not None:
-                fuzz_codec.check(data)
+                module.check(data)
                 changed += data != seed
-    assert changed > 50
+    assert changed > 30
 
 
 # --- planted faults ----------------------------------------------------------------------------
@@ -141,6 +152,63 @@ def test_a_removed_limit_of_a_field_is_found() -> None:
     original, names = codec.decode, messages.Want.model_fields.keys()
     with planted(lambda patch: patch.setattr(codec, "decode", decode)), pytest.raises(Finding):
         replay(fuzz_codec.check, "codec")
+
+
+def _handler_fails(patch: Patch) -> None:
+    async def fail(self: Any, peer: Any, payload: bytes) -> bytes:
+        raise KeyError(payload)
+
+    patch.setattr(Exchange, "_serve_groups", fail)
+
+
+def _validator_fails(patch: Patch) -> None:
+    def fail(self: Any, peer: Any, payload: bytes) -> bool:
+        raise IndexError(payload)
+
+    patch.setattr(Exchange, "_hear_gossip", fail)
+
+
+def _place_kept(patch: Patch) -> None:
+    patch.setattr(libp2p_host._Served, "leave", lambda self, peer: None)
+
+
+def _no_patience(patch: Patch) -> None:
+    patch.setattr(libp2p_host, "NEGOTIATION_TIMEOUT_S", float("inf"))
+
+
+def _steering_text(patch: Patch) -> None:
+    patch.setattr(libp2p_streams, "ascii", lambda text: text, raising=False)
+
+
+def _unbounded_answer(patch: Patch) -> None:
+    async def answer(self: Any, response: bytes) -> None:
+        await self._stream.write(bytes(fuzz_streams.WRITTEN_BYTES_MAX + 1))
+
+    patch.setattr(libp2p_streams.InboundStream, "answer", answer)
+
+
+def _hello_fails(patch: Patch) -> None:
+    def fail(self: Any, *arguments: Any) -> None:
+        raise TypeError(arguments)
+
+    patch.setattr(Discovery, "_learn_hearsay", fail)
+
+
+STREAM_FAULTS = {
+    "a handler fails": (_handler_fails, "KeyError"),
+    "the validator fails": (_validator_fails, "IndexError"),
+    "a place is kept": (_place_kept, "not given back"),
+    "no end to silence": (_no_patience, "no end"),
+    "text that steers": (_steering_text, "steer a terminal"),
+    "an answer without end": (_unbounded_answer, "bytes written"),
+    "a reply is not survived": (_hello_fails, "TypeError"),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), STREAM_FAULTS.values(), ids=STREAM_FAULTS)
+def test_a_fault_in_the_handlers_is_found(fault: Callable[[Patch], None], message: str) -> None:
+    with planted(fault), pytest.raises(Finding, match=message):
+        replay(fuzz_streams.check, "streams")
 
 
 # --- the harness itself ------------------------------------------------------------------------
