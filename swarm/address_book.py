@@ -155,6 +155,8 @@ def reach_of(address: str) -> int:
 
 def reach_of_ip(ip: str) -> int:
     """As `reach_of`; LOCAL are private, link-local and carrier-grade NAT addresses."""
+    if "%" in ip:  # a zone means something on one machine alone, and may be any text
+        return NOWHERE
     try:
         parsed = ipaddress.ip_address(ip)
     except ValueError:

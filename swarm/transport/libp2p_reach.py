@@ -34,7 +34,6 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
-from multiaddr.exceptions import Error as MultiaddrError
 
 from swarm import codec
 from swarm.address_book import THIS_MACHINE, reach_of, reach_of_ip
@@ -412,7 +411,7 @@ class Reach:
             try:
                 address = Multiaddr(raw)
                 names = [protocol.name for protocol in address.protocols()]
-            except (MultiaddrError, ValueError):
+            except Exception:  # noqa: BLE001  boundary: raises what it likes on foreign bytes
                 continue
             if len(names) == 2 and names[0] in ("ip4", "ip6") and names[1] == "tcp":
                 texts.append(str(address))

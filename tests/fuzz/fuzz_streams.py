@@ -10,12 +10,14 @@ An input is a mode, how its stream ends (`End`), how the bytes are cut into piec
     5  the answer to a request of ours, from its first byte
     6  what peers answer to all that discovery and exchange ask: the first byte chooses to whom the
        rest goes; records in it that are not signed are signed on the way
+    7  an address, as bytes where somebody wants to be dialled, and as text
 
 Nothing may come out but what the interfaces name, whatever is sent; every place that was taken is
 given back; and it is over within the virtual time that the limits allow.
 """
 
 import hashlib
+import re
 from random import Random
 from typing import Any
 
@@ -25,10 +27,14 @@ from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.relay.circuit_v2.pb import circuit_pb2, dcutr_pb2
 from libp2p.utils import encode_delim, encode_uvarint
+from multiaddr import Multiaddr
 
 from swarm import codec
-from swarm.errors import RemoteProtocolError, RequestRefused
+from swarm.address_book import GLOBAL, NOWHERE, reach_of, reach_of_ip
+from swarm.errors import ConfigError, RemoteProtocolError, RequestRefused
+from swarm.identity import peer_id_of, public_key_of
 from swarm.messages import (
     ADVERT_DOMAIN,
     ADVERTS_PROTOCOL,
@@ -36,12 +42,16 @@ from swarm.messages import (
     HELLO_DOMAIN,
     HELLO_PROTOCOL,
     HOLDERS_PROTOCOL,
+    REACH_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     AdvertEntry,
     Want,
     adverts_topic,
 )
+from swarm.transport.libp2p_addresses import parse_peer_address
+from swarm.transport.libp2p_circuit import HOP_PROTOCOL, STOP_PROTOCOL, encoded
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p_reach import PUNCH_PROTOCOL
 from swarm.transport.libp2p_streams import LENGTH, MULTISTREAM, STATUS, receive
 from tests.fuzz import fuzz_codec
 from tests.fuzz.fuzz_codec import sealed
@@ -54,9 +64,9 @@ BENCH_RUNS = 100  # inputs on one bench
 ANSWER_BYTES_MAX = 65_536
 WRITTEN_BYTES_MAX = 5_000_000  # by a node on one stream
 LOOPS_S = 6.0  # virtual, that discovery and exchange run over an answer
-MODES = 7
-STREAM, REQUEST, HELLO, RPC, ADVERT, ANSWER, REPLIES = range(MODES)
-PROTOCOLS = (HELLO_PROTOCOL, ADVERTS_PROTOCOL, ROLLOUTS_PROTOCOL, HOLDERS_PROTOCOL)
+MODES = 8
+STREAM, REQUEST, HELLO, RPC, ADVERT, ANSWER, REPLIES, ADDRESS = range(MODES)
+PROTOCOLS = (HELLO_PROTOCOL, ADVERTS_PROTOCOL, ROLLOUTS_PROTOCOL, HOLDERS_PROTOCOL, REACH_PROTOCOL)
 HEAD_BYTES = 3
 ALICE_KEYS = create_new_key_pair(ALICE.seed)
 ALICE_ID = ID.from_base58(ALICE.peer_id)
@@ -101,6 +111,8 @@ async def _run(mode: int, end: End, cut: int, data: bytes) -> None:
         _Bench.bench = Bench()
     if mode == ANSWER:
         await _check_answer(data, cut, end)
+    elif mode == ADDRESS:
+        _check_address(_Bench.bench, data)
     elif mode == REPLIES:
         await _check_replies(_Bench.bench, data)
     else:
@@ -183,6 +195,24 @@ async def _check_replies(bench: Bench, data: bytes) -> None:
         await trio.sleep(LOOPS_S)
 
 
+def _check_address(bench: Bench, data: bytes) -> None:
+    """Dialled are IP addresses alone, of bytes; of text also names. None is ours or a neighbour's
+    where the asker is not; none holds what our own messages could not carry."""
+    reach = bench.real._reach
+    assert reach is not None
+    for address in reach._sensible([data]):
+        assert reach_of(str(address)) == GLOBAL
+    text = data.decode(errors="replace")
+    assert reach_of_ip(text) == NOWHERE or re.fullmatch("[0-9a-fA-F:.]+", text)
+    for peer in ("", f"/p2p/{ALICE.peer_id}"):
+        try:
+            where, name = parse_peer_address(text + peer)
+        except ConfigError:
+            continue
+        assert name == peer_id_of(public_key_of(name))
+        assert str(where).count("/") == 4, where
+
+
 def offer() -> bytes:
     """An advert of Alice's sample group."""
     group_id, record = codec.sign_group(sample_group(), ALICE)
@@ -231,12 +261,14 @@ def seeds() -> dict[str, bytes]:
         ADVERTS_PROTOCOL: known["recent_adverts"],
         ROLLOUTS_PROTOCOL: want,
         HOLDERS_PROTOCOL: known["have"],
+        REACH_PROTOCOL: known["dial_back"],
     }
     answers = {
         HELLO_PROTOCOL: known["hello_reply"],
         ADVERTS_PROTOCOL: msgpack.packb({"type": "adverts", "records": [known["advert"]]}),
         ROLLOUTS_PROTOCOL: msgpack.packb({"type": "groups", "records": [known["group"]]}),
         HOLDERS_PROTOCOL: known["have_reply"],
+        REACH_PROTOCOL: known["dial_back_reply"],
     }
     found: dict[str, bytes] = {}
     for at, protocol in enumerate(PROTOCOLS):
@@ -246,6 +278,16 @@ def seeds() -> dict[str, bytes]:
         found[f"replies-{name}"] = _head(REPLIES) + bytes([at]) + answers[protocol]
     found["hello-signed"] = _head(HELLO) + known["hello"]
     found["advert-signed"] = _head(ADVERT) + known["advert"]
+    addresses = {
+        "bytes": Multiaddr("/ip4/8.8.8.8/tcp/80").to_bytes(),
+        "bytes-name": Multiaddr("/dns4/example.org/tcp/80").to_bytes(),
+        "bytes-cut": b"\x04\x08\x08\x08\x08\x06\x00\x50\x84",
+        "bytes-own": Multiaddr("/ip6/::1/tcp/80").to_bytes(),
+        "text": b"/dns/example.org/tcp/4001",
+        "text-zone": b"fe80::1%\x1b[2J",
+        "text-circuit": f"/ip4/8.8.8.8/tcp/1/p2p/{ALICE.peer_id}/p2p-circuit".encode(),
+    }
+    found |= {f"address-{name}": _head(ADDRESS) + data for name, data in addresses.items()}
     return found | _gossip_seeds(known["signed_advert"]) | _stream_seeds() | _answer_seeds()
 
 
@@ -276,6 +318,17 @@ def _stream_seeds() -> dict[str, bytes]:
     found = {
         f"stream-{name.split('/')[-2]}": _head(STREAM, End.SILENCE) + choose(name, bytes(32))
         for name in others
+    }
+    peer = circuit_pb2.PeerId(id=ALICE_ID.to_bytes())
+    calls = {
+        "hop": (HOP_PROTOCOL, circuit_pb2.HopMessage(type=0, peer=peer)),
+        "hop-connect": (HOP_PROTOCOL, circuit_pb2.HopMessage(type=1, peer=peer)),
+        "stop": (STOP_PROTOCOL, circuit_pb2.StopMessage(type=0, peer=peer)),
+        "punch": (PUNCH_PROTOCOL, dcutr_pb2.HolePunch(type=100, ObsAddrs=[b"\x04\x7f"])),
+    }
+    found |= {
+        f"stream-{name}": _head(STREAM, End.SILENCE) + choose(protocol, encoded(message))
+        for name, (protocol, message) in calls.items()
     }
     choices = b"".join(encode_delim(f"/other/{i}".encode()) for i in range(20))
     return found | {
@@ -313,7 +366,7 @@ def mutate(data: bytes, random: Random) -> bytes | None:
     if random.random() < 0.1:
         return bytes([data[0], random.randrange(len(End)), random.randrange(5)]) + data[HEAD_BYTES:]
     start = HEAD_BYTES + (mode in (REQUEST, REPLIES))
-    if mode in (STREAM, RPC, ANSWER):
+    if mode in (STREAM, RPC, ANSWER, ADDRESS):
         return None
     changed = fuzz_codec.mutate(bytes([fuzz_codec.MESSAGE]) + data[start:], random)
     return None if changed is None else data[:start] + changed[1:]

@@ -33,6 +33,7 @@ from swarm.rollouts import RolloutGroup
 from swarm.transport.base import Gate, GossipMessage, Handler, ServeLimits, Validator
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p_host import Libp2pTransport
+from swarm.transport.libp2p_reach import ReachRules
 from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS
 from swarm.transport.libp2p_yamux import MuxedConnection, Stream
 from tests.wire_samples import ALICE, BOB
@@ -265,7 +266,7 @@ class Bench:
     """What many inputs share, for it is slow to make: the transport and a pool with one group."""
 
     def __init__(self) -> None:
-        self.real = Libp2pTransport(CAROL, ALL_WORKAROUNDS, (), None)
+        self.real = Libp2pTransport(CAROL, ALL_WORKAROUNDS, (), None, ReachRules(), Random(0))
         self.pool = Pool(":memory:", PoolLimits())
         self._manager: Any = SimpleNamespace(is_running=False)
         self.real._gossip._manager = self._manager
@@ -286,6 +287,8 @@ class Bench:
         """A node as new, with all its loops."""
         self.real._served.clear()
         self.real._subscriptions.clear()
+        assert self.real._reach is not None
+        self.real._reach.start()
         self._desk = Desk(self.real, self.pool)
         async with trio.open_nursery() as loops:
             await loops.start(self._desk.exchange.run)

@@ -56,6 +56,7 @@ def test_hearsay_is_forgotten_at_the_first_failure() -> None:
         ("/ip4/100.64.0.1/tcp/1", LOCAL),
         ("/ip4/169.254.169.254/tcp/80", LOCAL),
         ("/ip6/fe80::1/tcp/1", LOCAL),
+        ("/ip6/fe80::1%eth0/tcp/1", NOWHERE),
         ("/ip6/fd00::1/tcp/1", LOCAL),
         ("/ip6/::ffff:192.168.1.1/tcp/1", LOCAL),
         ("/ip4/127.0.0.53/tcp/1", THIS_MACHINE),
