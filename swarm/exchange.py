@@ -47,7 +47,7 @@ from swarm.messages import (
 )
 from swarm.offers import OfferTable
 from swarm.pool import AddResult, Candidate, OwnGroup, Pool
-from swarm.quotas import BAD_ADVERT_COST, Kind
+from swarm.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.shelf import AdvertShelf
 from swarm.transport.base import ServeLimits, Transport
@@ -63,6 +63,8 @@ CATCH_UPS_PER_LOOK_MAX = 4
 STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
 SERVE_SLACK_S = 5.0
 SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
+SERVE_SHARE_OF_RELAYED = 0.5  # of all relayed peers together
+SERVE_SHARE_OF_ONE_RELAYED = 0.0625
 SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
 
 
@@ -253,14 +255,11 @@ class Exchange:
         self.warden.check_quota(Kind.WANT, peer)
         want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
-        budgets = (self._serve_budget, self._peer_budget(peer))
-        if self._is_spent(peer):
-            raise RequestRefused("the serving budget is spent")
+        self._check_budget(peer)
         wanted = list(dict.fromkeys(want.group_ids))
         banned = self.warden.banned_peers()
         records: list[bytes] = await self._run_sync(self._records, wanted, banned)
-        for budget in budgets:
-            budget.spend(sum(map(len, records)), trio.current_time())
+        self._spend(peer, records)
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
@@ -274,19 +273,32 @@ class Exchange:
         at = tuple(at for at, group_id in enumerate(asked.group_ids) if group_id in held)
         return codec.encode(HaveReply(type="have_reply", held=at))
 
-    def _is_spent(self, peer: PeerId) -> bool:
-        budgets = (self._serve_budget, self._peer_budget(peer))
-        return any(budget.is_spent(trio.current_time()) for budget in budgets)
+    def _check_budget(self, peer: PeerId) -> None:
+        if self._is_spent(peer):
+            raise RequestRefused("the serving budget is spent")
 
-    def _peer_budget(self, peer: PeerId) -> ByteBudget:
-        """What one peer may take of the serving budget, so that it leaves something to others;
-        the peers of one block take one share."""
-        share = self.warden.share_of(peer)
-        budget = self._peer_budgets.get(share)
+    def _is_spent(self, peer: PeerId) -> bool:
+        return any(budget.is_spent(trio.current_time()) for budget in self._budgets(peer))
+
+    def _spend(self, peer: PeerId, records: Sequence[bytes]) -> None:
+        for budget in self._budgets(peer):
+            budget.spend(sum(map(len, records)), trio.current_time())
+
+    def _budgets(self, peer: PeerId) -> list[ByteBudget]:
+        """The serving budget and what of it the peer may take, so that it leaves something to
+        others; the peers of one block take one share. Relayed peers share one part of it, which
+        no single one of them can take alone."""
+        shares: dict[str, float] = {self.warden.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
+        if self.warden.is_relayed(peer):
+            shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
+        return [self._serve_budget, *(self._budget_of(*share) for share in shares.items())]
+
+    def _budget_of(self, name: str, part: float) -> ByteBudget:
+        budget = self._peer_budgets.get(name)
         if budget is None:
-            rate = SERVE_SHARE_OF_ONE_PEER * self._rules.serve_bytes_per_s
-            budget = self._peer_budgets[share] = ByteBudget(rate, trio.current_time())
-        self._peer_budgets.move_to_end(share)
+            rate = part * self._rules.serve_bytes_per_s
+            budget = self._peer_budgets[name] = ByteBudget(rate, trio.current_time())
+        self._peer_budgets.move_to_end(name)
         while len(self._peer_budgets) > SERVED_PEERS_MAX:
             self._peer_budgets.popitem(last=False)
         return budget
@@ -305,7 +317,9 @@ class Exchange:
         self.warden.check_quota(Kind.CATCH_UP, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
+        self._check_budget(peer)
         records = self._shelf.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
 
     def _check_run(self, peer: PeerId, run_id: str) -> None:

@@ -2,7 +2,8 @@
 
 Every kind of request has a rate. A peer that asks faster is refused before anything of the request
 is read; one that goes on asking at that rate floods. The peers of one block share a few times what
-one of them may have: a thousand identities of one person come to no more.
+one of them may have: a thousand identities of one person come to no more. So do all peers that are
+connected through relays, of which nobody can say where they are.
 """
 
 from collections import Counter, OrderedDict
@@ -16,6 +17,8 @@ from swarm.identity import PeerId
 
 BUCKETS_MAX: Final = 4096  # the least recently used are forgotten, and so full again
 BLOCK_SHARE: Final = 4.0  # of the peers of one block together, in shares of one peer
+RELAYED_SHARE: Final = 8.0  # of all relayed peers together: what 64 of them ask at an honest pace
+RELAYED: Final = Block("relayed")  # whom a relay hides: they may all be one person
 
 
 class Kind(StrEnum):
@@ -94,7 +97,8 @@ class Quotas:
         rate = self._rates[kind]
         verdict = self._bucket(kind, peer, rate, now).take(cost, now)
         if block is not None and verdict is Verdict.GRANTED:
-            shared = Rate(rate.per_s * self._block_share, rate.burst * self._block_share)
+            shares = RELAYED_SHARE if block == RELAYED else self._block_share
+            shared = Rate(rate.per_s * shares, rate.burst * shares)
             if self._bucket(kind, block, shared, now).take(cost, now) is not Verdict.GRANTED:
                 verdict = Verdict.REFUSED  # by its neighbours' doing: never held against a peer
         if verdict is not Verdict.GRANTED:

@@ -20,7 +20,7 @@ from swarm.blocks import Block, block_of, is_public
 from swarm.errors import Reject, RequestRefused
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
-from swarm.quotas import Kind, Quotas, Verdict
+from swarm.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.reputation import Ban, Reputation
 from swarm.transport.base import Gate, Transport
 
@@ -34,6 +34,7 @@ class WardenRules:
 
     connections_per_block_max: int = 32
     connections_per_private_block_max: int = 128  # half of what the transport takes in all
+    relayed_connections_max: int = 64  # whoever made them all has no more of the transport's 256
     trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
 
 
@@ -87,7 +88,7 @@ class Warden:
         if self._reputation.is_banned(peer, now):
             return "banned peer"
         if block is None:
-            return None
+            return self._relayed_objection(peer, now)
         is_shared = self._is_shared(ip)
         if is_shared and self._reputation.is_banned(block, now):
             return "banned block"
@@ -105,6 +106,15 @@ class Warden:
             return "too often"
         return None
 
+    def _relayed_objection(self, peer: PeerId, now: float) -> str | None:
+        others = (each for each in self._transport.peers() if each != peer)
+        relayed = sum(block_of(self._transport.ip_of(each)) is None for each in others)
+        if relayed >= self._rules.relayed_connections_max:
+            return "too many through relays"
+        if self._quotas.take(Kind.CONNECT, peer, RELAYED, now) is not Verdict.GRANTED:
+            return "too often"
+        return None
+
     def _is_shared(self, ip: str | None) -> bool:
         return is_public(ip) or not self._rules.trust_private
 
@@ -114,15 +124,21 @@ class Warden:
         ip = self._transport.ip_of(peer)
         return block_of(ip) if self._is_shared(ip) else None
 
+    def is_relayed(self, peer: PeerId) -> bool:
+        """Whether the peer is connected and nothing shows where it is."""
+        ip = self._transport.ip_of(peer)
+        return block_of(ip) is None and peer in self._transport.peers()
+
     def share_of(self, peer: PeerId) -> PeerId | Block:
         """In whose name the peer takes a share of something that is divided by peers."""
-        return self.block_of(peer) or peer
+        return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
 
     # --- quotas ----------------------------------------------------------------------------
 
     def allows(self, kind: Kind, peer: PeerId, cost: float = 1.0) -> bool:
         """Whether the peer is within its quota; asking costs."""
-        verdict = self._quotas.take(kind, peer, self.block_of(peer), trio.current_time(), cost)
+        block = RELAYED if self.is_relayed(peer) else self.block_of(peer)
+        verdict = self._quotas.take(kind, peer, block, trio.current_time(), cost)
         if verdict is Verdict.FLOOD and kind is not Kind.ADVERT:
             # a forwarder of adverts cannot help how many there are
             self.ledger.reject(peer, Reject.FLOOD)

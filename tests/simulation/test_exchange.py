@@ -25,12 +25,15 @@ from swarm.fetching import DIAL_ADDRESSES_MAX
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     ADVERTS_PROTOCOL,
+    ADVERTS_REPLY_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
     AdvertBody,
     AdvertEntry,
+    AdvertsReply,
     GroupsReply,
+    RecentAdverts,
     Want,
     adverts_topic,
 )
@@ -105,6 +108,10 @@ class Setting:
         self.transport.serve(
             ROLLOUTS_PROTOCOL, handle, ServeLimits(WANT_BYTES_MAX, GROUPS_REPLY_BYTES_MAX)
         )
+
+    def move(self, transport: MemoryTransport, ip: str) -> None:
+        """Let a host seem to be elsewhere."""
+        self.world.network._ips[self.world.network._numbers[transport.peer_id]] = ip
 
     async def want(self, transport: MemoryTransport, *ids: bytes) -> int:
         """How many records an honest request brings."""
@@ -294,6 +301,58 @@ def test_a_greedy_peer_is_refused_while_others_are_served() -> None:
     run(main, virtual=True, timeout_s=1000)
 
 
+def test_relayed_peers_leave_half_of_what_is_served_to_others() -> None:
+    async def main() -> None:
+        async with setting(stock_groups=0, serve_bytes_per_s=8_000.0) as here:
+            ids = await share_ten(here, here.exchange._identity)
+            here.move(here.transport, "behind a relay")
+            assert await here.want(here.transport, *ids) == 10
+            here.move(here.others_transport, "behind a relay")
+            with pytest.raises(RequestRefused):
+                await here.want(here.others_transport, ids[0])
+            here.move(here.others_transport, "10.9.9.9")
+            assert await here.want(here.others_transport, ids[0]) == 1
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_one_relayed_peer_leaves_something_to_the_others() -> None:
+    async def main() -> None:
+        async with setting(stock_groups=0, serve_bytes_per_s=16_000.0) as here:
+            ids = await share_ten(here, here.exchange._identity)
+            for each in (here.transport, here.others_transport):
+                here.move(each, "behind a relay")
+            assert await here.want(here.transport, *ids[:4]) == 4
+            with pytest.raises(RequestRefused):
+                await here.want(here.transport, ids[0])
+            assert await here.want(here.others_transport, ids[0]) == 1
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+def test_adverts_for_whoever_catches_up_are_part_of_what_is_served() -> None:
+    async def ask(here: Setting) -> int:
+        answer = await here.transport.request(
+            here.own,
+            ADVERTS_PROTOCOL,
+            codec.encode(RecentAdverts(type="recent_adverts", run_id=RUN_ID)),
+            timeout_s=5.0,
+            response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
+        )
+        return len(codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX).records)
+
+    async def main() -> None:
+        async with setting(stock_groups=0, serve_bytes_per_s=1_000.0) as here:
+            await share_ten(here, here.exchange._identity)
+            assert await ask(here) == 1
+            with pytest.raises(RequestRefused, match="budget"):
+                await ask(here)
+            await trio.sleep(10)
+            assert await ask(here) == 1
+
+    run(main, virtual=True, timeout_s=1000)
+
+
 def test_an_id_that_is_wanted_twice_is_served_once() -> None:
     async def main() -> None:
         async with setting(stock_groups=0) as here:
@@ -393,7 +452,7 @@ def test_only_what_a_forwarder_can_know_of_a_producer_is_dialled(
                 created_at_s=int(now_s()),
                 expires_at_s=int(now_s()) + 900,
             )
-            here.world.network._ips[here.world.network._numbers[here.transport.peer_id]] = teller
+            here.move(here.transport, teller)
             transport = here.exchange._transport
 
             async def dial(address: str, *, timeout_s: float) -> PeerId:

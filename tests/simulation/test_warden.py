@@ -9,7 +9,7 @@ import trio
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
-from swarm.quotas import RATES, Kind
+from swarm.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
 from swarm.reputation import RULES as REPUTATION_RULES
 from swarm.reputation import Ban
 from swarm.simulation.determinism import deterministic_run
@@ -20,6 +20,7 @@ from swarm.warden import RULES, Warden, WardenRules
 
 LAN = LinkProfile(latency_s=0.01)
 PUBLIC = "192.0.2."
+HIDDEN = "behind a relay"  # no address, as far as anybody can see
 
 
 class Guarded:
@@ -177,3 +178,37 @@ def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
         assert not guard.warden.bans()
 
     guarded(2, body)
+
+
+def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None:
+    rules = WardenRules(relayed_connections_max=4)
+
+    async def body(world: World, guard: Guarded) -> None:
+        hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
+        assert sum([await guard.lets_in(each) for each in hidden]) == 4
+        assert guard.warden.refused_connections["too many through relays"] == 6
+        assert await guard.lets_in(world.join(11))
+        await guard.transport.disconnect(hidden[0].peer_id)
+        assert await guard.lets_in(hidden[9])
+
+    guarded(12, body, rules)
+
+
+def test_relayed_peers_share_one_quota_and_no_ban() -> None:
+    async def body(world: World, guard: Guarded) -> None:
+        hidden = [joined(world, host, HIDDEN) for host in range(1, 21)]
+        direct = world.join(21)
+        for each in [*hidden, direct]:
+            assert await guard.lets_in(each)
+        burst = RATES[Kind.WANT].burst
+        asked = [each.peer_id for each in hidden for _ in range(int(burst))]
+        assert sum(guard.warden.allows(Kind.WANT, each) for each in asked) == RELAYED_SHARE * burst
+        assert guard.warden.allows(Kind.WANT, direct.peer_id)
+        assert {guard.warden.share_of(each.peer_id) for each in hidden} == {RELAYED}
+        for each in hidden[:10]:
+            guard.lie(each.peer_id)
+        await trio.sleep(0.1)
+        assert len(guard.transport.peers()) == 11
+        assert not any(ban.is_block for ban in guard.warden.bans())
+
+    guarded(22, body)

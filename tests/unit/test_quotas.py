@@ -2,7 +2,8 @@
 
 from swarm.blocks import Block
 from swarm.identity import PeerId
-from swarm.quotas import BLOCK_SHARE, BUCKETS_MAX, Kind, Quotas, Rate, Verdict
+from swarm.quotas import BLOCK_SHARE, BUCKETS_MAX, RELAYED, Kind, Quotas, Rate, Verdict
+from swarm.warden import RULES
 
 RATES = {kind: Rate(per_s=1.0, burst=10.0) for kind in Kind}
 ONE, OTHER = PeerId("one"), PeerId("other")
@@ -53,3 +54,20 @@ def test_the_number_of_buckets_is_bounded() -> None:
     for number in range(2 * BUCKETS_MAX):
         quotas.take(Kind.WANT, PeerId(f"peer{number}"), BLOCK, 0.0)
     assert len(quotas._buckets) == BUCKETS_MAX
+
+
+def test_as_many_relayed_peers_as_may_connect_can_ask_at_an_honest_pace() -> None:
+    peers = [PeerId(f"relayed{number}") for number in range(RULES.relayed_connections_max)]
+    every_s = {Kind.CONNECT: 60, Kind.HELLO: 5, Kind.CATCH_UP: 15, Kind.WANT: 1, Kind.HAVE: 1}
+
+    def refused(block: Block) -> int:
+        quotas = Quotas()  # with the rates of a node; everybody comes at once
+        for now in range(600):
+            for kind, pause in every_s.items():
+                if now % pause == 0:
+                    for peer in peers:
+                        quotas.take(kind, peer, block, float(now))
+        return quotas.refused.total()
+
+    assert refused(RELAYED) == 0
+    assert refused(BLOCK) > 0  # the control: a block's share would be too small
