@@ -281,7 +281,7 @@ def seeds() -> dict[str, bytes]:
     addresses = {
         "bytes": Multiaddr("/ip4/8.8.8.8/tcp/80").to_bytes(),
         "bytes-name": Multiaddr("/dns4/example.org/tcp/80").to_bytes(),
-        "bytes-cut": b"\x04\x08\x08\x08\x08\x06\x00\x50\x84",
+        "bytes-cut": b"\x2a\x8e\xc0\xfe",
         "bytes-own": Multiaddr("/ip6/::1/tcp/80").to_bytes(),
         "text": b"/dns/example.org/tcp/4001",
         "text-zone": b"fe80::1%\x1b[2J",
