@@ -163,7 +163,8 @@ async def _check_stream(bench: Bench, data: bytes, cut: int, end: End) -> None:
     async with bench.desk() as desk:
         stream = await desk.serve_stream(data, cut, end)
         for protocol, served in desk.real._served.items():
-            assert not served.running, f"{protocol}: a place is not given back"
+            taken = [*served.of_peers, *served.places]
+            assert not taken, f"{protocol}: a place is not given back"
         assert stream.written <= WRITTEN_BYTES_MAX, f"{stream.written} bytes written"
 
 

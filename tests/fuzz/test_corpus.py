@@ -13,7 +13,7 @@ from swarm import codec, messages
 from swarm.discovery import Discovery
 from swarm.errors import RemoteProtocolError
 from swarm.exchange import Exchange
-from swarm.transport import libp2p_host, libp2p_streams
+from swarm.transport import libp2p_host, libp2p_streams, serving
 from tests.fuzz import fuzz_codec, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 
@@ -169,7 +169,7 @@ def _validator_fails(patch: Patch) -> None:
 
 
 def _place_kept(patch: Patch) -> None:
-    patch.setattr(libp2p_host._Served, "leave", lambda self, peer: None)
+    patch.setattr(serving.Served, "leave", lambda self, peer: None)
 
 
 def _no_patience(patch: Patch) -> None:
