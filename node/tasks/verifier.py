@@ -40,6 +40,7 @@ class Verifier(Protocol):
             RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
                 text is over the run's limit (OVERSIZE), or it took too much time or memory or
                 made the environment fail (UNVERIFIABLE).
+            ChildFailed: it could not be looked at, through our own fault.
         """
         ...
 
@@ -128,6 +129,14 @@ class _OutOfTime(Exception):
     """A call to a worker ran into its time limit; the worker is gone."""
 
 
+class _NotStarted(ChildFailed):
+    """No worker came up: nobody's text had a part in that."""
+
+
+class _WrongSettings(ConfigError):
+    """A worker refused the run's settings before it saw anybody's text."""
+
+
 class _Worker:
     """One child process, started when needed, killed when late. One call at a time, others wait."""
 
@@ -164,6 +173,22 @@ class _Worker:
                 await pipe.aclose()
 
     async def _start(self) -> None:
+        try:
+            await self._start_process()
+            await self._exchange(self._prepare, START_TIMEOUT_S)
+        except _OutOfTime:
+            raise _NotStarted(f"no verifier started within {START_TIMEOUT_S:.0f} s") from None
+        except ConfigError as error:
+            await self.close()
+            raise _WrongSettings(str(error)) from None
+        except (ChildFailed, OSError) as error:
+            await self.close()
+            raise _NotStarted(str(error)) from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_process(self) -> None:
         self._process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "node.tasks.verifier_worker"],
             stdin=subprocess.PIPE,
@@ -173,13 +198,6 @@ class _Worker:
             start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
         )
         self._counters.starts += 1
-        try:
-            await self._exchange(self._prepare, START_TIMEOUT_S)
-        except _OutOfTime:
-            raise ChildFailed(f"a verifier did not start within {START_TIMEOUT_S:.0f} s") from None
-        except BaseException:
-            await self.close()
-            raise
 
     async def _exchange(self, request: Mapping[str, Any], time_limit_s: float) -> Any:
         assert self._process is not None
@@ -277,7 +295,9 @@ class ProcessVerifier:
             raise RemoteProtocolError(
                 Reject.UNVERIFIABLE, f"not scored within {self._time_limit_s:g} s"
             ) from None
-        except (ChildFailed, ConfigError) as error:
+        except (_NotStarted, _WrongSettings) as error:
+            raise ChildFailed(str(error)) from error
+        except (ChildFailed, ConfigError) as error:  # it was this text that the worker was at
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         self.counters.groups += 1
         return scored[0], self._rewards(scored)

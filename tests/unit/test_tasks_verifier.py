@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shutil
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -308,9 +310,32 @@ def test_wrong_parameters_stop_own_work_with_the_reason() -> None:
     async def body(verifier: Verifier) -> None:
         with pytest.raises(ConfigError, match="scripted_sum parameters"):
             await verifier.problems([assigned_task(run, ALICE, 0)])
-        assert (await refusal(verifier, "1", run=run)).reason is Reject.UNVERIFIABLE
 
     with_both(run, body)
+
+
+@pytest.mark.parametrize("fault", ["settings", "program", "death"])
+def test_a_worker_that_does_not_start_is_nobody_elses_fault(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {"maximum": 3} if fault == "settings" else {}
+    run = make_run({"name": "scripted_sum", "parameters": parameters})
+    with monkeypatch.context() as patched:
+        if fault != "settings":
+            program = {"program": "/nonexistent/python", "death": shutil.which("true")}[fault]
+            patched.setattr(sys, "executable", program)
+
+        async def fails(verifier: ProcessVerifier) -> None:
+            with pytest.raises(ChildFailed):
+                await verifier.verify(make_group(run, "1"))
+
+        with_process(run, fails)
+
+    async def works(verifier: ProcessVerifier) -> None:
+        if fault != "settings":
+            await verifier.verify(make_group(run, "1"))
+
+    with_process(run, works)
 
 
 def test_nothing_is_left_running_afterwards(trap: RunConfig) -> None:
