@@ -5,6 +5,7 @@ Each piece below names the upstream behaviour it replaces. Each can be switched 
 host refuses to start on any other version of libp2p.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -45,8 +46,11 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from swarm.errors import ConfigError
+from swarm.transport.handshakes import Handshakes
 from swarm.transport.libp2p_noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection
+
+log = logging.getLogger(__name__)
 
 LIBP2P_VERSION = "0.8.1"
 
@@ -187,21 +191,39 @@ class HardSwarm(Swarm):
         )
         self._workarounds = workarounds
         self._admits = admits
+        self._handshakes = Handshakes()
 
-    async def _do_handle_inbound_connection(
-        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr, failure_event: Any
+    async def _handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
     ) -> None:
+        """Upstream has the same places for connections and for what may become one some day."""
         if not self._workarounds.reap_inbound:
-            await super()._do_handle_inbound_connection(read_write_closer, maddr, failure_event)
+            await super()._handle_inbound_connection(read_write_closer, maddr)
             return
         raw = BoundedRawConnection(read_write_closer, False)
         try:
-            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
-            assert isinstance(muxed, MuxedConnection)
-            await muxed.event_closed.wait()
+            muxed = await self._shake_hands(raw, maddr)
+            if muxed is not None:
+                assert isinstance(muxed, MuxedConnection)
+                await muxed.event_closed.wait()
+        except SwarmException as error:
+            log.debug("inbound connection refused: %r", error)
         finally:
             with trio.CancelScope(shield=True):
                 await raw.close()
+
+    async def _shake_hands(self, raw: BoundedRawConnection, maddr: Multiaddr) -> IMuxedConn | None:
+        """None where there is no place for one more handshake, or no longer."""
+        remote = raw.get_remote_address()
+        handshake = self._handshakes.enter(None if remote is None else remote[0].partition("%")[0])
+        if handshake is None:
+            return None
+        try:
+            with handshake.scope:
+                return await self.upgrade_inbound_raw_conn(raw, maddr)
+            return None
+        finally:
+            self._handshakes.leave(handshake)
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> Any:
         if muxed_conn.peer_id == self.self_id:
