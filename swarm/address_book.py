@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +137,10 @@ def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
 
 def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(saved))
+    with temporary.open("w") as file:
+        file.write(json.dumps(saved))
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
     temporary.replace(path)
 
 

@@ -93,7 +93,12 @@ class Exchange:
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
-        self._shelf = AdvertShelf(rules.recent_adverts_max, rules.recent_adverts_per_producer_max)
+        self._shelf = AdvertShelf(
+            rules.recent_adverts_max,
+            rules.recent_adverts_per_producer_max,
+            identity.peer_id,
+            self._offers.is_proven,
+        )
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
         self.warden = warden or Warden(transport, Ledger())
@@ -350,9 +355,9 @@ class Exchange:
         producer = PeerId(advert.producer)
         if self.warden.is_banned(producer):
             return False
-        if not self._shelf.put(advert_id, record, advert):
-            return False
         told_by = self.warden.share_of(peer)
+        if not self._shelf.put(advert_id, record, advert, told_by):
+            return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
             self._fetcher.wake()

@@ -1,8 +1,9 @@
 """Asking the home router to forward our port (UPnP), where it can.
 
 miniupnpc waits for routers' answers in blocking calls, so each runs in a thread and within a time
-limit; a router that never answers costs that thread its time and the node nothing. What a router
-says of our address is a claim: it counts once peers have dialled it.
+limit; a router that never answers costs that thread its time and the node nothing: the next call
+waits for it, so that there is one such thread at most, apart from those that all else uses. What
+a router says of our address is a claim: it counts once peers have dialled it.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,8 @@ CALL_TIMEOUT_S: Final = 15.0  # for all of one conversation with the router
 LEASE_S: Final = 3_600
 AGAIN_S: Final = 600.0  # without a router, or after it refused
 NAME: Final = "swarm-node"
+
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("port_mapping")
 
 
 class NoRouter(Exception):
@@ -72,8 +75,15 @@ async def _in_thread(
     call: Callable[[int, str | None], Any], port: int, interface: str | None
 ) -> Any:
     try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(1)
+        _limiter.set(limiter)
+    try:
         with trio.fail_after(CALL_TIMEOUT_S):
-            return await trio.to_thread.run_sync(call, port, interface, abandon_on_cancel=True)
+            return await trio.to_thread.run_sync(
+                call, port, interface, abandon_on_cancel=True, limiter=limiter
+            )
     except trio.TooSlowError:
         raise NoRouter(f"no answer within {CALL_TIMEOUT_S:.0f} s") from None
 

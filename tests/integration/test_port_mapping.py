@@ -151,3 +151,32 @@ def test_without_a_router_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None
             await map_port(4001, HERE)
 
     run(main)
+
+
+def test_a_call_that_hangs_takes_one_thread_and_none_of_those_for_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port_mapping, "CALL_TIMEOUT_S", 0.1)
+    hung, released = [], threading.Event()
+
+    def hang(port: int, interface: str | None) -> Mapping:
+        hung.append(port)
+        released.wait(60)
+        return Mapping(HERE, port)
+
+    monkeypatch.setattr(port_mapping, "_map", hang)
+
+    async def main() -> None:
+        for port in range(3):
+            with pytest.raises(NoRouter, match="no answer"):
+                await map_port(port)
+        assert hung == [0]
+        assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        released.set()
+        monkeypatch.setattr(port_mapping, "CALL_TIMEOUT_S", 30.0)
+        assert await map_port(9) == Mapping(HERE, 9)
+
+    try:
+        run(main)
+    finally:
+        released.set()

@@ -1,5 +1,7 @@
 """The address book: back-off without forgetting, and hearsay that nobody can mean."""
 
+import os
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -78,3 +80,24 @@ def test_nobody_sends_us_into_our_own_network_from_outside() -> None:
     assert plausible(everywhere, None) == (public,)
     assert plausible(everywhere, "192.168.1.7") == (public, local)
     assert plausible(everywhere, "127.0.0.1") == (public, local, machine)
+
+
+def test_what_is_saved_is_on_the_disk_before_it_takes_the_old_ones_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "peers.json"
+    path.write_text("old")
+    synced: list[int] = []
+    sync = os.fsync
+
+    def note(file: int) -> None:
+        sync(file)
+        synced.append(os.fstat(file).st_size)
+        assert path.read_text() == "old"
+
+    monkeypatch.setattr(os, "fsync", note)
+    book = AddressBook(path)
+    book.learn(ANN, ["/memory/1"], worked=True)
+    book.save()
+    assert synced == [path.stat().st_size]
+    assert AddressBook.load(path).addresses(ANN) == ("/memory/1",)

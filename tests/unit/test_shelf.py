@@ -2,6 +2,7 @@
 
 from random import Random
 
+from swarm.identity import PeerId
 from swarm.messages import AdvertBody, AdvertEntry
 from swarm.shelf import AdvertShelf
 
@@ -65,3 +66,22 @@ def test_the_shelf_is_bounded_and_forgets() -> None:
     assert shelf.choose(9, 100 + 600 + 7, Random(0)) == records(("p8", 8))
     shelf.expire(100 + 600 + 7)
     assert len(shelf) == len(shelf._by_producer) == len(shelf._records) == 1
+
+
+def test_invented_producers_take_places_from_each_other() -> None:
+    shelf = AdvertShelf(64, 4, PeerId("own"), {PeerId("proven")}.__contains__)
+    shelf.put(*advert("own", 1))
+    shelf.put(*advert("proven", 1), told_by="liar")
+    shelf.put(*advert("new", 1), told_by="honest")
+    for number in range(512):
+        shelf.put(*advert(f"sybil{number}", 1), told_by="liar")
+    kept = shelf.choose(64, 0, Random(0))
+    assert len(shelf) == len(shelf._told_by) == len(kept) == 64
+    assert set(records(("own", 1), ("proven", 1), ("new", 1), ("sybil511", 1))) < set(kept)
+
+
+def test_a_shelf_of_own_and_proven_adverts_gives_up_the_oldest_foreign_one() -> None:
+    shelf = AdvertShelf(3, 4, PeerId("own"), lambda producer: True)
+    for producer, number in (("own", 1), ("a", 1), ("b", 1), ("c", 1)):
+        shelf.put(*advert(producer, number))
+    assert set(shelf.choose(9, 0, Random(0))) == set(records(("own", 1), ("b", 1), ("c", 1)))
