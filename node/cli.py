@@ -10,13 +10,13 @@ from typing import Any
 
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong."""
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         return int(options.run_command(options))
     except (ConfigError, IdentityInUse) as error:
         print(f"swarm-node: {error}", file=sys.stderr)
@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"swarm-node: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:  # before the node watches for signals itself
-        return 130
+        return EXIT_INTERRUPTED
+    except BaseExceptionGroup as group:  # the same, from within a nursery
+        if group.split(KeyboardInterrupt)[1] is not None:
+            raise
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
