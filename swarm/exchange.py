@@ -49,6 +49,7 @@ from swarm.offers import OfferTable
 from swarm.pool import AddResult, Candidate, OwnGroup, Pool
 from swarm.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.sampling import ProducerSampler
 from swarm.shelf import AdvertShelf
 from swarm.transport.base import ServeLimits, Transport
 from swarm.warden import Warden
@@ -59,6 +60,8 @@ Rewards = tuple[float, ...]
 
 REPLY_OVERHEAD_BYTES = 1_024
 CATCH_UP_LOOK_S = 1.0
+PRODUCERS_ENOUGH = 16  # to take in during a round, or as many as groups are wanted in stock
+SAMPLED_ROUND_S = 60.0  # at most
 CATCH_UPS_PER_LOOK_MAX = 4
 STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
 SERVE_SLACK_S = 5.0
@@ -99,6 +102,9 @@ class Exchange:
             identity.peer_id,
             self._offers.is_proven,
         )
+        enough = max(PRODUCERS_ENOUGH, rules.stock_groups)
+        self._sampler = ProducerSampler(enough)
+        self._round_began = trio.current_time()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
         self.warden = warden or Warden(transport, Ledger())
@@ -144,6 +150,7 @@ class Exchange:
             AdvertEntry(group_id=verified.group_id, size_bytes=len(record))
             for record, verified in added
         ]
+        self._next_round()
         for start in range(0, len(entries), ADVERT_GROUPS_MAX):
             example = groups[start]
             if example.expires_at_s <= self._now_s():
@@ -189,6 +196,15 @@ class Exchange:
         for key, entries in rounds.items():
             for start in range(0, len(entries), ADVERT_GROUPS_MAX):
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
+
+    async def _tell_again(self) -> None:
+        """Gossip what was put on the shelf after a restart, once somebody is there to hear it."""
+        records = self._shelf.choose(len(self._shelf), self._now_s(), self._rng)
+        while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
+            await trio.sleep(CATCH_UP_LOOK_S)
+        await trio.sleep(CATCH_UP_LOOK_S)  # until gossip knows who listens
+        for record in reversed(records):
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
 
     async def candidates(self) -> list[Candidate]:
         """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
@@ -246,11 +262,12 @@ class Exchange:
         )
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
-        heard = await self._transport.subscribe(topic, self._hear_gossip)
+        heard = await self._transport.subscribe(topic, self._judge_gossip)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.warden.run)
             nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._expire_forever)
+            nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
                 nursery.start_soon(self._catch_up_forever)
                 nursery.start_soon(self._fetcher.run)
@@ -334,17 +351,21 @@ class Exchange:
 
     # --- hearing adverts -------------------------------------------------------------------
 
-    def _hear_gossip(self, peer: PeerId, payload: bytes) -> bool:
+    def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
+        return self._hear_gossip(peer, payload, sampled=True)
+
+    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
         if self.warden.is_banned(peer) or not self.warden.allows(Kind.ADVERT, peer):
             return False
         try:
-            return self._hear(peer, payload)
+            return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
             self.warden.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
             return False
 
-    def _hear(self, peer: PeerId, record: bytes) -> bool:
-        """Take in one signed advert; whether it was new. What is wrong with its bytes is counted
+    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
+        """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
+        beyond enough are passed by. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
         if self._shelf.holds(record):
             return False
@@ -354,6 +375,8 @@ class Exchange:
         self._check_advert(advert, peer)
         producer = PeerId(advert.producer)
         if self.warden.is_banned(producer):
+            return False
+        if sampled and not self._sampler.wants(producer, self._rng):
             return False
         told_by = self.warden.share_of(peer)
         if not self._shelf.put(advert_id, record, advert, told_by):
@@ -380,24 +403,34 @@ class Exchange:
                 self.ledger.reject(peer, error.reason)
             raise
 
+    def _next_round(self) -> None:
+        self._sampler.next_round()
+        self._round_began = trio.current_time()
+
     async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
         async for _ in heard:  # the validator has taken each advert in already
             pass
 
     async def _catch_up_forever(self) -> None:
-        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost. When
-        this process was stopped for a while, all peers are as good as new."""
+        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
+        there is little to choose from. When this process was stopped for a while, all peers are as
+        good as new, and whatever there was to choose from is old."""
         asked: set[PeerId] = set()
-        last = next_any = trio.current_time()
+        last = next_any = stopped_until = trio.current_time()
         async with trio.open_nursery() as nursery:
             while True:
                 now, peers = trio.current_time(), self._transport.peers()
-                asked.intersection_update(peers if now - last <= STOPPED_S else ())
-                fresh = [peer for peer in peers if peer not in asked]
+                if now - last > STOPPED_S:
+                    stopped_until = now + self._rules.catch_up_interval_s
+                    asked.clear()
+                asked.intersection_update(peers)
+                short = now < stopped_until or self._fetcher.is_short_of_offers()
+                fresh = [peer for peer in peers if peer not in asked] if short else []
                 ask = self._rng.sample(fresh, min(len(fresh), CATCH_UPS_PER_LOOK_MAX))
                 if now >= next_any and peers:
                     next_any = now + self._rules.catch_up_interval_s
-                    ask.append(self._rng.choice(peers))
+                    if short:
+                        ask.append(self._rng.choice(peers))
                 for peer in dict.fromkeys(ask):
                     asked.add(peer)
                     nursery.start_soon(self._catch_up, peer, asked)
@@ -432,4 +465,6 @@ class Exchange:
             now_s = self._now_s()
             self._offers.expire(now_s)
             self._shelf.expire(now_s)
+            if trio.current_time() - self._round_began >= SAMPLED_ROUND_S:
+                self._next_round()  # shares seldom, or never
             await self._run_sync(self._pool.expire, now_s)

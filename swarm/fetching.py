@@ -245,6 +245,10 @@ class Fetcher:
         in_place = sum(not batch.late for batch in unproven)
         return min(max(1, parallel // 2) - in_place, BATCHES_FACTOR * parallel // 2 - len(unproven))
 
+    def is_short_of_offers(self) -> bool:
+        """Whether there is less on offer than a whole stock, so that more should be asked for."""
+        return self._offers.available(trio.current_time()) < self._rules.stock_groups
+
     async def _missing(self) -> int:
         """How many groups short of the wanted stock we are, counting those under way that are not
         late; of those that unproven producers may never deliver, no more than half the stock."""

@@ -130,6 +130,14 @@ class OfferTable:
         while len(producer.offers) > self._limits.groups_per_producer_max:
             producer.offers.popitem(last=False)
 
+    def available(self, now: float) -> int:
+        """How many offers there are of producers that are not left alone."""
+        return sum(
+            len(producer.offers)
+            for producer in self._producers.values()
+            if now >= producer.rests_until or producer.held_by_others
+        )
+
     def choose(
         self,
         count: int,

@@ -1,0 +1,36 @@
+"""Which producers' adverts to pass on when there are more than anybody can use. Pure.
+
+If every node passed on every advert, what each node sends in a round would grow with the swarm.
+So a node takes in enough producers to choose from, others at random in each round of its own, and
+passes on what it takes in: in a small swarm everybody hears of everything, in a large one each node
+of some, and of others the next time.
+"""
+
+from random import Random
+
+from swarm.identity import PeerId
+
+REMEMBERED_MAX = 4_096  # producers of one round; beyond that, none is taken in
+
+
+class ProducerSampler:
+    """Draws anew in each round, with the chance that the number of producers asks for."""
+
+    def __init__(self, enough: int) -> None:
+        self._enough = enough
+        self._before = 0  # producers heard in the round before
+        self._taken: dict[PeerId, bool] = {}  # producers of this round, and whether taken in
+
+    def wants(self, producer: PeerId, rng: Random) -> bool:
+        """Whether to take in and pass on the producer's adverts in this round."""
+        if producer not in self._taken:
+            if len(self._taken) >= REMEMBERED_MAX:
+                return False
+            heard = max(self._before, len(self._taken) + 1)
+            self._taken[producer] = heard <= self._enough or rng.random() < self._enough / heard
+        return self._taken[producer]
+
+    def next_round(self) -> None:
+        """Draw anew from here on."""
+        self._before = len(self._taken)
+        self._taken.clear()
