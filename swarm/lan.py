@@ -4,6 +4,9 @@ Each node announces a service whose text holds its peer id, its addresses, and a
 made from the run id and, in a private swarm, from the join key: members recognise it, and it tells
 others neither. Whatever is found is hearsay: a dial shows whether it is true.
 
+Names are looked at one after the other, none of them for longer than `ASK_TIMEOUT_MS`: whoever
+announces a thousand delays the others by that, and shuts out none.
+
 zeroconf works in threads of its own; what it finds is handed to the loop one by one.
 """
 
@@ -15,6 +18,7 @@ from typing import Final
 
 import trio
 import zeroconf
+from zeroconf import Error
 
 from swarm.address_book import LOCAL, reach_of
 from swarm.errors import RemoteProtocolError
@@ -26,7 +30,6 @@ SERVICE: Final = "_swarm-node._tcp.local."
 TAG_DOMAIN: Final = b"swarm/lan/1\x00"
 TAG_CHARS: Final = 32
 ASK_TIMEOUT_MS: Final = 1_000  # for the text of a service whose name was heard
-NAMES_MAX: Final = 256  # that are looked at between two starts; a flood of others is ignored
 CLOSE_TIMEOUT_S: Final = 3.0
 
 Found = Callable[[PeerId, Sequence[str]], None]
@@ -93,7 +96,6 @@ class _Lan:
         self._peer = peer
         self._tag = tag
         self._tell = tell
-        self._names: set[str] = set()
         try:
             self._zeroconf = zeroconf.Zeroconf(
                 interfaces=list(interfaces) if interfaces else zeroconf.InterfaceChoice.All,
@@ -123,12 +125,11 @@ class _Lan:
         state_change: zeroconf.ServiceStateChange,
     ) -> None:
         if state_change.name == "Removed":
-            self._names.discard(name)
             return
-        if name not in self._names and len(self._names) >= NAMES_MAX:
+        try:
+            info = zeroconf.get_service_info(service_type, name, ASK_TIMEOUT_MS)
+        except Error:  # a bad name, or we are closing: it must not end the browser's thread
             return
-        self._names.add(name)
-        info = zeroconf.get_service_info(service_type, name, ASK_TIMEOUT_MS)
         if info is not None:
             text = {_text(key): _text(value) for key, value in info.properties.items()}
             self._judge(text)

@@ -90,3 +90,25 @@ def test_what_a_hostile_service_says_is_dropped() -> None:
     assert told == []
     judge._judge(good)
     assert told == [(BEN, (f"/ip4/10.0.0.1/tcp/1/p2p/{BEN}",))]
+
+
+def test_a_flood_of_names_shuts_out_no_member() -> None:
+    told: list[PeerId] = []
+    browser = lan._Lan.__new__(lan._Lan)
+    browser._peer, browser._tag = ANN, "ours"
+    browser._tell = lambda peer, where: told.append(peer)
+    member = lan._service_info(BEN, "ours", [address(BEN, 1)])
+
+    class Heard:
+        """Spoofed names have no text; the member's has."""
+
+        def get_service_info(self, service: str, name: str, timeout_ms: int) -> object:
+            assert timeout_ms == lan.ASK_TIMEOUT_MS
+            if not name.endswith(service):
+                raise zeroconf.BadTypeInNameException
+            return member if name == member.name else None
+
+    change = zeroconf.ServiceStateChange.Added
+    for name in [*(f"{number}.{lan.SERVICE}" for number in range(1000)), "no", member.name]:
+        browser._on_change(Heard(), lan.SERVICE, name, change)  # type: ignore[arg-type]
+    assert told == [BEN]
