@@ -262,7 +262,7 @@ class Exchange:
         )
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
-        heard = await self._transport.subscribe(topic, self._judge_gossip)
+        heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.warden.run)
             nursery.start_soon(self._drain, heard)
@@ -351,12 +351,14 @@ class Exchange:
 
     # --- hearing adverts -------------------------------------------------------------------
 
+    def _admits(self, peer: PeerId) -> bool:
+        """Whether to hear one more advert of a forwarder."""
+        return not self.warden.is_banned(peer) and self.warden.allows(Kind.ADVERT, peer)
+
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
         return self._hear_gossip(peer, payload, sampled=True)
 
     def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
-        if self.warden.is_banned(peer) or not self.warden.allows(Kind.ADVERT, peer):
-            return False
         try:
             return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
@@ -457,7 +459,8 @@ class Exchange:
         except TransportError:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
-            self._hear_gossip(peer, record)
+            if self._admits(peer):
+                self._hear_gossip(peer, record)
 
     async def _expire_forever(self) -> None:
         while True:

@@ -30,6 +30,13 @@ Validator = Callable[[PeerId, bytes], bool]
 Called on the event loop for every payload, so it must be quick; it must not raise.
 """
 
+Admit = Callable[[PeerId], bool]
+"""Whether to hear a gossip message of this forwarder at all, such as for its quota.
+
+Asked for each message that is new, before it costs anything. A message that is turned away so is
+not known from then on: another peer may bring it.
+"""
+
 Gate = Callable[[PeerId, str | None], bool]
 """Whether to have a connection: (peer id that the handshake proved, its IP address) -> bool.
 
@@ -37,6 +44,12 @@ The address is text such as `203.0.113.7`, and None where it is unknown, as on a
 connection. Called on the event loop once for each connection, in both directions; it must be
 quick and must not raise.
 """
+
+
+def admit_all(forwarder: PeerId) -> bool:
+    """For topics without a quota."""
+    return True
+
 
 REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
 
@@ -68,7 +81,7 @@ class TransportCounters:
     bytes_out: Counter[str] = field(default_factory=Counter)
     messages_in: Counter[str] = field(default_factory=Counter)
     messages_out: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  # requests over a limit of ours
+    refused: Counter[str] = field(default_factory=Counter)  # what is over a limit of ours
     dropped: Counter[str] = field(default_factory=Counter)  # gossip lost to a full queue of ours
     answered: int = 0  # requests of ours, refusals included: while it grows, our own link works
 
@@ -156,7 +169,7 @@ class Transport(Protocol):
         ...
 
     async def subscribe(
-        self, topic: str, validate: Validator
+        self, topic: str, validate: Validator, admit: Admit = admit_all
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic. The channel is bounded: when full, new messages are dropped
         and counted. At most once for each topic."""

@@ -34,7 +34,7 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p_streams import finish
+from swarm.transport.libp2p_streams import finish, reset
 from swarm.transport.libp2p_workarounds import HardHost, Workarounds
 from swarm.transport.libp2p_yamux import MuxedConnection, Stream
 
@@ -45,6 +45,7 @@ PRUNE_BACK_OFF_S = 5
 PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
 RPC_BYTES_MAX = 1_048_576
+RPC_TIMEOUT_S = 60.0  # from the first byte of one to its last
 MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
@@ -59,6 +60,9 @@ TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
 WRITE_BYTES = 65_536  # of messages for one peer that leave together
 LENGTH_PREFIX_BYTES_MAX = 5
+
+Admits = Callable[[ID, str], bool]
+"""Whether to hear one more message: (forwarder, topic) -> bool."""
 
 Deliver = Callable[[ID, str, bytes], bool]
 """Judges and delivers one new message of ours to hear: (forwarder, topic, payload) -> forward?"""
@@ -266,7 +270,12 @@ class Gossip(Pubsub):
     """Reads, checks and hands on messages; one message after the other for each peer."""
 
     def __init__(
-        self, host: HardHost, router: Router, deliver: Deliver, workarounds: Workarounds
+        self,
+        host: HardHost,
+        router: Router,
+        admit: Admits,
+        deliver: Deliver,
+        workarounds: Workarounds,
     ) -> None:
         super().__init__(
             host,
@@ -277,21 +286,32 @@ class Gossip(Pubsub):
         )
         self.seen_messages.stop()
         self.seen_messages = cast("Any", SeenMessages())
+        self._admit = admit
         self._deliver = deliver
+        self._inbound: dict[ID, INetStream] = {}  # the newest stream of each peer
+        self._opening: set[ID] = set()
         self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
         self.counter = secrets.randbits(62)
 
     async def stream_handler(self, stream: INetStream) -> None:
         peer_id = stream.muxed_conn.peer_id
+        former = self._inbound.get(peer_id)
+        self._inbound[peer_id] = stream
         try:
+            if former is not None:
+                await _reset(former)
             await self._read_messages(stream, peer_id)
         except MuxedStreamEOF:
             await stream.close()
         except (BaseLibp2pError, DecodeError, ValueError) as error:
             log.debug("gossip stream of %s ended: %s", peer_id, error)
             await stream.reset()
-            if _alive(stream):  # else the peer may have said its topics on another connection
+            # else the peer may have said its topics on another connection or stream
+            if _alive(stream) and self._inbound.get(peer_id) is stream:
                 self._handle_dead_peer(peer_id)
+        finally:
+            if self._inbound.get(peer_id) is stream:
+                del self._inbound[peer_id]
 
     async def handle_dead_peer_queue(self) -> None:
         """Upstream keeps a dead stream where the peer has another connection left."""
@@ -326,10 +346,13 @@ class Gossip(Pubsub):
         assert isinstance(stream, NetStream)
         muxed, buffer = stream.muxed_stream, bytearray()
         while True:
-            end = _whole_message(buffer)
-            if end is None:
+            if not buffer:
                 buffer += await muxed.read(READ_BYTES)
-                continue
+            with trio.move_on_after(RPC_TIMEOUT_S) as scope:
+                while (end := _whole_message(buffer)) is None:
+                    buffer += await muxed.read(READ_BYTES)
+            if end is None or scope.cancelled_caught:
+                raise StreamError(f"the rest of a message did not come in {RPC_TIMEOUT_S:.0f} s")
             rpc = rpc_pb2.RPC()
             rpc.ParseFromString(bytes(buffer[end[0] : end[1]]))
             del buffer[: end[1]]
@@ -353,18 +376,26 @@ class Gossip(Pubsub):
         """Judge one message, deliver it here if it is another's, and forward it if it is good."""
         if len(msg.topicIDs) != 1 or len(msg.data) > GOSSIP_BYTES_MAX or self._is_msg_seen(msg):
             return
-        own = msg_forwarder == self.my_id
-        if not own and (ID(msg.from_id) == self.my_id or not _signed(msg)):
-            return
-        self._mark_msg_seen(msg)
+        own, topic = msg_forwarder == self.my_id, msg.topicIDs[0]
         if not own:
-            topic = msg.topicIDs[0]
-            if topic not in self.topic_ids or not self._deliver(msg_forwarder, topic, msg.data):
+            if topic not in self.topic_ids or ID(msg.from_id) == self.my_id:
                 return
+            if not self._admit(msg_forwarder, topic) or not _signed(msg):
+                return  # and is not known from now on: others may bring it, and in order
+        self._mark_msg_seen(msg)
+        if not own and not self._deliver(msg_forwarder, topic, msg.data):
+            return
         await self.router.publish(msg_forwarder, msg)
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
-        await super()._handle_new_peer(peer_id)
+        """Upstream opens two streams where two connections come at once; a peer resets one."""
+        if peer_id in self._opening:
+            return
+        self._opening.add(peer_id)
+        try:
+            await super()._handle_new_peer(peer_id)
+        finally:
+            self._opening.discard(peer_id)
         queue = self.peer_queues.get(peer_id)
         if queue is not None and self._queue_max is not None:
             wide = BoundedQueue(self._queue_max)
@@ -392,6 +423,14 @@ class Gossip(Pubsub):
             log.debug("gossip stream to %s ended", peer_id)
             if self.peers.get(peer_id) is stream:  # else another has taken its place
                 self._handle_dead_peer(peer_id)
+
+
+async def _reset(stream: INetStream) -> None:
+    """Give a stream up that another has replaced."""
+    muxed = stream.muxed_stream  # type: ignore[attr-defined]
+    assert isinstance(muxed, Stream)
+    with suppress(BaseLibp2pError):  # its connection may be gone
+        await reset(muxed)
 
 
 async def _let_go(stream: INetStream) -> None:

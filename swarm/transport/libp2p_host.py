@@ -33,16 +33,19 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
+from swarm.quotas import RELAYED
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
     REFUSED_CONNECTIONS,
+    Admit,
     Gate,
     GossipMessage,
     Handler,
     ServeLimits,
     TransportCounters,
     Validator,
+    admit_all,
 )
 from swarm.transport.libp2p_addresses import (
     dial_each,
@@ -87,6 +90,7 @@ log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Subscription:
     validate: Validator
+    admit: Admit
     send: trio.MemorySendChannel[GossipMessage]
 
 
@@ -117,7 +121,9 @@ class Libp2pTransport:
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
-        self._gossip = Gossip(self._host, self._router, self._deliver, workarounds)
+        self._gossip = Gossip(
+            self._host, self._router, self._admits_gossip, self._deliver, workarounds
+        )
         self._nursery: trio.Nursery
 
     @property
@@ -320,6 +326,8 @@ class Libp2pTransport:
 
     def _share_of(self, peer: PeerId) -> Share:
         ip = self.ip_of(peer)
+        if ip is None:
+            return RELAYED
         return (block_of(ip) if is_public(ip) else None) or peer
 
     async def _answer(
@@ -419,14 +427,20 @@ class Libp2pTransport:
         await self._gossip.publish(topic, payload)
 
     async def subscribe(
-        self, topic: str, validate: Validator
+        self, topic: str, validate: Validator, admit: Admit = admit_all
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
-        self._subscriptions[topic] = _Subscription(validate, send)
+        self._subscriptions[topic] = _Subscription(validate, admit, send)
         await self._gossip.subscribe(topic)
         return receive
+
+    def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
+        if self._subscriptions[topic].admit(PeerId(str(forwarder))):
+            return True
+        self._counters.refused[topic] += 1
+        return False
 
     def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
         peer = PeerId(str(forwarder))

@@ -40,12 +40,14 @@ from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
     REFUSED_CONNECTIONS,
+    Admit,
     Gate,
     GossipMessage,
     Handler,
     ServeLimits,
     TransportCounters,
     Validator,
+    admit_all,
 )
 from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
 
@@ -536,7 +538,7 @@ class MemoryTransport:
         self._network.gossip.publish(self.gossip, topic, payload)
 
     async def subscribe(
-        self, topic: str, validate: Validator
+        self, topic: str, validate: Validator, admit: Admit = admit_all
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic, and to forward it."""
         await trio.lowlevel.checkpoint()
@@ -544,7 +546,7 @@ class MemoryTransport:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
         if self.is_open:
-            self._network.gossip.subscribe(self.gossip, topic, Subscription(validate, send))
+            self._network.gossip.subscribe(self.gossip, topic, Subscription(validate, admit, send))
         else:
             send.close()
         return receive

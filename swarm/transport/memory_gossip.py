@@ -19,7 +19,7 @@ from typing import Protocol
 import trio
 
 from swarm.identity import PeerId
-from swarm.transport.base import GossipMessage, TransportCounters, Validator
+from swarm.transport.base import Admit, GossipMessage, TransportCounters, Validator
 
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1.0
@@ -84,6 +84,7 @@ class Subscription:
     """One host's interest in a topic, and the peers with whom it exchanges all of it."""
 
     validate: Validator
+    admit: Admit
     channel: trio.MemorySendChannel[GossipMessage]
     mesh: "dict[PeerId, GossipEnd]" = field(default_factory=dict)
     # what passed validation during each of the last heartbeats, newest last
@@ -240,9 +241,13 @@ class Gossip:
         subscription = host.subscriptions.get(message.topic)
         if subscription is None:
             return
-        if not host.is_news(message.number):
+        if message.number in host.seen:
             self.duplicates += 1
             return
+        if not subscription.admit(sender):
+            host.counters.refused[message.topic] += 1
+            return
+        host.is_news(message.number)
         topic, payload = message.topic, message.payload
         self._wire.observe("gossip", sender, host.peer_id, topic, payload)
         host.counters.bytes_in[topic] += len(payload)

@@ -522,6 +522,24 @@ def test_a_false_validator_stops_forwarding(maker: TransportMaker) -> None:
     check(maker, 3, body)
 
 
+def test_a_message_turned_away_from_one_peer_comes_from_another(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        for one, other in ((a, b), (b, c), (a, c)):
+            await link(one, other)
+        for each in (a, b):
+            await each.subscribe(TOPIC, accept)
+        end = await c.subscribe(TOPIC, accept, lambda forwarder: forwarder != a.peer_id)
+        await warm_up(a, [end])
+        for i in range(5):
+            await a.publish(TOPIC, b"%d" % i)
+        await until(lambda: end.statistics().current_buffer_used == 5)
+        assert {m.received_from for m in drain(end)} == {b.peer_id}
+        assert c.counters.refused[TOPIC] > 0
+
+    check(maker, 3, body)
+
+
 def test_full_subscription_queue_drops_and_counts(maker: TransportMaker) -> None:
     async def body(nodes: Sequence[Transport]) -> None:
         a, b = nodes

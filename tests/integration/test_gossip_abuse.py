@@ -8,13 +8,15 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
+from libp2p.utils import encode_delim
 
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.transport import libp2p_gossip
 from swarm.transport.libp2p_gossip import (
     BACK_OFF_S_MAX,
     ID_BYTES_MAX,
     IDS_PER_RPC_MAX,
+    MESHSUB_PROTOCOL,
     TOPICS_PER_PEER_MAX,
     trim_control,
 )
@@ -144,5 +146,73 @@ def test_a_prune_makes_nobody_dial(monkeypatch: pytest.MonkeyPatch) -> None:
             await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(prune=[prune])))
             assert a._id not in b._router.mesh[TOPIC]  # it was heard
             assert dialled == []
+
+    run(main)
+
+
+async def open_stream(a: Libp2pTransport, b: Libp2pTransport, data: bytes) -> Any:
+    """A stream of gossip from one to the other, beside the one there is."""
+    connection: Any = a._connection(b._id)
+    stream = await connection.muxed_conn.open_stream()
+    head = encode_delim(b"/multistream/1.0.0") + encode_delim(MESHSUB_PROTOCOL.encode())
+    await stream.write(head + data)
+    return stream
+
+
+def test_a_peer_has_one_stream_of_gossip() -> None:
+    """Else each holds as much as a message may have."""
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            half = b"\x80\x80\x3c" + bytes(100_000)  # of a message of 983,040 bytes
+            streams = [await open_stream(a, b, half) for _ in range(20)]
+            await until(lambda: sum(not stream.closed for stream in streams) == 1)
+            assert list(b._gossip._inbound) == [a._id]
+            assert b._gossip.peer_topics[TOPIC] == {a._id}  # it is no other peer for that
+            await b.publish(TOPIC, b"still")
+            await until(lambda: a.counters.messages_in[TOPIC] == 1)
+
+    run(main)
+
+
+def test_the_rest_of_a_message_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_gossip, "RPC_TIMEOUT_S", 0.2)
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            stream = await open_stream(a, b, b"\x80\x80\x3c")
+            await until(lambda: stream.closed)
+            await until(lambda: not b._gossip._inbound)
+            assert a.peers() == (b.peer_id,)
+
+    run(main)
+
+
+def test_who_is_over_the_quota_keeps_no_message_from_us() -> None:
+    """Nor makes us check signatures."""
+    turned_away: list[PeerId] = []
+
+    def admit(peer: PeerId) -> bool:
+        turned_away.append(peer)
+        return len(turned_away) > 3
+
+    async def main() -> None:
+        async with (
+            open_libp2p(Identity(b"a" * 32), LOOPBACK) as a,
+            open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
+        ):
+            channel = await b.subscribe(TOPIC, lambda peer, payload: True, admit)
+            await a.publish(TOPIC, b"good")
+            (message_id,) = a._router.mcache.msgs
+            message: Any = a._router.mcache.get(message_id)
+            forged = rpc_pb2.Message()
+            forged.CopyFrom(message)
+            forged.data = b"evil"
+            for each in (message, forged, message, forged, message, message):
+                await b._gossip.push_msg(a._id, each)
+            assert channel.receive_nowait().payload == b"good"
+            assert channel.statistics().current_buffer_used == 0
+            assert b.counters.refused[TOPIC] == 3
+            assert len(turned_away) == 5  # and what is known asks no more
 
     run(main)
