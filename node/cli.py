@@ -166,6 +166,7 @@ def _add_simulate(commands: Any) -> None:
     simulate.add_argument("--nodes", metavar="N", help="default: the scenario's")
     simulate.add_argument("--seed", default="0", metavar="S", help="decides all else; default: 0")
     simulate.add_argument("--profile", metavar="NAME", help="links, e.g. volunteer, adsl, lan")
+    simulate.add_argument("--plot", type=Path, metavar="FILE", help="draw latencies and bytes: PNG")
     simulate.set_defaults(run_command=_simulate)
 
 
@@ -266,12 +267,14 @@ def _prepare(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     from node.simulate import replay_of, simulate
-    from node.simulation_report import render
+    from node.simulation_report import plot, render
 
     report = simulate(
         replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
     )
     _say(render(report))
+    if options.plot is not None:
+        plot(report, options.plot)
     return EXIT_FAILED if report.violation_count else EXIT_OK
 
 

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 
 from node.scenario import CHAOS, Scenario
-from swarm.errors import Reject
+from swarm.errors import ConfigError, Reject
 from swarm.simulation.invariants import Violation
 
 
@@ -134,3 +135,33 @@ def _size(size_bytes: float) -> str:
 
 def _counts(counted: Counter[str] | Counter[Reject]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counted.items())) or "none"
+
+
+def plot(report: Report, path: Path) -> None:
+    """Draw how late groups came and what the bytes were for.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (late, sent) = plt.subplots(1, 2, figsize=(11, 4))
+    finite = [each for each in report.latencies_s if each != inf]
+    shares = [(number + 1) / len(report.latencies_s) for number in range(len(finite))]
+    late.step(finite, shares, where="post")
+    late.set(xlabel="seconds from share() to stored", ylabel="share of what was due", ylim=(0, 1))
+    late.grid(alpha=0.3)
+    kinds = [kind for kind, _ in report.bytes_by_kind.most_common()][::-1]
+    sent.barh(kinds, [report.bytes_by_kind[kind] / report.replay.nodes / 1e6 for kind in kinds])
+    sent.set(xlabel="megabytes that a node sent")
+    figure.suptitle(report.replay.line)
+    figure.tight_layout()
+    try:
+        figure.savefig(path, dpi=110, format="png")
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror}; name another file") from None
+    finally:
+        plt.close(figure)

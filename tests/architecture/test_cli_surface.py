@@ -15,7 +15,7 @@ SURFACE = {
     "eval": "--data-dir --model --run --threads",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",
-    "simulate": "--nodes --profile --scenario --seed",
+    "simulate": "--nodes --plot --profile --scenario --seed",
 }
 
 

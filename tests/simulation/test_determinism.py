@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from swarm.errors import LocalProtocolError
+from swarm.identity import PeerId
 from swarm.simulation import determinism
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from tests.simulation.determinism_child import run_swarm
+from tests.simulation.test_swarm import swarm_of
 
 ROOT = Path(__file__).parents[2]
 RUNS = 3
@@ -50,6 +53,16 @@ def test_the_scheduler_alone_decides_ties() -> None:
     assert len({deterministic_run(run_swarm, 7, TIES, seed=seed) for seed in range(3)}) == 3
 
 
+def test_whole_nodes_replay_with_a_seeded_scheduler_and_diverge_without() -> None:
+    """Production nodes that all start at one moment and take equally long: ties everywhere."""
+    seeded = [deterministic_run(swarm_of, 4, 7, 2, seed=7)[0] for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    unseeded = {
+        trio.run(swarm_of, 4, 7, 2, clock=MockClock(autojump_threshold=0.0))[0] for _ in range(3)
+    }
+    assert len(unseeded) > 1
+
+
 def test_trio_is_left_as_it_was() -> None:
     before = determinism.scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     state = determinism.scheduler._r.getstate()
@@ -68,3 +81,28 @@ def test_a_trio_that_looks_different_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(determinism, "scheduler", SimpleNamespace())
     with pytest.raises(LocalProtocolError, match="cannot be seeded"):
         deterministic_run(trio.sleep, 0.0, seed=1)
+
+
+def test_a_trio_whose_tasks_cannot_be_held_up_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = SimpleNamespace(GLOBAL_RUN_CONTEXT=SimpleNamespace(runner=SimpleNamespace()))
+    monkeypatch.setattr(determinism, "scheduler", runner)
+    with pytest.raises(LocalProtocolError, match="cannot hold up tasks"):
+        determinism.Freezer().freeze(PeerId("a"))
+
+
+def test_a_killed_task_does_not_finish_what_it_shielded() -> None:
+    async def main() -> list[str]:
+        done: list[str] = []
+
+        async def stubborn() -> None:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(5.0)
+                done.append("finished")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stubborn)
+            await trio.sleep(1.0)
+            determinism.stop_at_once(nursery)
+        return [*done, str(trio.current_time())]
+
+    assert deterministic_run(main, seed=1) == ["1.0"]

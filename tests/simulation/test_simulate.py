@@ -46,7 +46,9 @@ def test_one_command_prints_a_table_and_the_line_that_replays_it(
     short: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["simulate", "--scenario", short, "--seed", "8"]
-    assert main(given) == EXIT_OK
+    drawn = Path(short).with_suffix(".png")
+    assert main([*given, "--plot", str(drawn)]) == EXIT_OK
+    assert drawn.read_bytes().startswith(b"\x89PNG")
     first = capsys.readouterr().out
     replay = first.splitlines()[-1].removeprefix("replay: swarm-node ").split()
     assert main(replay) == EXIT_OK

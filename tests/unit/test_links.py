@@ -14,6 +14,7 @@ from swarm.simulation.links import (
     LinkProfile,
     SimulatedLinks,
 )
+from swarm.simulation.profiles import PROFILES, links_of
 
 A, B, C, D = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("d")
 RNG = Random(0)
@@ -142,3 +143,38 @@ def test_impossible_links_are_refused(values: dict[str, float]) -> None:
     (name,) = values
     with pytest.raises(ConfigError, match=name):
         LinkProfile(**values)
+
+
+def test_a_clogged_host_sends_and_receives_nothing_for_a_while() -> None:
+    links = SimulatedLinks(LinkProfile(0.5))
+    links.clog(A, 10.0)
+    assert arrival_s(links, A, B, 2000, 1.0) == pytest.approx(10.5, abs=0.05)
+    assert arrival_s(links, B, A, 2000, 1.0) == pytest.approx(10.0, abs=0.05)
+    assert arrival_s(links, B, C, 2000, 1.0) == pytest.approx(1.5, abs=0.05)
+    assert arrival_s(links, A, B, 2000, 20.0) == pytest.approx(20.5, abs=0.05)
+
+
+def test_a_reordered_message_is_overtaken() -> None:
+    rng = Random(1)
+    links = SimulatedLinks(LinkProfile(0.1, reordering=0.2))
+    delays = [links.send(A, B, 0, 0.0, rng, reliable=False).last_s for _ in range(2000)]
+    held = [delay for delay in delays if delay > 0.1 + 1e-9]
+    assert len(held) / len(delays) == pytest.approx(0.2, abs=0.03)
+    assert max(held) <= 1.1
+    assert links.send(A, B, 0, 0.0, rng, reliable=True).last_s == pytest.approx(0.1)
+
+
+def test_a_host_may_get_another_link() -> None:
+    links = SimulatedLinks(LinkProfile(0.1))
+    links.change(A, LinkProfile(0.3))
+    assert links.path(A, B).latency_s == pytest.approx(0.2)
+    assert links.of(B) == LinkProfile(0.1)
+
+
+def test_every_profile_gives_each_host_a_link() -> None:
+    for name in PROFILES:
+        assert len(links_of(name, 33)) == 33
+    volunteer = [round(8 * link.up_bytes_per_s / 1e6) for link in links_of("volunteer", 32)]
+    assert sorted(volunteer) == [20] * 8 + [100] * 16 + [1000] * 8
+    with pytest.raises(ConfigError, match="no such profile"):
+        links_of("satellite", 2)
