@@ -30,7 +30,15 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import adverts_topic
 from swarm.pool import Pool, PoolLimits
 from swarm.rollouts import RolloutGroup
-from swarm.transport.base import Gate, GossipMessage, Handler, ServeLimits, Validator
+from swarm.transport.base import (
+    Admit,
+    Gate,
+    GossipMessage,
+    Handler,
+    ServeLimits,
+    Validator,
+    admit_all,
+)
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p_host import Libp2pTransport
 from swarm.transport.libp2p_reach import ReachRules
@@ -216,9 +224,9 @@ class DeskTransport:
         await trio.lowlevel.checkpoint()
 
     async def subscribe(
-        self, topic: str, validate: Validator
+        self, topic: str, validate: Validator, admit: Admit = admit_all
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        return await self._real.subscribe(topic, validate)
+        return await self._real.subscribe(topic, validate, admit)
 
 
 class Desk:

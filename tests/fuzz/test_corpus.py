@@ -162,7 +162,7 @@ def _handler_fails(patch: Patch) -> None:
 
 
 def _validator_fails(patch: Patch) -> None:
-    def fail(self: Any, peer: Any, payload: bytes) -> bool:
+    def fail(self: Any, peer: Any, payload: bytes, **_: Any) -> bool:
         raise IndexError(payload)
 
     patch.setattr(Exchange, "_hear_gossip", fail)
