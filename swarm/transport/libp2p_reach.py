@@ -21,6 +21,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import cycle
 from random import Random
 from typing import Any, Protocol
 
@@ -36,7 +38,7 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from swarm import codec
-from swarm.address_book import THIS_MACHINE, reach_of, reach_of_ip
+from swarm.address_book import GLOBAL, LOCAL, THIS_MACHINE, reach_of_ip
 from swarm.errors import (
     PeerUnreachable,
     Reject,
@@ -83,11 +85,17 @@ RENEW_SHARE = 0.5  # of its time, after which a reservation is renewed
 PUNCH_ROUNDS = 3
 PUNCH_ROUND_S = 8.0
 PUNCH_DIAL_S = 2.5  # two SYNs
+PUNCH_DIAL_EVERY_S = 0.5  # at one IP address
 PUNCH_ADDRESSES_MAX = 8
-PUNCHES_MAX = 8  # at a time
+PUNCH_IPS_MAX = (
+    2  # different ones of a peer that are dialled, so that we are of little use as a flood
+)
+PUNCHES_MAX = 8  # at a time, both those that we begin and those that others do
+PUNCHED_MAX = 256  # peers that are remembered; over it nothing is punched
 DIRECT_FIRST_S = 3.0  # for a plain dial, before any punching
 RELAY_GRACE_S = 3.0  # between a direct connection and the end of the relayed one
 PUNCH_AGAIN_S = 300.0
+ANSWER_AGAIN_S = 0.9 * PUNCH_AGAIN_S  # by then, whoever keeps to the time above is let in again
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +158,9 @@ class Reach:
         self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
         self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
         self._refused: dict[PeerId, float] = {}
-        self._punching: dict[ID, float] = {}  # until when not again
+        self._punching: set[ID] = set()  # now
+        self._punched: dict[ID, float] = {}  # that we began with: until when not again
+        self._answered: dict[ID, tuple[int, float]] = {}  # rounds of theirs, until when they count
         self._relay = Relay(self.direct, self._direct_ip, self._offers_relay)
         self._nursery: trio.Nursery | None = None
         self.summary = ReachSummary()
@@ -203,6 +213,7 @@ class Reach:
                 await self._ask_somebody()
                 await self._keep_reservations()
                 self._forget()
+                self._punch_relayed()
                 self.summary.relayed_for = self._relay.reservations
 
     def _forget(self) -> None:
@@ -211,8 +222,10 @@ class Reach:
         for notes in (self._asked, self._refused):
             for peer in notes.keys() - here:
                 del notes[peer]
-        for target in [target for target, until_s in self._punching.items() if until_s < now_s]:
-            del self._punching[target]
+        self._punched = {
+            peer: until_s for peer, until_s in self._punched.items() if until_s > now_s
+        }
+        self._answered = {peer: each for peer, each in self._answered.items() if each[1] > now_s}
 
     # --- the check -------------------------------------------------------------------------
 
@@ -314,7 +327,7 @@ class Reach:
 
     async def _leads(self, ip: str, port: int, target: ID) -> bool:
         """Whether the peer answers at an address, by its key."""
-        address = Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}")
+        address = Multiaddr(_tcp(ip, port))
         with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
             try:
                 raw = await TCP().dial(address)
@@ -389,8 +402,7 @@ class Reach:
             BoundedRawConnection(circuit, False), Multiaddr("/p2p-circuit")
         )
         assert isinstance(muxed, MuxedConnection)
-        if self._rules.punch and self._nursery is not None:
-            self._nursery.start_soon(self._punch, muxed.peer_id)
+        self._begin_punch(muxed.peer_id)
         await muxed.event_closed.wait()
 
     # --- hole punching ---------------------------------------------------------------------
@@ -400,47 +412,65 @@ class Reach:
         own = [Multiaddr(text) for text in self._host.own_addresses()]
         ip = self.summary.observed_ip
         seen = [] if ip is None else [
-            Multiaddr(f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}") for port in self._ports()
+            Multiaddr(_tcp(ip, port)) for port in self._ports()
         ]  # fmt: skip
         return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
 
     def _sensible(self, received: Iterable[bytes]) -> list[Multiaddr]:
         """Addresses worth dialling: none of our own network, unless the peer is in it too."""
-        texts: list[str] = []
-        for raw in list(received)[:PUNCH_ADDRESSES_MAX]:
-            try:
-                address = Multiaddr(raw)
-                names = [protocol.name for protocol in address.protocols()]
-            except Exception:  # noqa: BLE001  boundary: raises what it likes on foreign bytes
-                continue
-            if len(names) == 2 and names[0] in ("ip4", "ip6") and names[1] == "tcp":
-                texts.append(str(address))
+        parsed = [_ip_and_port(raw) for raw in list(received)[:PUNCH_ADDRESSES_MAX]]
+        told = [each for each in parsed if each is not None]
         own_ip = self.summary.observed_ip
-        nearest = reach_of_ip(own_ip) if own_ip else reach_of("/dns/elsewhere")
-        if own_ip is not None and any(text.split("/")[2] == own_ip for text in texts):
-            nearest = min(nearest, reach_of("/ip4/10.0.0.1"))  # behind the same router
+        nearest = reach_of_ip(own_ip) if own_ip else GLOBAL
+        if any(ip == own_ip for ip, _ in told):
+            nearest = min(nearest, LOCAL)  # behind the same router
         nearest = max(nearest, THIS_MACHINE)
-        return [Multiaddr(text) for text in texts if reach_of(text) >= nearest]
+        able = [(ip, port) for ip, port in told if reach_of_ip(ip) >= nearest]
+        ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
+        return [Multiaddr(_tcp(ip, port)) for ip, port in able if ip in ips]
+
+    def _punch_relayed(self) -> None:
+        """Begin again with those that dialled us through a relay and are still on it."""
+        for target in list(self._network.connections):
+            conn = self._relayed(target)
+            if conn is not None and not conn.muxed_conn.is_initiator:
+                self._begin_punch(target)
+
+    def _begin_punch(self, target: ID) -> None:
+        now_s = trio.current_time()
+        if (
+            self._nursery is None
+            or not self._rules.punch
+            or self._punched.get(target, 0.0) > now_s
+            or len(self._punched) >= PUNCHED_MAX
+            or self.direct(target) is not None
+            or not self._may_punch(target)
+        ):
+            return
+        self._punched[target] = now_s + PUNCH_AGAIN_S
+        self._punching.add(target)
+        self._nursery.start_soon(self._punch, target)
+
+    def _may_punch(self, target: ID) -> bool:
+        return target not in self._punching and len(self._punching) < PUNCHES_MAX
 
     async def _punch(self, target: ID) -> None:
         """As the end that was dialled: bring about a direct connection, or stay on the relay."""
-        now_s = trio.current_time()
-        busy = sum(until_s > now_s for until_s in self._punching.values())
-        if self._punching.get(target, 0.0) > now_s or busy >= PUNCHES_MAX:
-            return
-        self._punching[target] = now_s + PUNCH_AGAIN_S
-        for _ in range(PUNCH_ROUNDS):
-            try:
-                await self._punch_once(target)
-            except (BaseLibp2pError, RemoteProtocolError, OSError, trio.TooSlowError) as error:
-                log.debug("punching through to %s: %r", target, error)
-            if self.direct(target) is not None:
-                self.summary.punched += 1
-                await self._leave_relay(target)
-                return
-            if self._relayed(target) is None:
-                break
-        self.summary.punch_failures += 1
+        try:
+            for _ in range(PUNCH_ROUNDS):
+                try:
+                    await self._punch_once(target)
+                except (BaseLibp2pError, RemoteProtocolError, OSError, trio.TooSlowError) as error:
+                    log.debug("punching through to %s: %r", target, error)
+                if self.direct(target) is not None or self._relayed(target) is None:
+                    break
+        finally:
+            self._punching.discard(target)
+        if self.direct(target) is None:
+            self.summary.punch_failures += 1
+        else:
+            self.summary.punched += 1
+            await self._leave_relay(target)
 
     def _relayed(self, target: ID) -> SwarmConn | None:
         for conn in reversed(self._network.connections.get(target, [])):
@@ -479,25 +509,45 @@ class Reach:
         """As the end that dialled through the relay: answer, and dial when told."""
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         target = stream.muxed_conn.peer_id
-        now_s = trio.current_time()
-        reader = Reader(raw)
         if self._relayed(target) is None or not self._rules.punch:
             raise RemoteProtocolError(Reject.MALFORMED, "nothing to punch through to")
-        self._punching[target] = now_s + PUNCH_AGAIN_S
+        if not self._may_answer(target):
+            raise RequestRefused("punched enough")
+        self._punching.add(target)
         try:
-            with trio.fail_after(ASK_TIMEOUT_S):
-                theirs = self._sensible((await read_message(reader, pb.HolePunch)).ObsAddrs)
-                own = [address.to_bytes() for address in self._punch_addresses()]
-                answer = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
-                await raw.write(encoded(answer))
-                sync = await read_message(reader, pb.HolePunch)
-            if sync.type == pb.HolePunch.SYNC and self.direct(target) is None:
-                await self._dial_at_once(target, theirs, as_server=False)
+            await self._answer_punch(target, raw)
         except trio.TooSlowError:
             log.debug("%s does not go on with punching", target)
         finally:
+            self._punching.discard(target)
             with trio.CancelScope(shield=True):
                 await reset(raw)
+
+    def _may_answer(self, target: ID) -> bool:
+        """Whether the peer may have another round; that counts."""
+        now_s = trio.current_time()
+        rounds, until_s = self._answered.get(target, (0, 0.0))
+        if until_s <= now_s:
+            rounds, until_s = 0, now_s + ANSWER_AGAIN_S
+        is_known = target in self._answered
+        if (
+            rounds >= PUNCH_ROUNDS
+            or not self._may_punch(target)
+            or (not is_known and len(self._answered) >= PUNCHED_MAX)
+        ):
+            return False
+        self._answered[target] = (rounds + 1, until_s)
+        return True
+
+    async def _answer_punch(self, target: ID, raw: Any) -> None:
+        reader = Reader(raw)
+        with trio.fail_after(ASK_TIMEOUT_S):
+            theirs = self._sensible((await read_message(reader, pb.HolePunch)).ObsAddrs)
+            own = [address.to_bytes() for address in self._punch_addresses()]
+            await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)))
+            sync = await read_message(reader, pb.HolePunch)
+        if sync.type == pb.HolePunch.SYNC and self.direct(target) is None:
+            await self._dial_at_once(target, theirs, as_server=False)
 
     async def _dial_plainly(self, target: ID, addresses: Sequence[Multiaddr]) -> None:
         """Where the peer can be dialled after all, nothing needs to be punched."""
@@ -518,26 +568,32 @@ class Reach:
         self, target: ID, addresses: Sequence[Multiaddr], *, as_server: bool
     ) -> None:
         """Dial all addresses again and again, from the port we listen on, for a round's time."""
+        by_ip: dict[str, list[Multiaddr]] = {}
+        for address in addresses:
+            by_ip.setdefault(str(address).split("/")[2], []).append(address)
         with trio.move_on_after(PUNCH_ROUND_S):
             async with trio.open_nursery() as nursery:
-                for address in addresses:
-                    nursery.start_soon(self._dial_from_our_port, target, address, as_server)
+                for of_ip in by_ip.values():
+                    nursery.start_soon(self._dial_from_our_port, target, of_ip, as_server)
                 while self.direct(target) is None:  # noqa: ASYNC110  nobody tells
                     await trio.sleep(0.05)
                 nursery.cancel_scope.cancel()
 
-    async def _dial_from_our_port(self, target: ID, address: Multiaddr, as_server: bool) -> None:
-        source = self._source_for(address)
+    async def _dial_from_our_port(
+        self, target: ID, addresses: Sequence[Multiaddr], as_server: bool
+    ) -> None:
+        """Dial the addresses, which are of one IP, in turn."""
+        source = self._source_for(addresses[0])
         if source is None:
             return
         dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
-        while True:
+        for address in cycle(addresses):
             with trio.move_on_after(PUNCH_DIAL_S):
                 try:
                     await dial(address, target, source)
                 except (BaseLibp2pError, OSError) as error:
                     log.debug("punching at %s: %r", address, error)
-                await trio.sleep(0.1)
+            await trio.sleep(PUNCH_DIAL_EVERY_S)
 
     def _source_for(self, address: Multiaddr) -> tuple[str, int] | None:
         """Any of our addresses of that family, with the port that we listen on."""
@@ -551,6 +607,22 @@ class Reach:
         await trio.sleep(RELAY_GRACE_S)  # what is under way shall arrive
         while (conn := self._relayed(target)) is not None and self.direct(target) is not None:
             await conn.close()
+
+
+def _ip_and_port(raw: bytes) -> tuple[str, int] | None:
+    """What a binary multiaddr of an IP address and a TCP port says; None for any other.
+
+    By hand, because the library raises whatever its parsers of a hundred other kinds raise.
+    """
+    for code, size in ((4, 4), (41, 16)):
+        if len(raw) == size + 4 and raw[0] == code and raw[size + 1] == 6:
+            port = int.from_bytes(raw[-2:], "big")
+            return (str(ip_address(raw[1 : size + 1])), port) if port else None
+    return None
+
+
+def _tcp(ip: str, port: int) -> str:
+    return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}"
 
 
 def _is_live(conn: SwarmConn) -> bool:

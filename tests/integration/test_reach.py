@@ -4,6 +4,7 @@ Hosts here are on one machine, so that everybody could dial everybody. A host th
 reached" listens, but its port is told to nobody, and dials to it are refused by a test's rule.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -12,17 +13,25 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
 from swarm import codec
-from swarm.errors import PeerUnreachable, RequestRefused
+from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
 from swarm.transport import libp2p_circuit, libp2p_reach
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_circuit import STOP_PROTOCOL, accept_circuit
+from swarm.transport.libp2p_circuit import (
+    STOP_PROTOCOL,
+    Call,
+    accept_circuit,
+    encoded,
+    read_message,
+)
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_reach import Reach, ReachRules
+from swarm.transport.libp2p_reach import PUNCH_PROTOCOL, PUNCH_ROUNDS, Reach, ReachRules
+from swarm.transport.libp2p_streams import Reader
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -341,5 +350,137 @@ def test_a_punched_connection_on_which_nonsense_comes_is_a_failed_dial(data: byt
             with pytest.raises(BaseLibp2pError):
                 await node._network.dial_addr(where, target)
             assert await is_well(node)
+
+    run(main)
+
+
+# --- what hole punching may be misused for -----------------------------------------------------
+
+NO_ADDRESSES = [
+    bytes.fromhex("2a8ec0fe"),
+    b"",
+    b"\xff" * 40,
+    b"\x04\x01",
+    bytes(8),
+    b"\x35\x04a.b.",
+]
+
+
+def quick_punches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_reach, "DIRECT_FIRST_S", 0.1)
+    monkeypatch.setattr(libp2p_reach, "PUNCH_ROUND_S", 0.3)
+
+
+async def reserve_and_dial(
+    relay: Libp2pTransport, hidden: Libp2pTransport, *others: Libp2pTransport
+) -> None:
+    """Everybody dials the relay, and one gets a reservation there."""
+    unreachable(hidden)
+    for node in (hidden, *others):
+        await node.connect(relay.addresses()[0])
+        await until(lambda node=node: reach(node).summary.observed_ip)  # type: ignore[misc]
+    await until(lambda: reach(hidden).summary.relays)
+
+
+def test_addresses_to_punch_at_that_are_nonsense_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick_punches(monkeypatch)
+
+    async def evil(stream: INetStream) -> None:
+        raw = stream.muxed_stream  # type: ignore[attr-defined]
+        await read_message(Reader(raw), pb.HolePunch)
+        await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=NO_ADDRESSES)))
+        await trio.sleep_forever()
+
+    async def main() -> None:
+        async with hosts(RULES, RULES, RULES) as (relay, hidden, other):
+            await reserve_and_dial(relay, hidden, other)
+            other.handle(PUNCH_PROTOCOL, evil)
+            await other.connect(circuit(hidden))
+            await until(lambda: reach(hidden).summary.punch_failures)
+            assert await is_well(hidden)
+
+    run(main)
+
+
+def test_nobody_has_third_parties_flooded_by_asking_for_a_punch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick_punches(monkeypatch)
+    knocks: Counter[str] = Counter()
+    answered = 0
+
+    async def ask_for_punch(
+        attacker: Libp2pTransport, victim: PeerId, offered: list[bytes]
+    ) -> None:
+        nonlocal answered
+        conn = reach(attacker)._relayed(ID.from_base58(victim))
+        assert conn is not None
+        hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=offered)
+        with suppress(BaseLibp2pError, RemoteProtocolError):
+            call = await Call.open(conn, PUNCH_PROTOCOL, hello)
+            await read_message(call.reader, pb.HolePunch)
+            answered += 1
+            await call.send(pb.HolePunch(type=pb.HolePunch.SYNC))
+            await call.reader.exactly(1)  # to its end
+
+    async def third_party(ip: str, nursery: trio.Nursery) -> bytes:
+        async def knock(stream: trio.SocketStream) -> None:
+            knocks[ip] += 1
+            await stream.aclose()
+
+        listeners = await trio.open_tcp_listeners(0, host=ip)
+        nursery.start_soon(trio.serve_listeners, knock, listeners)
+        return Multiaddr(f"/ip4/{ip}/tcp/{listeners[0].socket.getsockname()[1]}").to_bytes()
+
+    async def main() -> None:
+        async with (
+            trio.open_nursery() as nursery,
+            hosts(RULES, NO_PUNCH, RULES) as (relay, attacker, victim),
+        ):
+            offered = [await third_party(f"127.0.0.{10 + n}", nursery) for n in range(4)]
+            await reserve_and_dial(relay, attacker, victim)
+            await victim.connect(circuit(attacker))
+            await until(lambda: victim.peer_id in attacker.peers())
+            async with trio.open_nursery() as asking:
+                for _ in range(10):
+                    asking.start_soon(ask_for_punch, attacker, victim.peer_id, offered)
+            for _ in range(2 * PUNCH_ROUNDS):
+                await ask_for_punch(attacker, victim.peer_id, offered)
+            assert answered == PUNCH_ROUNDS
+            assert 0 < len(knocks) <= libp2p_reach.PUNCH_IPS_MAX
+            # in each round at the start, and where the round is as short as here never again
+            assert knocks.total() <= PUNCH_ROUNDS * libp2p_reach.PUNCH_IPS_MAX
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_who_comes_while_others_are_punched_is_punched_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick_punches(monkeypatch)
+    monkeypatch.setattr(libp2p_reach, "PUNCHES_MAX", 1)
+    begun, over = trio.Event(), trio.Event()
+
+    async def slow(stream: INetStream) -> None:
+        begun.set()
+        await over.wait()
+        raise RemoteProtocolError(Reject.MALFORMED, "enough")
+
+    async def main() -> None:
+        async with hosts(RULES, RULES, RULES, RULES) as (relay, hidden, first, second):
+            await reserve_and_dial(relay, hidden, first, second)
+            first.handle(PUNCH_PROTOCOL, slow)
+            await first.connect(circuit(hidden))
+            await begun.wait()
+            await second.connect(circuit(hidden))
+            await until(lambda: second.peer_id in hidden.peers())
+            assert hidden.ip_of(second.peer_id) is None
+            over.set()
+            await until(lambda: hidden.ip_of(second.peer_id))
+            await until(lambda: reach(hidden).summary.punched == 1)
+            assert reach(hidden).summary.punch_failures == 1
 
     run(main)
