@@ -258,6 +258,10 @@ class _App:
                         instance=secrets.token_bytes(16),
                         agent=AGENT,
                         admits=self._membership.admits,
+                        can_be_dialled=lambda: (
+                            transport.reach is None or transport.reach.reachable is not False
+                        ),
+                        dht=config.dht and self._membership.key is None,
                     ),
                 )
                 self._node.warden.on_ban = self._tell_ban

@@ -74,6 +74,9 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--no-upnp", dest="upnp", action="store_false", default=None, help="leave the router alone"
     )
+    join.add_argument(
+        "--no-dht", dest="dht", action="store_false", default=None, help="no distributed hash table"
+    )
     join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
     join.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"

@@ -253,6 +253,7 @@ class NodeConfig(_Frozen):
     allow: Path | None = None  # of peer ids; others are refused
     relay: bool = True  # carry connections for peers that cannot be reached
     upnp: bool = True  # ask the router to forward our port
+    dht: bool = True  # find, and help others to find, peers of a run; never in a private swarm
     lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
 

@@ -41,6 +41,7 @@ _KINDS: Mapping[str, str] = {
 
 
 _SHORT_FLAGS: Mapping[str, str] = {
+    "dht": "no-dht",
     "lan": "no-lan",
     "relay": "no-relay",
     "upnp": "no-upnp",

@@ -6,6 +6,7 @@ network under a virtual clock, and in experiments with many nodes in one process
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 import trio
@@ -19,6 +20,7 @@ from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
 from swarm.address_book import AddressBook
+from swarm.dht import Dht, key_of
 from swarm.discovery import Discovery
 from swarm.exchange import Exchange, ExchangeRules, RunSync
 from swarm.identity import Identity
@@ -27,6 +29,7 @@ from swarm.pool import Pool, PoolStatistics
 from swarm.transport.base import Gate, Transport
 from swarm.warden import Warden
 
+LONELY_PEERS = 4  # of the run; with fewer, more are looked for everywhere
 STOCK_FACTOR = 3  # foreign groups kept ready, in multiples of J
 POOL_LOOK_S = 2.0  # how old the pool's figures in a snapshot may be
 TOKENS_PER_S_ROUNDS = 5  # rounds over which the generation rate is averaged
@@ -41,6 +44,8 @@ class World:
     run_sync: RunSync  # where blocking calls go
     instance: bytes  # 16 bytes, other at each start
     agent: str
+    can_be_dialled: Callable[[], bool] = lambda: True  # as far as is known
+    dht: bool = False  # take part in the distributed hash table
     admits: Gate = lambda peer, ip: True  # who may connect at all
 
 
@@ -103,6 +108,19 @@ class Node:
             run_sync=world.run_sync,
         )
 
+        self.dht: Dht | None = None
+        if world.dht:
+            self.dht = Dht(
+                key_of(config.run.run_id),
+                transport,
+                self.warden,
+                config.bootstrap,
+                partial(self.discovery.learn_found, by="the hash table"),
+                self._is_lonely,
+                rng=Random(world.rng.random()),
+                serves=world.can_be_dialled,
+            )
+
     def _exchange_rules(self) -> ExchangeRules:
         limits = self._config.run.limits
         return ExchangeRules(
@@ -115,6 +133,9 @@ class Node:
             fetch_bytes_per_s=float(self._config.fetch_bytes_per_s_max),
             serve_bytes_per_s=float(self._config.serve_bytes_per_s_max),
         )
+
+    def _is_lonely(self) -> bool:
+        return len(self.discovery.peers) < LONELY_PEERS
 
     def addresses(self) -> tuple[str, ...]:
         """Where others may dial this node."""
@@ -132,6 +153,8 @@ class Node:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.exchange.run)
             await nursery.start(self.discovery.run)
+            if self.dht is not None:
+                await nursery.start(self.dht.run)
             nursery.start_soon(self._look_at_pool)
             task_status.started()
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
 ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
+PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 
@@ -42,6 +43,10 @@ WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
 HELLO_BYTES_MAX = 8_192
 HELLO_REPLY_BYTES_MAX = 131_072
+PROVIDERS_BYTES_MAX = 4_096
+PROVIDERS_REPLY_BYTES_MAX = 65_536
+PROVIDERS_PER_REPLY_MAX = 16
+CLOSER_PER_REPLY_MAX = 8
 REACH_BYTES_MAX = 512
 REACH_PORTS_MAX = 4
 WANT_BYTES_MAX = 4_096
@@ -233,6 +238,23 @@ class HaveReply(WireModel):
     ]
 
 
+class FindProviders(WireModel):
+    """Asks who takes part in the run with this key; who provides takes part itself."""
+
+    type: Literal["find_providers"]
+    key: Annotated[bytes, Field(min_length=32, max_length=32)]
+    intent: Literal["find", "provide"]
+    addresses: Addresses
+
+
+class ProvidersReply(WireModel):
+    """Who said so of itself, and whom to ask next. All of it is hearsay."""
+
+    type: Literal["providers"]
+    providers: Annotated[tuple[KnownPeer, ...], Field(max_length=PROVIDERS_PER_REPLY_MAX)]
+    closer: Annotated[tuple[KnownPeer, ...], Field(max_length=CLOSER_PER_REPLY_MAX)]
+
+
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Ports = Annotated[tuple[Port, ...], Field(max_length=REACH_PORTS_MAX)]
 
@@ -265,6 +287,8 @@ Message = Annotated[
     | Have
     | HaveReply
     | DialBack
-    | DialBackReply,
+    | DialBackReply
+    | FindProviders
+    | ProvidersReply,
     Field(discriminator="type"),
 ]

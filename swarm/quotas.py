@@ -28,6 +28,7 @@ class Kind(StrEnum):
     WANT = "want"  # groups
     HAVE = "have"  # who holds which groups
     CATCH_UP = "catch_up"  # recent adverts
+    PROVIDERS = "providers"  # who takes part in a run
     ADVERT = "advert"  # by gossip: its forwarder pays
     CONNECT = "connect"
 
@@ -45,6 +46,7 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.WANT: Rate(20.0, 100.0),
     Kind.HAVE: Rate(20.0, 100.0),
     Kind.CATCH_UP: Rate(1.0, 10.0),  # one in 15 s and one at each connecting
+    Kind.PROVIDERS: Rate(1.0, 20.0),  # a lookup asks each peer once, and once a minute at most
     Kind.ADVERT: Rate(200.0, 2_000.0),  # a neighbour hands over those of the whole swarm
     Kind.CONNECT: Rate(1.0, 30.0),
 }

@@ -15,12 +15,14 @@ from swarm.messages import (
     AdvertsReply,
     DialBack,
     DialBackReply,
+    FindProviders,
     GroupsReply,
     Have,
     HaveReply,
     Hello,
     HelloReply,
     KnownPeer,
+    ProvidersReply,
     RecentAdverts,
     Want,
     WireModel,
@@ -233,6 +235,17 @@ def sample_messages() -> dict[str, WireModel]:
         "groups": GroupsReply(type="groups", records=(codec.sign_group(sample_group(), ALICE)[1],)),
         "have": Have(type="have", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
         "have_reply": HaveReply(type="have_reply", held=(1,)),
+        "find_providers": FindProviders(
+            type="find_providers",
+            key=bytes(range(32)),
+            intent="provide",
+            addresses=("/ip4/127.0.0.1/tcp/4002",),
+        ),
+        "providers": ProvidersReply(
+            type="providers",
+            providers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
+            closer=(KnownPeer(peer_id=BOB.peer_id, addresses=()),),
+        ),
         "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
         "dial_back_reply": DialBackReply(
             type="dial_back_reply", observed_ip="203.0.113.7", observed_port=4242, ports=(4001,)

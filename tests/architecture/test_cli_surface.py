@@ -6,8 +6,8 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
-    "--group-size --invite --key-file --learning-rate --listen --local --model --no-lan --no-relay "
-    "--no-upnp --peer --private --rounds --run --seed --share --stop-after --threads",
+    "--group-size --invite --key-file --learning-rate --listen --local --model --no-dht --no-lan "
+    "--no-relay --no-upnp --peer --private --rounds --run --seed --share --stop-after --threads",
     "invite": "--data-dir",
     "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",
