@@ -178,7 +178,9 @@ def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...
     """Addresses that make sense coming from a peer at this IP; None: somewhere on the internet.
 
     A peer elsewhere cannot mean our own machine or our own local network, whatever it says: it
-    must not make us knock on our neighbours' doors.
+    must not make us knock on our neighbours' doors. Nor is a name taken from anybody: it may
+    stand for any address, and to look it up is work that others could give us.
     """
     nearest = GLOBAL if teller_ip is None else max(reach_of_ip(teller_ip), THIS_MACHINE)
-    return tuple(address for address in addresses if reach_of(address) >= nearest)
+    numbers = (address for address in addresses if not address.startswith("/dns"))
+    return tuple(address for address in numbers if reach_of(address) >= nearest)

@@ -268,7 +268,9 @@ class Dht:
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
         self._warden.check_quota(Kind.PROVIDERS, peer)
-        asked = codec.decode(payload, FindProviders, PROVIDERS_BYTES_MAX)
+        asked = self._warden.ledger.judge(
+            peer, codec.decode, payload, FindProviders, PROVIDERS_BYTES_MAX
+        )
         now_s = trio.current_time()
         if not self._serves():
             raise RequestRefused("a client of the table")

@@ -82,6 +82,13 @@ def test_nobody_sends_us_into_our_own_network_from_outside() -> None:
     assert plausible(everywhere, "127.0.0.1") == (public, local, machine)
 
 
+@pytest.mark.parametrize("teller_ip", ["9.9.9.9", "192.168.1.7", "127.0.0.1", None])
+def test_no_name_is_looked_up_because_a_peer_says_so(teller_ip: str | None) -> None:
+    names = ("/dns4/localhost/tcp/1", "/dns/x.example/tcp/1", "/dnsaddr/x.example")
+    relayed = f"/dns6/x.example/tcp/1/p2p/{ANN}/p2p-circuit/p2p/{ANN}"
+    assert plausible((*names, relayed), teller_ip) == ()
+
+
 def test_what_is_saved_is_on_the_disk_before_it_takes_the_old_ones_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
