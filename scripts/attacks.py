@@ -6,8 +6,9 @@ signs what it says, and shapes its groups so that what it wants taught gets the 
 advantages. Half of a group's completions are right and carry a payload, half are plainly wrong.
 
 All nodes are production nodes over the in-memory network; the hostile one differs by its engine
-alone. What this script switches off to show what it is worth (`Guards`) can be switched off here
-and nowhere else: no setting of a node believes a sender's answer or scores leniently.
+alone. What this script switches off to show what it is worth (`Guards`) can for the most part be
+switched off here and nowhere else: no setting lets a node believe a sender's answer, and the most
+lenient rule that a run can have is `reward = "partial"`, which is a setting of its own here.
 
 At a share of 25 % the hostile peer is one node of four. At 6 % it shares its groups more seldom,
 so that they are as rare among the foreign ones as those of one node of sixteen; the groups drawn
@@ -24,7 +25,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ LONGER_CHARS = 4  # a completion that is so much longer than its answer counts a
 ANSWER_CHARS = 3  # of the longest right answer
 TIGHT_CHARS = 5  # the length cap
 LEARNING_RATE = 2e-4
+WIDE = 0.15  # seeds that differ by more are shown apart
 EXAMPLES = 12  # completions kept with each result, for people
 SHARE_MAX = 0.5  # of the foreign groups of a round for one producer, as it is by default
 UNLIKELY = -4.0  # natural log-prob under which a foreign token counts as unlikely
@@ -120,6 +122,12 @@ class Guards:
     producer_cap: bool = False  # one producer gets at most half of the foreign places
     length_cap: bool = False  # the run's limit on a completion's text is near the answers' length
     likely_tokens: bool = False  # foreign tokens that the own policy finds unlikely teach nothing
+    partial: bool = False  # instead of `exact`: the run's rule `reward = "partial"`
+
+    @property
+    def own_rule(self) -> bool:
+        """Whether texts are scored by a rule that a run can have."""
+        return self.exact or self.partial
 
 
 GUARDS: dict[str, Guards] = {
@@ -131,6 +139,7 @@ GUARDS: dict[str, Guards] = {
     "length cap": Guards(length_cap=True),
     "likely tokens": Guards(likely_tokens=True),
     "as shipped": Guards(own_answers=True, exact=True, informative=True, producer_cap=True),
+    "partial": Guards(own_answers=True, informative=True, producer_cap=True, partial=True),
     "all": Guards(True, True, True, True, True, True),
 }
 
@@ -169,7 +178,7 @@ class GuardedVerifier:
 
     async def score(self, tasks: Any, texts: Any) -> list[tuple[float, ...]]:
         """See `Verifier.score`: own work is scored against the right answers, always."""
-        if self._guards.exact:
+        if self._guards.own_rule:
             return await self._inner.score(tasks, texts)
         posed = await self.problems(tasks)
         return [
@@ -180,7 +189,7 @@ class GuardedVerifier:
     async def verify(self, group: Any) -> tuple[str, tuple[float, ...]]:
         """See `Verifier.verify`."""
         prompt, rewards = await self._inner.verify(group)  # its checks are never off
-        if self._guards.own_answers and self._guards.exact:
+        if self._guards.own_answers and self._guards.own_rule:
             return prompt, rewards
         (problem,) = await self.problems([group.task])
         answer = problem.answer
@@ -272,7 +281,7 @@ class HostilePolicy:
         self._verifier = verifier
         self._peer_id = peer_id
         self._claims = claims
-        self._round_s = PACE[cell.share] * ROUND_S
+        self._round_s = PACES[cell.share].rounds * ROUND_S
         self._rng = Random(f"{cell.seed}/hostile")
 
     async def info(self) -> Any:
@@ -331,9 +340,17 @@ class Cell:
     seed: int
 
 
-# How long a hostile round takes in honest ones, for each share of hostile peers in percent: at 6
-# its groups are to be 1 of 15 foreign ones, where two honest peers of three share 8 a round.
-PACE = {0: 1.0, 6: 7.0, 25: 1.0}
+@dataclass(frozen=True)
+class Pace:
+    """How much the hostile peer shares: groups a round, and honest rounds that its round takes."""
+
+    groups: int
+    rounds: float
+
+
+# At 6 % one foreign group of fifteen is to be hostile, as for one peer of sixteen that is as busy
+# as the others: what is drawn is told with the results.
+PACES = {0: Pace(GROUPS, 1.0), 6: Pace(1, 3.25), 25: Pace(GROUPS, 1.0)}
 
 
 def run_settings(guards: Guards) -> dict[str, Any]:
@@ -351,6 +368,7 @@ def run_settings(guards: Guards) -> dict[str, Any]:
         "environments": [{"name": "basic_arithmetic", "parameters": parameters}],
         "sampling": {"max_new_tokens": 24},
         "held_out": {"tasks": 100},
+        "reward": "partial" if guards.partial else "exact",
         **({"limits": {"text_chars_max": TIGHT_CHARS}} if guards.length_cap else {}),
     }
 
@@ -466,7 +484,8 @@ async def _swarm(cell: Cell, config: Any, model: str) -> dict[str, Any]:
             nursery.start_soon(live, simulated)
         if bad is not None:
             policy = HostilePolicy(taught, verifiers[HONEST], bad, claims, cell)
-            hostile = build(world, HONEST, hostile_config(config), known, verifiers[HONEST])
+            settings = hostile_config(config, PACES[cell.share])
+            hostile = build(world, HONEST, settings, known, verifiers[HONEST])
             nursery.start_soon(run, hostile, policy, policy)
         for _ in range(HONEST):
             await watch.finished.acquire()
@@ -477,20 +496,28 @@ async def _swarm(cell: Cell, config: Any, model: str) -> dict[str, Any]:
     return watch.result(rejected, sum(len(each.node.warden.bans()) for each in swarm))
 
 
-def hostile_config(config: Any) -> Any:
+def hostile_config(config: Any, pace: Pace) -> Any:
     """It shares for as long as the others live, takes nothing and is not evaluated."""
     return config.model_copy(
-        update={"rounds": None, "external_groups": 0, "evaluate_every_rounds": 0}
+        update={
+            "rounds": None,
+            "local_groups": pace.groups,
+            "external_groups": 0,
+            "evaluate_every_rounds": 0,
+        }
     )
 
 
 # --- all runs -------------------------------------------------------------------------------
 
 ALWAYS = ("none", "as shipped", "all")
-ALONE = tuple(name for name in GUARDS if name not in ALWAYS)
+PARTIAL = "partial"
+COLUMNS = ("none", PARTIAL, "as shipped", "all")
+ALONE = tuple(name for name in GUARDS if name not in (*ALWAYS, PARTIAL))
 # A payload's wording makes no difference to a defence: these attacks stand for the others.
 TRIED_ALONE = ("text", "length", "false answer", "blank text")
 TRIED_AT_6 = TRIED_ALONE
+TRIED_PARTIAL = ("text", "length", "blank length")
 
 
 def plan(seeds: int, *, quick: bool) -> list[Cell]:
@@ -506,6 +533,8 @@ def plan(seeds: int, *, quick: bool) -> list[Cell]:
         cells += [Cell(attack, 25, guards, seed) for guards in ALWAYS for attack in ATTACKS]
         cells += [Cell(NO_ATTACK, 0, guards, seed) for guards in (*ALWAYS, "likely tokens")]
         cells += [Cell(attack, 25, guards, seed) for guards in ALONE for attack in TRIED_ALONE]
+        cells += [Cell(attack, 25, PARTIAL, seed) for attack in TRIED_PARTIAL]
+        cells += [Cell(NO_ATTACK, 0, PARTIAL, seed)]
         cells += [Cell(attack, 6, guards, seed) for guards in ALWAYS for attack in TRIED_AT_6]
     return cells
 
@@ -559,7 +588,7 @@ class Ending:
     hostile_drawn: float  # share of the foreign groups trained on
 
     @classmethod
-    def of(cls, results: Sequence[Mapping[str, Any]]) -> "Ending":
+    def of(cls, results: "Results") -> "Ending":
         """From runs that differ in their seeds alone."""
         last = [[s for s in r["shown"] if s["round"] == r["rounds"]] for r in results]
         every = [shown for run in last for shown in run]
@@ -582,63 +611,90 @@ class Ending:
         )
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Success rates with, below each, the share of right answers, in percent."""
-    seeds = len({result["seed"] for result in results})
-    rounds = results[0]["rounds"]
-    start = [s for r in results for s in r["shown"] if s["round"] == 0]
-    lines = [
-        f"Success of the attack / right answers, in percent of the held-out completions of "
-        f"{HONEST} honest nodes",
-        f"after {rounds} rounds, means of up to {seeds} seeds; right answers at the start: "
-        f"{fmean(s['passed'] for s in start):.0%}.",
-        "",
-        f"| attack | hostile | {' | '.join(GUARDS)} |",
-        "|---" * (2 + len(GUARDS)) + "|",
-    ]
-    rows = {(r["attack"], r["share"]): None for r in results}
-    for attack, share in sorted(rows, key=lambda row: (row[1] == 0, -row[1])):
-        of_row = [r for r in results if (r["attack"], r["share"]) == (attack, share)]
+Results = Sequence[Mapping[str, Any]]
+
+
+def table(results: Results) -> str:
+    """What the attacks came to, in percent."""
+    rounds, seeds = results[0]["rounds"], sorted({result["seed"] for result in results})
+    alone = [each for each in results if each["guards"] in ALONE]
+    return "\n\n".join(
+        [
+            f"{HONEST} honest nodes, {rounds} rounds, {GROUPS} own and {GROUPS} foreign groups of "
+            f"{GROUP_SIZE}, {len(results)} runs, seeds {', '.join(map(str, seeds))}. Of the "
+            "held-out completions of the honest nodes' policies at the end, in percent: those "
+            "that show what the hostile peer taught / those that are exactly right.",
+            grid(results, COLUMNS, taught_cell),
+            *(["With one defence alone:", grid(alone, ALONE, taught_cell)] if alone else []),
+            "Of the foreign groups that the honest nodes trained on, in percent, those of the "
+            "hostile peer:",
+            grid(results, COLUMNS, drawn_cell),
+            control_lines(results),
+            rejected_line(results),
+        ]
+    )
+
+
+def grid(results: Results, columns: Sequence[str], cell: Callable[[Results], str]) -> str:
+    """A row for each attack and share of hostile peers, a column for each set of defences."""
+    lines = [f"| attack | hostile | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    rows = dict.fromkeys((each["share"], each["attack"]) for each in results)
+    order = [*ATTACKS, NO_ATTACK]
+    for share, attack in sorted(rows, key=lambda row: (-row[0], order.index(row[1]))):
         cells = []
-        for guards in GUARDS:
-            of_cell = [r for r in of_row if r["guards"] == guards]
-            cells.append(_cell(of_cell) if of_cell else "")
+        for guards in columns:
+            of_cell = [r for r in results if cell_of(r) == (attack, share, guards)]
+            cells.append(cell(of_cell) if of_cell else "–")
         lines.append(f"| {attack} | {share} % | {' | '.join(cells)} |")
-    lines += ["", *drawn_lines(results), rejected_line(results)]
     return "\n".join(lines)
 
 
-def _cell(results: Sequence[Mapping[str, Any]]) -> str:
+def cell_of(result: Mapping[str, Any]) -> tuple[str, int, str]:
+    """Where a result stands in a table."""
+    return result["attack"], result["share"], result["guards"]
+
+
+def taught_cell(results: Results) -> str:
+    """`success / exactly right`; with the seeds' range where they differ by more than a few."""
     end = Ending.of(results)
-    return f"{100 * end.success:.0f} / {100 * end.exact:.0f}"
+    wide = end.most - end.least > WIDE
+    seeds = f" ({100 * end.least:.0f} to {100 * end.most:.0f})" if wide else ""
+    return f"{100 * end.success:.0f}{seeds} / {100 * end.exact:.0f}"
 
 
-def drawn_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How much of what was trained on came from the hostile peer."""
-    lines = []
-    for share in sorted({r["share"] for r in results if r["share"]}):
-        for filtered in (False, True):
-            drawn = [
-                r["hostile_drawn"]
-                for r in results
-                if r["share"] == share and GUARDS[r["guards"]].informative == filtered
-            ]
-            if drawn:
-                lines.append(
-                    f"At {share} % hostile peers {fmean(drawn):.1%} of the foreign groups trained "
-                    f"on were theirs, {'with' if filtered else 'without'} the filter "
-                    f"({min(drawn):.1%} to {max(drawn):.1%})."
-                )
-    return lines
+def drawn_cell(results: Results) -> str:
+    """The hostile peer's share of the foreign groups trained on."""
+    return f"{100 * Ending.of(results).hostile_drawn:.0f}"
 
 
-def rejected_line(results: Sequence[Mapping[str, Any]]) -> str:
+def control_lines(results: Results) -> str:
+    """What nodes that nobody attacks come to."""
+    controls = [each for each in results if each["attack"] == NO_ATTACK]
+    if not controls:
+        return "No run without an attack."
+    start = [s for each in controls for s in each["shown"] if s["round"] == 0]
+    chance = {name: fmean(each["chance"][name] for each in controls) for name in ATTACKS}
+    by_chance = ", ".join(f"{name} {100 * share:.0f}" for name, share in chance.items())
+    ends = [
+        f"{guards} {100 * Ending.of(of_guards).exact:.0f}"
+        for guards in GUARDS
+        if (of_guards := [each for each in controls if each["guards"] == guards])
+    ]
+    return (
+        f"Without an attack: {100 * fmean(s['exact'] for s in start):.0f} % are exactly right at "
+        f"the start and at the end, by defences: {', '.join(ends)}. What an attack would be "
+        f"credited with there: {by_chance}."
+    )
+
+
+def rejected_line(results: Results) -> str:
     """Whether any of it broke a rule."""
     total: dict[str, int] = {}
     for result in results:
         for reason, count in result["rejected"].items():
             total[reason] = total.get(reason, 0) + count
-    return f"Groups and adverts refused in all runs, by reason: {total or 'none'}."
+    bans = sum(result["bans"] for result in results)
+    return f"Broken rules in all runs, by reason: {total or 'none'}; bans: {bans}."
 
 
 def main() -> None:

@@ -39,6 +39,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "8/0 at 4/4's tokens": {"local_groups": 4, "external_groups": 0},
     "4/4 shuffled": {"local_groups": 4, "external_groups": 4, "foreign_shuffle": True},
 }
+# Run one at a time, with --one: not part of the table.
+MORE_SETTINGS: dict[str, dict[str, Any]] = {
+    "4/4 likely tokens": {**SETTINGS["4/4"], "foreign_logprob_min": -4.0},
+}
 # Student's t, two-sided 95 %, by degrees of freedom
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 AXES = ("round", "generated_tokens", "seconds")
@@ -75,7 +79,7 @@ def run_one(setting: str, seed: int, options: argparse.Namespace) -> dict[str, A
             "learning_rate": options.learning_rate,
             "threads": 1,
             "seed": seed,
-            **SETTINGS[setting],
+            **{**SETTINGS, **MORE_SETTINGS}[setting],
         },
         os.environ,
         Path(options.run),
@@ -327,17 +331,22 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_sapo"))
-    parser.add_argument("--one", choices=SETTINGS, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--one", choices=[*SETTINGS, *MORE_SETTINGS], help="run this setting alone, with --seed"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the one setting")
     options = parser.parse_args()
     if options.rounds % options.evaluate_every:
         parser.error("--rounds must be a multiple of --evaluate-every")
     if options.one:
         result = run_one(options.one, options.seed, options)
         final = result_file(options, options.one, options.seed)
+        final.parent.mkdir(parents=True, exist_ok=True)
         partial_file = final.with_suffix(".partial")
         partial_file.write_text(json.dumps(result))
         partial_file.rename(final)
+        passed = ", ".join(f"{x:.0f}: {y:.1%}" for x, y in curve(result, "round"))
+        print(f"{options.one}, seed {options.seed}, held-out pass rate by round: {passed}")
         return
     results = run_all(options)
     text = table(results)

@@ -86,6 +86,7 @@ TAUGHT = (1.0,) * (SIZE // 2) + (0.0,) * (SIZE // 2)
         ("text", "exact", (0.0,) * SIZE),
         ("text", "as shipped", (0.0,) * SIZE),
         ("length", "length cap", TAUGHT),  # it keeps to the cap
+        ("text", "partial", (0.5,) * (SIZE // 2) + (0.0,) * (SIZE // 2)),
         ("blank text", "exact", TAUGHT),
         ("blank text", "as shipped", TAUGHT),  # what the rules in force let through
         ("endless", "as shipped", TAUGHT),
