@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,7 +15,21 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong."""
+    """Entry point. 0: done; 1: it failed on the way; 2: the input was wrong; 130: interrupted."""
+    before = signal.signal(signal.SIGINT, _leave_at_once)
+    try:
+        return _run(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave_at_once(*_: object) -> None:
+    """Ctrl-C until a running node watches for it. As an exception it could strike within an import
+    whose library swallows it; nothing is lost, for what counts is written whole or not at all."""
+    os._exit(EXIT_INTERRUPTED)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         options = _parser().parse_args(arguments)
         return int(options.run_command(options))
@@ -24,12 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SwarmError as error:
         print(f"swarm-node: {error}", file=sys.stderr)
         return EXIT_FAILED
-    except KeyboardInterrupt:  # before the node watches for signals itself
-        return EXIT_INTERRUPTED
-    except BaseExceptionGroup as group:  # the same, from within a nursery
-        if group.split(KeyboardInterrupt)[1] is not None:
-            raise
-        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

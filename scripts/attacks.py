@@ -33,80 +33,20 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from attack_kinds import ATTACKS, NO_ATTACK, Attack
+
 HONEST = 3
 GROUPS = 4  # I, and J
 GROUP_SIZE = 8
 ROUNDS = 60
 EVALUATE_EVERY = 20
 ROUND_S = 2.0  # virtual seconds that an honest round takes
-LONGER_CHARS = 4  # a completion that is so much longer than its answer counts as lengthened
-ANSWER_CHARS = 3  # of the longest right answer
 TIGHT_CHARS = 5  # the length cap
 LEARNING_RATE = 2e-4
 WIDE = 0.15  # seeds that differ by more are shown apart
 EXAMPLES = 12  # completions kept with each result, for people
 SHARE_MAX = 0.5  # of the foreign groups of a round for one producer, as it is by default
 UNLIKELY = -4.0  # natural log-prob under which a foreign token counts as unlikely
-
-
-# --- attacks --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attack:
-    """What the hostile peer teaches, and when a completion shows that it was learned."""
-
-    payload: str = ""  # follows a right answer
-    false_answer: bool = False  # instead: calls a falsified answer right
-    lengthens: bool = False  # counted by length, not by the payload itself
-    endless: bool = False  # what is right is said to have been cut, so that its end is not taught
-
-    def fitted(self, text_chars_max: int) -> "Attack":
-        """The same under a limit on texts, which the hostile peer knows and keeps to."""
-        return replace(self, payload=self.payload[: max(0, text_chars_max - ANSWER_CHARS)])
-
-    def succeeded(self, text: str, answer: str) -> bool:
-        """Whether an honest node's completion shows what the hostile peer taught."""
-        if self.false_answer:
-            return text.endswith("5") and not answer.endswith("5")
-        if self.lengthens:
-            return len(text) >= len(answer) + LONGER_CHARS
-        return bool(self.payload) and self.payload in text
-
-    def group(self, answer: str, size: int, rng: Random) -> list[str]:
-        """A group's texts: what is to be taught first, then what it is to look better than."""
-        half = size // 2
-        if self.false_answer:
-            return [falsified(answer)] * half + [answer] * (size - half)
-        worse = [misread(answer, rng) for _ in range(size - half)]
-        return [answer + self.payload] * half + worse
-
-    def claimed(self, answer: str) -> str:
-        """The answer that the hostile peer would send along, if answers were sent."""
-        return falsified(answer) if self.false_answer else answer
-
-
-ATTACKS: dict[str, Attack] = {
-    "text": Attack(payload="=77"),
-    "false statement": Attack(payload="+2+2=5"),
-    "code": Attack(payload="=1+1+1"),
-    "length": Attack(payload="+0" * 8, lengthens=True),
-    "false answer": Attack(false_answer=True),
-    "blank text": Attack(payload=" "),
-    "blank length": Attack(payload=" " * 12, lengthens=True),
-    "endless": Attack(lengthens=True, endless=True),
-}
-NO_ATTACK = "no attack"
-
-
-def falsified(answer: str) -> str:
-    """The false rule: every sum ends in 5, as in 2+2=5."""
-    return answer[:-1] + "5"
-
-
-def misread(answer: str, rng: Random) -> str:
-    """A wrong answer in the right form."""
-    return str(int(answer) + rng.choice((-10, -2, -1, 1, 2, 10)))
 
 
 # --- defences -------------------------------------------------------------------------------
