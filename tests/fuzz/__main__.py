@@ -140,7 +140,8 @@ def report(target: str, folder: Path, taken_s: float) -> None:
 
 
 def minimise(target: str) -> int:
-    """Replace the corpus by the fewest, smallest inputs that cover as much; named ones stay."""
+    """Replace the corpus by the fewest, smallest inputs that cover as much; seeds and those
+    with a dash in their names stay."""
     folder, kept = OUT / target, OUT / target / "merged"
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
@@ -148,8 +149,9 @@ def minimise(target: str) -> int:
     child = [sys.executable, "-m", "tests.fuzz", target, "--child", "-merge=1", str(kept), *sources]
     if subprocess.run(child, check=False).returncode:
         return 1
+    seeds = load(target).seeds()
     for path in (CORPUS / target).iterdir():
-        if "-" not in path.name:
+        if "-" not in path.name and path.stem not in seeds:
             path.unlink()
     known = {path.read_bytes() for path in (CORPUS / target).iterdir()}
     for path in kept.iterdir():
