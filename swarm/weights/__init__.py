@@ -1,0 +1,1 @@
+"""Weights over the swarm: signed manifests, content-addressed chunks, deltas, broadcast."""
