@@ -24,6 +24,13 @@ Raising `RemoteProtocolError` or `RequestRefused` refuses the request: the reque
 `RequestRefused`. Any other exception is a bug of ours and propagates.
 """
 
+Sent = Callable[[PeerId, int], None]
+"""Told that an answer has left this node: (who asked, size in bytes).
+
+Called once for each response that a handler returned, also where the requester is gone or the
+answer was given up; what it occupied is free again. It must be quick and must not raise.
+"""
+
 Validator = Callable[[PeerId, bytes], bool]
 """Judges one gossip payload: (who forwarded it, payload) -> whether to deliver and forward it.
 
@@ -49,6 +56,10 @@ quick and must not raise.
 def admit_all(forwarder: PeerId) -> bool:
     """For topics without a quota."""
     return True
+
+
+def untold(peer: PeerId, size_bytes: int) -> None:
+    """For protocols that need not know when an answer has left."""
 
 
 REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
@@ -135,7 +146,9 @@ class Transport(Protocol):
         """Close all connections to a peer. Does nothing if there are none."""
         ...
 
-    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+    def serve(
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+    ) -> None:
         """Answer requests of a protocol. At most once for each protocol."""
         ...
 

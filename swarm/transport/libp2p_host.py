@@ -42,10 +42,12 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Sent,
     ServeLimits,
     TransportCounters,
     Validator,
     admit_all,
+    untold,
 )
 from swarm.transport.libp2p_addresses import (
     dial_each,
@@ -240,10 +242,12 @@ class Libp2pTransport:
 
     # --- serving ---
 
-    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+    def serve(
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+    ) -> None:
         if protocol in self._served:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._served[protocol] = Served(handler, limits)
+        self._served[protocol] = Served(handler, limits, sent)
         self._host.set_stream_handler(TProtocol(protocol), _never_called)
 
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
@@ -349,7 +353,10 @@ class Libp2pTransport:
             if len(response) > served.limits.response_bytes_max:
                 raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
             place.answering_since_s = trio.current_time()
-            await inbound.answer(response)
+            try:
+                await inbound.answer(response)
+            finally:
+                served.sent(peer, len(response))
             self._count_out(protocol, response)
         if place.scope.cancelled_caught:
             self._counters.refused[protocol] += 1

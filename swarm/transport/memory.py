@@ -44,10 +44,12 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Sent,
     ServeLimits,
     TransportCounters,
     Validator,
     admit_all,
+    untold,
 )
 from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
 
@@ -351,7 +353,10 @@ class MemoryNetwork:
                 RUNS_ON.reset(token)
             # the client stops to read where its own limit is
             size = min(len(response), exchange.response_bytes_max + 1)
-            await self._carry(server, client, size, exchange.protocol)
+            try:
+                await self._carry(server, client, size, exchange.protocol)
+            finally:
+                service.sent(client, len(response))
         if patience.cancelled_caught:
             service.count_refused()
             raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")
@@ -485,11 +490,13 @@ class MemoryTransport:
         if (connection := self._connections.get(peer)) is not None:
             self._network._hang_up(connection)
 
-    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+    def serve(
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+    ) -> None:
         """Answer requests of a protocol."""
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = _Service(protocol, handler, limits, self._counters)
+        self._services[protocol] = _Service(protocol, handler, limits, sent, self._counters)
 
     async def request(
         self,
@@ -599,6 +606,7 @@ class _Service:
     protocol: str
     handler: Handler
     limits: ServeLimits
+    sent: Sent
     counters: TransportCounters
     busy: Counter[PeerId] = field(default_factory=Counter)
 

@@ -12,7 +12,7 @@ import trio
 
 from swarm.blocks import Block
 from swarm.identity import PeerId
-from swarm.transport.base import Handler, ServeLimits
+from swarm.transport.base import Handler, Sent, ServeLimits, untold
 
 REQUEST_STALL_S = 5.0  # for a request that is announced, and what its bytes take:
 REQUEST_BYTES_PER_S = 32_768.0
@@ -37,6 +37,7 @@ class Served:
 
     handler: Handler
     limits: ServeLimits
+    sent: Sent = untold
     of_peers: Counter[PeerId] = field(default_factory=Counter)  # read ones included
     places: dict[Place, None] = field(default_factory=dict)  # oldest first
 

@@ -1,9 +1,9 @@
 """What a version of a policy is, and of which chunks it can be had.
 
-A version is a directory: tensors, in safetensors files, and the other files that belong to them. It
-is offered as one or more artifacts: the full state, and deltas against earlier versions. An artifact
-is a list of chunks, each named by the SHA-256 of its bytes; a chunk stands alone, so chunks may
-come in any order, from anybody, and are patched in as they come.
+A version is a directory: tensors, in safetensors files, and the other files that belong to them.
+It is offered as one or more artifacts: the full state, and deltas against earlier versions. An
+artifact is a list of chunks, each named by the SHA-256 of its bytes; a chunk stands alone, so
+chunks may come in any order, from anybody, and are patched in as they come.
 
 Two hashes name a version. The *state* covers what the weights are: names, types, shapes and content
 of all tensors and files, so equal states are bit-identical. The *root* covers the whole manifest as
@@ -26,8 +26,8 @@ FILE_DTYPE = "file"
 class TensorSpec:
     """One tensor of a version, or one other file of it.
 
-    `dtype` is spelt as in safetensors (`BF16`, `F16`, `F32`, `I64`, ...) or `file`. `file` names the
-    safetensors file that holds it, relative to the version's directory, or the file itself.
+    `dtype` is spelt as in safetensors (`BF16`, `F16`, `F32`, `I64`, ...) or `file`. `file` names
+    the safetensors file that holds it, relative to the version's directory, or the file itself.
     `sha256` is of its raw bytes, little-endian and in row-major order: 32 bytes.
     """
 

@@ -110,6 +110,28 @@ def test_bad_address_text_is_a_config_error(maker: TransportMaker, text: str) ->
     check(maker, 1, body)
 
 
+def test_who_serves_is_told_when_each_answer_has_left(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        left: list[tuple[PeerId, int]] = []
+
+        async def answer(peer: PeerId, payload: bytes) -> bytes:
+            if payload == b"no":
+                raise RequestRefused("no")
+            return payload
+
+        b.serve(PROTOCOL, answer, LIMITS, lambda peer, size_bytes: left.append((peer, size_bytes)))
+        await link(a, b)
+        await ask(a, b, b"x" * MIB)
+        await until(lambda: left == [(a.peer_id, MIB)])
+        with pytest.raises(RequestRefused):  # no answer, so none that leaves
+            await ask(a, b, b"no")
+        await ask(a, b, b"y")
+        await until(lambda: left == [(a.peer_id, MIB), (a.peer_id, 1)])
+
+    check(maker, 2, body)
+
+
 def test_disconnect_is_seen_by_both_sides(maker: TransportMaker) -> None:
     async def body(nodes: Sequence[Transport]) -> None:
         a, b = nodes

@@ -35,9 +35,11 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Sent,
     ServeLimits,
     Validator,
     admit_all,
+    untold,
 )
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p_host import Libp2pTransport
@@ -202,7 +204,9 @@ class DeskTransport:
         await trio.lowlevel.checkpoint()
         self.connected = tuple(each for each in self.connected if each != peer)
 
-    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None:
+    def serve(
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+    ) -> None:
         self._real.serve(protocol, handler, limits)
 
     async def request(
