@@ -316,6 +316,8 @@ def check_reach(transport: Libp2pTransport) -> list[Finding]:
     assert reach is not None
     if reach.reachable is None:
         nobody = "no peer could be asked"
+        if reach.voices:
+            nobody = "peers of one network alone, or who disagree, could be asked"
         return [Finding(name, "?", nobody) for name in ("reachability", "relay", "hole punching")]
     if reach.reachable:
         where = reach.observed_ip

@@ -1,10 +1,10 @@
 """Being reached: can others dial this node, and what to do where they cannot.
 
 The check: connected peers are asked to dial back, each to the very IP address that it sees us
-under, so that nobody can be made to knock on a third party's door. Where they get through, that
-address is told to others. Where they do not, reservations are kept at up to
-`RESERVATIONS_WANTED` relays among the peers we are connected to, and the addresses through these
-relays are told to others.
+under, so that nobody can be made to knock on a third party's door. Where enough of them get through
+(`observations.py`), that address is told to others. Where they do not, and until somebody else has
+come in that way, reservations are kept at up to `RESERVATIONS_WANTED` relays among the peers we are
+connected to, and the addresses through these relays are told to others.
 
 A relayed connection is a beginning: both ends try to get a direct one by dialling each other at
 the same moment (libp2p's DCUtR, over TCP). For that to work
@@ -25,6 +25,7 @@ from ipaddress import ip_address
 from itertools import cycle
 from random import Random
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import trio
 from libp2p.abc import INetStream
@@ -63,15 +64,12 @@ from swarm.transport.libp2p_circuit import (
 from swarm.transport.libp2p_streams import Reader, reset
 from swarm.transport.libp2p_workarounds import BoundedRawConnection, HardSwarm, remote_ip
 from swarm.transport.libp2p_yamux import MuxedConnection
+from swarm.transport.observations import ASK_AGAIN_S, Observations, Opinion, Verdict, canonical_ip
 
 PUNCH_PROTOCOL = "/libp2p/dcutr"
 
 TICK_S = 2.0
 ASK_TIMEOUT_S = 15.0
-ASK_AGAIN_S = 600.0  # the same peer
-OPINIONS_WANTED = 3
-OPINIONS_MAX = 32
-AGREE = 2  # peers that must say the same, where there are so many to ask
 
 DIAL_BACK_TIMEOUT_S = 4.0
 DIAL_BACKS_MAX = 4  # at a time
@@ -110,24 +108,17 @@ class ReachRules:
 
 @dataclass(slots=True)
 class ReachSummary:
-    """What is known. `reachable` None: nobody could be asked yet."""
+    """What is known. `reachable` None: too few could be asked yet."""
 
     reachable: bool | None = None
-    observed_ip: str | None = None
+    voices: int = 0  # address blocks, or private addresses, from which peers told what they see
+    observed_ip: str | None = None  # on which they agree
     keeps_ports: bool | None = None  # whether our router does, which hole punching needs
     addresses: tuple[str, ...] = ()  # proven from outside, beyond those that are known anyway
     relays: tuple[PeerId, ...] = ()  # that hold a reservation of ours
     relayed_for: int = 0  # reservations that we hold
     punched: int = 0
     punch_failures: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Opinion:
-    reach: int  # of the IP address under which we are seen
-    observed_ip: str
-    ports: frozenset[int]
-    at_s: float
 
 
 class Host(Protocol):
@@ -153,7 +144,9 @@ class Reach:
         self._network = network
         self._rules = rules
         self._rng = rng
-        self._opinions: OrderedDict[PeerId, _Opinion] = OrderedDict()
+        self._observations = Observations()
+        self._verdict = Verdict()
+        self._inbound: WeakSet[SwarmConn] = WeakSet()  # connections that were there before
         self._asked: dict[PeerId, float] = {}
         self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
         self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
@@ -187,7 +180,7 @@ class Reach:
 
     def ask_again(self) -> None:
         """Something about our reachability has changed: what was heard before is of no use."""
-        self._opinions.clear()
+        self._observations.forget()
         self._asked.clear()
 
     def start(self) -> None:
@@ -210,6 +203,7 @@ class Reach:
         async with trio.open_nursery() as self._nursery:
             while True:
                 await trio.sleep(TICK_S * (0.9 + 0.2 * self._rng.random()))
+                self._notice_inbound()
                 await self._ask_somebody()
                 await self._keep_reservations()
                 self._forget()
@@ -234,24 +228,17 @@ class Reach:
         return tuple(dict.fromkeys(ports))[:REACH_PORTS_MAX]
 
     async def _ask_somebody(self) -> None:
-        """Ask one more peer, if there are not opinions enough; then judge."""
+        """Ask one more peer, if not enough is known; then judge."""
         now_s = trio.current_time()
-        for peer, opinion in list(self._opinions.items()):
-            if now_s - opinion.at_s > 2 * ASK_AGAIN_S:
-                del self._opinions[peer]
-        fresh = [o for o in self._opinions.values() if now_s - o.at_s < ASK_AGAIN_S]
-        able = sorted(
-            (
-                (peer, ip)
-                for peer, ip in self._direct_peers()
-                if now_s - self._asked.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
-            ),
-            key=lambda found: -reach_of_ip(found[1]),
+        able = (
+            (peer, ip)
+            for peer, ip in self._direct_peers()
+            if now_s - self._asked.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
         )
-        if able and len(fresh) < OPINIONS_WANTED:
-            peer, ip = able[0]
-            self._asked[peer] = now_s
-            await self._ask(peer, ip)
+        chosen = self._observations.whom(able, now_s, self._rng)
+        if chosen is not None:
+            self._asked[chosen[0]] = now_s
+            await self._ask(*chosen)
         self._judge()
 
     async def _ask(self, peer: PeerId, ip: str) -> None:
@@ -266,37 +253,40 @@ class Reach:
         except (TransportError, RemoteProtocolError) as error:
             log.debug("%s does not dial back: %r", peer, error)
             return
-        ports = frozenset(reply.ports) & frozenset(self._ports())
-        if reach_of_ip(reply.observed_ip) < THIS_MACHINE:
-            return  # no address
-        local = _local_port(conn)
-        if local is not None:
-            self.summary.keeps_ports = local == reply.observed_port
-        # what a peer far away or near by sees: the distance is its own, not what it says
-        opinion = _Opinion(reach_of_ip(ip), reply.observed_ip, ports, trio.current_time())
-        self._opinions[peer] = opinion
-        self._opinions.move_to_end(peer)
-        while len(self._opinions) > OPINIONS_MAX:
-            self._opinions.popitem(last=False)
+        observed_ip, local = canonical_ip(reply.observed_ip), _local_port(conn)
+        if observed_ip is None:
+            log.debug("%s says that we are nowhere", peer)
+            return
+        opinion = Opinion(
+            ip,  # the distance of a peer is what we see, not what it says
+            observed_ip,
+            frozenset(reply.ports) & frozenset(self._ports()),
+            None if local is None else local == reply.observed_port,
+            trio.current_time(),
+        )
+        self._observations.hear(peer, opinion)
+
+    def _notice_inbound(self) -> None:
+        """Who has come in by itself shows that others can, too. Where both ends punched a hole it
+        shows nothing."""
+        for target, conns in self._network.connections.items():
+            for conn in conns:
+                assert isinstance(conn, SwarmConn)
+                if conn in self._inbound or conn.muxed_conn.is_initiator or not _is_live(conn):
+                    continue
+                self._inbound.add(conn)
+                ip = remote_ip(conn.muxed_conn)
+                if ip is not None and target not in {*self._punched, *self._answered}:
+                    self._observations.came_in(PeerId(str(target)), ip)
 
     def _judge(self) -> None:
-        """The peers furthest away count; two must agree, where there are two."""
-        if not self._opinions:
-            self.summary.reachable = None
-            self.summary.addresses = ()
-            return
-        furthest = max(opinion.reach for opinion in self._opinions.values())
-        counting = [o for o in self._opinions.values() if o.reach == furthest]
-        enough = min(AGREE, len(counting))
-        proofs = [(o.observed_ip, port) for o in counting for port in sorted(o.ports)]
-        proven = [each for each in dict.fromkeys(proofs) if proofs.count(each) >= enough]
-        if proven:
-            self.summary.reachable = True
-        elif sum(not opinion.ports for opinion in counting) >= enough:
-            self.summary.reachable = False
-        self.summary.observed_ip = counting[-1].observed_ip
+        verdict = self._verdict = self._observations.decide(trio.current_time())
+        self.summary.reachable = verdict.reachable
+        self.summary.voices = len(self._observations)
+        self.summary.observed_ip = verdict.observed_ip
+        self.summary.keeps_ports = verdict.keeps_ports
         known = set(self._host.own_addresses())
-        found = [f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}" for ip, port in proven]
+        found = [_multiaddr(ip, port) for ip, port in verdict.proven]
         self.summary.addresses = tuple(each for each in found if each not in known)
 
     async def _serve_dial_back(self, peer: PeerId, payload: bytes) -> bytes:
@@ -327,7 +317,7 @@ class Reach:
 
     async def _leads(self, ip: str, port: int, target: ID) -> bool:
         """Whether the peer answers at an address, by its key."""
-        address = Multiaddr(_tcp(ip, port))
+        address = Multiaddr(_multiaddr(ip, port))
         with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
             try:
                 raw = await TCP().dial(address)
@@ -346,14 +336,17 @@ class Reach:
     # --- reservations ----------------------------------------------------------------------
 
     def _offers_relay(self) -> bool:
-        return self._rules.relay and self.summary.reachable is True
+        """One peer that could dial us is enough: relayed peers tell the address at which they
+        dialled us themselves."""
+        verdict = self._verdict
+        return self._rules.relay and verdict.reachable is not False and verdict.has_led_here
 
     async def _keep_reservations(self) -> None:
         now_s = trio.current_time()
         for peer, (_, over_s) in list(self._reservations.items()):
             if over_s <= now_s or self.direct(ID.from_base58(peer)) is None:
                 del self._reservations[peer]
-        if self.summary.reachable is False:
+        if self._verdict.needs_relay:
             for peer, (renew_s, _) in list(self._reservations.items()):
                 if renew_s <= now_s:
                     await self._reserve_at(peer)
@@ -410,9 +403,9 @@ class Reach:
     def _punch_addresses(self) -> list[Multiaddr]:
         """Where a peer may try: our router's address with our own port, and our own addresses."""
         own = [Multiaddr(text) for text in self._host.own_addresses()]
-        ip = self.summary.observed_ip
+        ip = self._verdict.likely_ip  # a try is worth it, and what it costs others is bounded
         seen = [] if ip is None else [
-            Multiaddr(_tcp(ip, port)) for port in self._ports()
+            Multiaddr(_multiaddr(ip, port)) for port in self._ports()
         ]  # fmt: skip
         return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
 
@@ -427,7 +420,7 @@ class Reach:
         nearest = max(nearest, THIS_MACHINE)
         able = [(ip, port) for ip, port in told if reach_of_ip(ip) >= nearest]
         ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
-        return [Multiaddr(_tcp(ip, port)) for ip, port in able if ip in ips]
+        return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
 
     def _punch_relayed(self) -> None:
         """Begin again with those that dialled us through a relay and are still on it."""
@@ -621,7 +614,7 @@ def _ip_and_port(raw: bytes) -> tuple[str, int] | None:
     return None
 
 
-def _tcp(ip: str, port: int) -> str:
+def _multiaddr(ip: str, port: int) -> str:
     return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}"
 
 

@@ -20,7 +20,7 @@ from swarm import codec
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
-from swarm.transport import libp2p_circuit, libp2p_reach
+from swarm.transport import libp2p_circuit, libp2p_reach, observations
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_circuit import (
     STOP_PROTOCOL,
@@ -136,6 +136,39 @@ def test_a_dial_back_goes_to_the_asker_alone_and_not_too_often() -> None:
     run(main)
 
 
+def test_who_comes_in_is_noticed_once_and_who_is_dialled_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noticed: list[tuple[PeerId, str]] = []
+    monkeypatch.setattr(
+        observations.Observations, "came_in", lambda self, peer, ip: noticed.append((peer, ip))
+    )
+
+    async def main() -> None:
+        async with hosts(None, RULES, RULES) as (silent, dialled, dialling):
+            await silent.connect(dialled.addresses()[0])
+            await dialling.connect(silent.addresses()[0])
+            await until(lambda: reach(dialled)._asked and reach(dialling)._asked)
+            assert noticed == [(silent.peer_id, "127.0.0.1")]
+
+    run(main)
+
+
+def test_peers_of_one_public_block_prove_nothing_and_relay_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observations, "is_public", lambda ip: True)
+
+    async def main() -> None:
+        async with relayed() as (relay, hidden, other):
+            assert reach(relay).summary.voices == reach(hidden).summary.voices == 1
+            assert reach(relay).summary.reachable is None
+            assert reach(hidden).summary.observed_ip is None
+            assert await other.connect(circuit(hidden)) == hidden.peer_id
+
+    run(main)
+
+
 # --- relays --------------------------------------------------------------------------------
 
 
@@ -188,7 +221,7 @@ def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
                 await other.connect(address)
             await until(lambda: not reach(hidden).summary.relays)
             assert not any("/p2p-circuit/" in a for a in hidden.addresses())
-            reach(hidden)._opinions.clear()  # it asks for no reservation again
+            reach(hidden)._observations.forget()  # it asks for no reservation again
             reach(hidden)._asked[relay.peer_id] = trio.current_time() + 1e6
             await hidden.connect(relay.addresses()[0])
             await until(lambda: hidden.peer_id in relay.peers())
