@@ -94,6 +94,7 @@ class TransportCounters:
     messages_out: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # what is over a limit of ours
     dropped: Counter[str] = field(default_factory=Counter)  # gossip lost to a full queue of ours
+    ended: Counter[str] = field(default_factory=Counter)  # connections, by our reason for it
     answered: int = 0  # requests of ours, refusals included: while it grows, our own link works
 
 

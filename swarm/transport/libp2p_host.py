@@ -118,7 +118,9 @@ class Libp2pTransport:
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._gate: Gate | None = None
-        self._network = HardSwarm(keys, self._id, workarounds, self._admits, network_key)
+        self._network = HardSwarm(
+            keys, self._id, workarounds, self._admits, network_key, self._counters.ended
+        )
         self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)

@@ -43,6 +43,7 @@ OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
 RECORD_PLAIN_BYTES_MAX = 65_535 - TAG_BYTES
 GATHERED_BYTES_MAX = 16_384  # a piece up to this size shares its record with its neighbours
 SOCKET_READ_BYTES = 262_144
+RELAYED_STEP_BYTES = 65_536  # written at a time where there is no socket of ours
 HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
 
@@ -165,6 +166,10 @@ class _Handshake:
         return received.id_pubkey
 
 
+def _ignore() -> None:
+    """For who does not care how a write goes on."""
+
+
 def _step(step: Callable[[bytes], bytearray], data: bytes) -> bytes:
     """Go on with a handshake; a writing step computes with the key that the peer sent, too."""
     try:
@@ -269,10 +274,13 @@ class NoiseSession(SecureSession):
     async def write(self, data: bytes) -> None:
         await self.write_pieces([data])
 
-    async def write_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+    async def write_pieces(
+        self, pieces: Sequence[bytes | memoryview], moved: Callable[[], None] = _ignore
+    ) -> None:
         """Send several pieces as if they were one, without joining the large ones first.
 
-        Must not be cancelled half-way: what is sealed has its place in the order of records.
+        Calls `moved` whenever what is below has taken a part. Must not be cancelled half-way: what
+        is sealed has its place in the order of records.
         """
         records = _records(pieces)
         sealed = bytearray(sum(len(record) for record in records) + len(records) * OVERHEAD_BYTES)
@@ -284,13 +292,24 @@ class NoiseSession(SecureSession):
             self._sealer.encrypt_into(_nonce(self._sent), record, None, view[start:end])
             self._sent += 1
             at = end
-        if self._tcp is None:
-            await self._raw.write(bytes(sealed))
-            return
         try:
-            await self._tcp.send_all(sealed)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            await self._send(sealed, moved)
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise ConnectionClosedError(str(error), transport="tcp") from error
+
+    async def _send(self, sealed: bytearray, moved: Callable[[], None]) -> None:
+        at = 0
+        if isinstance(self._tcp, trio.SocketStream):
+            with memoryview(sealed) as view:
+                while at < len(view):  # what its `send_all` does, which does not tell how it goes
+                    at += await self._tcp.socket.send(view[at:])
+                    moved()
+        elif self._tcp is not None:
+            await self._tcp.send_all(sealed)
+        else:
+            for at in range(0, len(sealed), RELAYED_STEP_BYTES):
+                await self._raw.write(bytes(sealed[at : at + RELAYED_STEP_BYTES]))
+                moved()
 
 
 def _tcp_of(raw: IRawConnection) -> trio.abc.Stream | None:

@@ -6,6 +6,7 @@ host refuses to start on any other version of libp2p.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -105,7 +106,13 @@ class HardUpgrader(TransportUpgrader):
     names that need be no text, and lets what that raises out to whoever dialled.
     """
 
-    def __init__(self, keys: KeyPair, workarounds: Workarounds, network_key: bytes | None) -> None:
+    def __init__(
+        self,
+        keys: KeyPair,
+        workarounds: Workarounds,
+        network_key: bytes | None,
+        ended: Counter[str],
+    ) -> None:
         noise: ISecureTransport = Noise(keys, network_key)
         if not workarounds.fast_noise:
             assert network_key is None, "upstream has no private swarms"
@@ -115,6 +122,7 @@ class HardUpgrader(TransportUpgrader):
             muxer_transports_by_protocol={TProtocol(yamux.PROTOCOL_ID): Yamux},
         )
         self._workarounds = workarounds
+        self._ended = ended
 
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
@@ -134,7 +142,7 @@ class HardUpgrader(TransportUpgrader):
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
         if self._workarounds.hard_yamux:
-            return HardYamux(conn, peer_id)
+            return HardYamux(conn, peer_id, self._ended)
         return MuxedConnection(conn, peer_id)
 
 
@@ -170,6 +178,7 @@ class HardSwarm(Swarm):
         workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
         network_key: bytes | None,
+        ended: Counter[str],
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
@@ -177,7 +186,7 @@ class HardSwarm(Swarm):
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds, network_key),
+            HardUpgrader(keys, workarounds, network_key, ended),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(

@@ -6,7 +6,7 @@ reads, and stores whatever a peer sends beyond its window.
 """
 
 import struct
-from collections import deque
+from collections import Counter
 
 import trio
 from libp2p.abc import ISecureConn
@@ -31,24 +31,23 @@ from libp2p.stream_muxer.yamux.yamux import (
     YamuxStream,
 )
 
+from swarm.transport.frame_rates import FRAME_BYTES_SMALL, Ended, FrameError, FrameRates
+from swarm.transport.libp2p_buffers import Outbox, Piece, ReceiveBuffer
 from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX, NoiseSession
 
 FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # its data fills whole records, and any window
-OUTBOX_BYTES_MAX = 262_144  # data of one connection that waits for the socket
-OUTBOX_CONTROL_MAX = 4_096  # control frames that wait; a peer that causes more is cut off
 INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
 WINDOWS_BYTES_MAX = 33_554_432  # of one connection, over the first window of each stream
-PIECE_BYTES_MIN = 4_096  # smaller pieces of received data are joined, so that each byte costs one
 FRAMES_PER_TURN = 256  # that are taken in before other tasks have their turn
 WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
-WRITE_STALL_MAX_S = 60.0  # without progress on the socket the connection counts as dead
+WRITE_STALL_MAX_S = 60.0  # a socket that takes no byte for so long counts as dead
+WRITE_STEP_BYTES = 16_384  # in which progress shows where the socket does not tell of it
 PING_INTERVAL_S = 10.0
-PING_TIMEOUT_S = 30.0  # generous: a peer that trains on one core answers late
+PING_TIMEOUT_S = 30.0  # of silence; generous: a peer that trains on one core answers late
 CLOSE_FLUSH_S = 0.5
 RTT_UNKNOWN_S = 0.001
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
-Piece = bytes | memoryview
 
 Stream = YamuxStream
 
@@ -61,127 +60,7 @@ class MuxedConnection(Yamux):
         return not self.event_shutting_down.is_set()
 
 
-# --- sending -------------------------------------------------------------------------------
-
-
-class Outbox:
-    """Frames of one connection on their way to its writer task.
-
-    Upstream writes each frame from the task that made it. Cancelling that task in the middle of
-    a frame leaves half of it on the wire: the connection looks alive and every later stream on
-    it fails. Here a frame is handed over whole or not at all, and the writer is never cancelled
-    in the middle of one. Control frames never wait, so that the reading task, which answers
-    pings and opens, cannot block on a peer that reads nothing.
-    """
-
-    def __init__(self) -> None:
-        self._control: deque[Piece] = deque()
-        self._data: deque[Piece] = deque()
-        self._data_bytes = 0
-        self._writing = False
-        self._lot = trio.lowlevel.ParkingLot()
-        self.closed = False
-
-    def put_control(self, header: bytes) -> None:
-        """Hand over a frame that may overtake data.
-
-        Raises:
-            ConnectionClosedError: the connection is gone.
-        """
-        if self.closed or len(self._control) >= OUTBOX_CONTROL_MAX:
-            raise ConnectionClosedError("connection is closed", transport="tcp")
-        self._control.append(header)
-        self._lot.unpark_all()
-
-    async def put(self, header: bytes, data: Piece = b"") -> None:
-        """Hand over a frame that must stay in order, when there is room for it.
-
-        Gives way to other tasks only where there is none: a task can fill the outbox, no more.
-
-        Raises:
-            ConnectionClosedError: the connection is gone.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while self._data_bytes >= OUTBOX_BYTES_MAX and not self.closed:
-            await self._lot.park()
-        if self.closed:
-            raise ConnectionClosedError("connection is closed", transport="tcp")
-        self._data.append(header)
-        if data:
-            self._data.append(data)
-        self._data_bytes += len(header) + len(data)
-        self._lot.unpark_all()
-
-    async def take(self) -> list[Piece]:
-        """Wait for frames and take all that wait, control frames first.
-
-        Asking for more says that those taken before are written.
-        """
-        self._writing = False
-        self._lot.unpark_all()
-        while not (self._control or self._data):
-            await self._lot.park()
-        batch = [*self._control, *self._data]
-        self._control.clear()
-        self._data.clear()
-        self._data_bytes = 0
-        self._writing = True
-        self._lot.unpark_all()
-        return batch
-
-    async def flushed(self) -> None:
-        """Wait until every frame is written or the connection is gone."""
-        while (self._control or self._data or self._writing) and not self.closed:
-            await self._lot.park()
-
-    def close(self) -> None:
-        self.closed = True
-        self._lot.unpark_all()
-
-
 # --- streams -------------------------------------------------------------------------------
-
-
-class ReceiveBuffer:
-    """What has come for a stream and is not read yet. Whole records are kept as they came."""
-
-    def __init__(self) -> None:
-        self._pieces: deque[bytes | bytearray | memoryview] = deque()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return self._bytes
-
-    def append(self, piece: memoryview) -> None:
-        """Keep a piece. One that is a part of something larger is copied, so as not to hold it."""
-        self._bytes += len(piece)
-        last = self._pieces[-1] if self._pieces else None
-        if len(piece) == RECORD_PLAIN_BYTES_MAX:
-            self._pieces.append(piece)
-        elif isinstance(last, bytearray) and len(last) < PIECE_BYTES_MIN:
-            last += piece
-        else:
-            self._pieces.append(bytearray(piece))
-
-    def put_back(self, data: bytes) -> None:
-        if data:
-            self._pieces.appendleft(data)
-            self._bytes += len(data)
-
-    def take(self, count: int) -> bytes:
-        """Up to `count` bytes."""
-        parts: list[bytes | bytearray | memoryview] = []
-        left = min(count, self._bytes)
-        self._bytes -= left
-        while left:
-            piece = self._pieces.popleft()
-            if len(piece) > left:
-                view = memoryview(piece)
-                self._pieces.appendleft(view[left:])
-                piece = view[:left]
-            parts.append(piece)
-            left -= len(piece)
-        return b"".join(parts)
 
 
 class EventStream(YamuxStream):
@@ -293,18 +172,20 @@ class EventStream(YamuxStream):
 # --- connections ---------------------------------------------------------------------------
 
 
-class FrameError(Exception):
-    """The peer broke the rules of Yamux, or leaves; either ends the connection."""
-
-
 class HardYamux(MuxedConnection):
     """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID) -> None:
+    def __init__(self, conn: ISecureConn, peer_id: ID, ended: Counter[str] | None = None) -> None:
+        """`ended` counts why connections were ended by us; keys are those of `Ended`."""
         super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
         self.outbox = Outbox()
+        self._ended = Counter() if ended is None else ended
+        self._why_ended: Ended | None = None
         self._cleaned = False
+        self._heard_s = trio.current_time()  # when the last bytes of the peer came
+        self._rates = FrameRates(self._heard_s)
         self._frames = 0
+        self._small_frames = 0  # not yet held against the peer
         self._head = bytearray()  # of a header whose end has not come yet
         self._flags = 0  # of the frame whose data is being read
         self._stream: EventStream | None = None  # that this data is for; none if it is over
@@ -332,20 +213,38 @@ class HardYamux(MuxedConnection):
             try:
                 self.outbox.put_control(header)
             except ConnectionClosedError:
-                self._shut()  # a peer that causes more of them than it reads
+                self._count_end(Ended.UNREAD)
+                self._shut()
 
     async def _write_frames(self) -> None:
-        session = self.secured_conn
         try:
             while True:
-                batch = await self.outbox.take()
-                with trio.fail_after(WRITE_STALL_MAX_S):
-                    if isinstance(session, NoiseSession):
-                        await session.write_pieces(batch)
-                    else:
-                        await session.write(b"".join(batch))
-        except (BaseLibp2pError, OSError, trio.TooSlowError):
+                await self._write_batch(await self.outbox.take())
+        except trio.TooSlowError:
+            self._count_end(Ended.STALLED)
             await self._cleanup_on_error()
+        except (BaseLibp2pError, OSError):
+            await self._cleanup_on_error()
+
+    async def _write_batch(self, batch: list[Piece]) -> None:
+        """Write, however long it takes, as long as the socket takes something now and then.
+
+        Raises:
+            trio.TooSlowError: it does not.
+        """
+        with trio.fail_after(WRITE_STALL_MAX_S) as scope:
+
+            def moved() -> None:
+                scope.deadline = trio.current_time() + WRITE_STALL_MAX_S
+
+            session = self.secured_conn
+            if isinstance(session, NoiseSession):
+                await session.write_pieces(batch, moved)
+                return
+            data = b"".join(batch)
+            for at in range(0, len(data), WRITE_STEP_BYTES):
+                await session.write(data[at : at + WRITE_STEP_BYTES])
+                moved()
 
     # --- reading ---
 
@@ -353,9 +252,14 @@ class HardYamux(MuxedConnection):
         """Read frames until the connection ends, by whatever side or fault."""
         try:
             while self.alive:
-                for piece in await self._receive():
+                pieces = await self._receive()
+                self._heard_s = trio.current_time()
+                for piece in pieces:
                     await self._take_piece(piece)
-        except (BaseLibp2pError, OSError, trio.ClosedResourceError, FrameError):
+        except FrameError as error:
+            if error.reason is not None:
+                self._count_end(error.reason)
+        except (BaseLibp2pError, OSError, trio.ClosedResourceError):
             pass
         finally:
             await self._cleanup_on_error()
@@ -380,14 +284,25 @@ class HardYamux(MuxedConnection):
             self._head += piece[at : at + missing]
             at += missing
             if len(self._head) == HEADER_SIZE:
-                self._frames += 1
-                if self._frames % FRAMES_PER_TURN == 0:
-                    await trio.lowlevel.checkpoint()  # a read may bring twenty thousand
                 header = HEADER.unpack(self._head)
                 self._head.clear()
+                if self._count_frame(*header):
+                    await trio.lowlevel.checkpoint()  # a read may bring twenty thousand
                 opened = self._take_header(*header)
                 if opened is not None:
                     await self.new_stream_send_channel.send(opened)
+
+    def _count_frame(
+        self, version: int, kind: int, flags: int, stream_id: int, length: int
+    ) -> bool:
+        """Whether it is time for other tasks to have their turn."""
+        self._frames += 1
+        self._small_frames += kind != TYPE_DATA or length < FRAME_BYTES_SMALL
+        if self._frames % FRAMES_PER_TURN:
+            return False
+        self._rates.small_frames(self._small_frames, trio.current_time())
+        self._small_frames = 0
+        return True
 
     def _take_header(
         self, version: int, kind: int, flags: int, stream_id: int, length: int
@@ -399,7 +314,8 @@ class HardYamux(MuxedConnection):
             self._take_ping(flags, length)
             return None
         if kind not in (TYPE_DATA, TYPE_WINDOW_UPDATE):
-            raise FrameError("the peer says goodbye, or something unknown")
+            leaves = kind == TYPE_GO_AWAY
+            raise FrameError("goodbye" if leaves else "kind", None if leaves else Ended.RULES)
         opened = self._accept(stream_id) if flags & FLAG_SYN else None
         stream = self.streams.get(stream_id)
         assert stream is None or isinstance(stream, EventStream)
@@ -446,6 +362,7 @@ class HardYamux(MuxedConnection):
         ours = stream_id % 2 == self.next_stream_id % 2
         if ours or not stream_id or stream_id in self.streams:
             raise FrameError("opens a stream under a wrong id")
+        self._rates.open_stream(trio.current_time())
         if sum(not s.is_initiator for s in self.streams.values()) >= INBOUND_STREAMS_MAX:
             self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_RST, stream_id, 0))
             return None
@@ -455,6 +372,7 @@ class HardYamux(MuxedConnection):
 
     def _take_ping(self, flags: int, value: int) -> None:
         if flags & FLAG_SYN:
+            self._rates.ping(trio.current_time())
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, value))
         elif value == self._ping_id and not self._ping_event.is_set():
             rtt_s = trio.current_time() - self._ping_sent_time
@@ -496,6 +414,12 @@ class HardYamux(MuxedConnection):
 
     # --- the end ---
 
+    def _count_end(self, reason: Ended) -> None:
+        """Count why we end the connection, unless its end has begun already."""
+        if self._why_ended is None and not self._cleaned:
+            self._why_ended = reason
+            self._ended[reason] += 1
+
     def _shut(self) -> None:
         """Make the tasks of the connection end it."""
         self.event_shutting_down.set()
@@ -532,20 +456,35 @@ class HardYamux(MuxedConnection):
     async def _measure_rtt_loop(self) -> None:
         """Upstream measures the round trip but keeps a peer that never answers.
 
-        One that stops in the middle of a frame cannot answer either.
+        One that stops in the middle of a frame cannot answer either. Our own uplink may be slow,
+        too: a ping counts from when it has been written, not while it waits behind data that moves.
         """
         while self.alive:
             self._ping_id += 1
             self._ping_event = trio.Event()
             self._ping_sent_time = trio.current_time()
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
-            with trio.move_on_after(PING_TIMEOUT_S) as scope:
-                await self._ping_event.wait()
-            if scope.cancelled_caught:
+            await self.outbox.wait_written()
+            if not await self._shows_life():
+                self._count_end(Ended.SILENT)
                 await self._cleanup_on_error()
                 return
             with trio.move_on_after(PING_INTERVAL_S):
                 await self.event_shutting_down.wait()
+
+    async def _shows_life(self) -> bool:
+        """Wait for the answer to our ping, for as long as anything at all comes of the peer.
+
+        Over a slow link the answer may queue for minutes behind data that the peer sends.
+        """
+        asked_s = trio.current_time()
+        while not self._ping_event.is_set():
+            silent_since_s = max(asked_s, self._heard_s)
+            if trio.current_time() >= silent_since_s + PING_TIMEOUT_S:
+                return False
+            with trio.move_on_at(silent_since_s + PING_TIMEOUT_S):
+                await self._ping_event.wait()
+        return True
 
 
 def put_back(stream: Stream, data: bytes) -> None:

@@ -7,7 +7,12 @@ from swarm import codec, messages
 from swarm.errors import Reject
 from swarm.quotas import RATES
 from swarm.reputation import LITTLE, MUCH
-from swarm.transport import base
+from swarm.transport import (
+    base,
+    frame_rates,
+    libp2p_buffers,
+    libp2p_yamux,
+)
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
 IN_TABLE = re.compile(r"^\| `([A-Z_]+_MAX)`[^|]*\| (\d+) \|$", re.MULTILINE)
@@ -28,12 +33,24 @@ def said() -> list[tuple[str, int]]:
 
 def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
+    code |= limits(frame_rates) | limits(libp2p_yamux) | limits(libp2p_buffers)
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 
 
-def test_every_limit_of_the_messages_is_on_the_page() -> None:
-    assert {name for name, _ in said()} >= set(limits(messages))
+def test_every_limit_of_the_messages_and_of_what_floods_is_on_the_page() -> None:
+    assert {name for name, _ in said()} >= set(limits(messages)) | set(limits(frame_rates))
+
+
+def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:
+    text = " ".join(PAGE.split("## Streams")[1].split("## Hello")[0].split())
+    for words in (
+        f"nothing has come for {libp2p_yamux.PING_TIMEOUT_S:.0f} s",
+        f"one ping in {libp2p_yamux.PING_INTERVAL_S:.0f} s",
+        f"takes no byte for {libp2p_yamux.WRITE_STALL_MAX_S:.0f} s",
+        f"data under {frame_rates.FRAME_BYTES_SMALL} bytes",
+    ):
+        assert words in text
 
 
 def test_protocol_ids_and_domains_are_on_the_page() -> None:

@@ -2,6 +2,7 @@
 
 import random
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,14 +28,19 @@ from libp2p.stream_muxer.yamux.yamux import (
 )
 
 from swarm.identity import Identity
+from swarm.transport import frame_rates
+from swarm.transport.frame_rates import Ended
+from swarm.transport.libp2p_buffers import (
+    OUTBOX_BYTES_MAX,
+    OUTBOX_CONTROL_MAX,
+    PIECE_BYTES_MIN,
+    ReceiveBuffer,
+)
 from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX
 from swarm.transport.libp2p_yamux import (
     FRAMES_PER_TURN,
     HEADER,
     INBOUND_STREAMS_MAX,
-    OUTBOX_BYTES_MAX,
-    OUTBOX_CONTROL_MAX,
-    PIECE_BYTES_MIN,
     PING_INTERVAL_S,
     PING_TIMEOUT_S,
     WINDOW_WAIT_MAX_S,
@@ -42,7 +48,6 @@ from swarm.transport.libp2p_yamux import (
     EventStream,
     HardYamux,
     MuxedConnection,
-    ReceiveBuffer,
 )
 from tests.integration.raw_pipes import Raw, lockstep_pipe, pipe
 from tests.support import run
@@ -188,10 +193,15 @@ def test_streams_over_the_limit_are_reset() -> None:
     run(main, virtual=True)
 
 
-def test_a_peer_that_asks_and_never_reads_loses_the_connection() -> None:
+def test_a_peer_that_asks_and_never_reads_loses_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frame_rates, "PINGS_AT_ONCE_MAX", 10 * OUTBOX_CONTROL_MAX)
+
     async def main() -> None:
         theirs, ours = lockstep_pipe()
-        conn = HardYamux(ours, PEER)  # type: ignore[arg-type]
+        ended: Counter[str] = Counter()
+        conn = HardYamux(ours, PEER, ended)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(conn.start)
             asked = 0
@@ -201,6 +211,7 @@ def test_a_peer_that_asks_and_never_reads_loses_the_connection() -> None:
                     asked += 64
             assert not conn.alive
             assert OUTBOX_CONTROL_MAX <= asked <= OUTBOX_CONTROL_MAX + 1_000
+            assert ended == {Ended.UNREAD: 1}
             nursery.cancel_scope.cancel()
 
     run(main, virtual=True)
