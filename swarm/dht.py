@@ -236,6 +236,8 @@ class Dht:
                 timeout_s=REQUEST_TIMEOUT_S, response_bytes_max=PROVIDERS_REPLY_BYTES_MAX,
             )  # fmt: skip
             reply = codec.decode(answer, ProvidersReply, PROVIDERS_REPLY_BYTES_MAX)
+            for known in (*reply.providers, *reply.closer):
+                public_key_of(known.peer_id)  # an honest node has had an answer from each
         except RemoteProtocolError as error:
             self._warden.ledger.reject(peer, error.reason)
             return
@@ -302,13 +304,9 @@ def _named(entries: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[KnownPeer
 def _sensible(
     named: Sequence[KnownPeer], teller_ip: str | None
 ) -> list[tuple[PeerId, tuple[str, ...]]]:
-    """Peers with ids of the right form, and those of their addresses that may be dialled."""
+    """Peers, and those of their addresses that may be dialled."""
     found = []
     for known in named:
-        try:
-            public_key_of(known.peer_id)
-        except RemoteProtocolError:
-            continue
         own = [a for a in known.addresses if a.endswith(f"/p2p/{known.peer_id}")]
         found.append((PeerId(known.peer_id), plausible(own, teller_ip)))
     return found

@@ -31,7 +31,7 @@ from swarm.errors import (
     RemoteProtocolError,
     TransportError,
 )
-from swarm.identity import Identity, PeerId
+from swarm.identity import Identity, PeerId, public_key_of
 from swarm.messages import (
     ADDRESSES_MAX,
     HELLO_BYTES_MAX,
@@ -291,6 +291,8 @@ class Discovery:
                 response_bytes_max=HELLO_REPLY_BYTES_MAX,
             )
             reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
+            for known in reply.known_peers:
+                public_key_of(known.peer_id)  # an honest node is connected to each
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return

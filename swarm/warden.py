@@ -72,6 +72,7 @@ class Warden:
         self.refused_connections: Counter[str] = Counter()  # by why
         self.on_ban: OnBan = _tell_nobody
         transport.set_gate(self._admits)
+        transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
     # --- connections -----------------------------------------------------------------------

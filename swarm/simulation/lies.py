@@ -494,6 +494,14 @@ async def known_peers_invented(liar: Liar) -> None:
     liar.known_peers = ()
 
 
+@_lie(Reject.MALFORMED)
+async def known_peers_without_a_key(liar: Liar) -> None:
+    """A name that nobody can have."""
+    liar.known_peers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
+    await trio.sleep(12.0)
+    liar.known_peers = ()
+
+
 # --- requests ------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import trio
 
+from swarm.errors import Reject
 from swarm.identity import PeerId
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
@@ -51,6 +52,9 @@ The address is text such as `203.0.113.7`, and None where it is unknown, as on a
 connection. Called on the event loop once for each connection, in both directions; it must be
 quick and must not raise.
 """
+
+Report = Callable[[PeerId, Reject], None]
+"""Counts a broken rule against the peer that broke it."""
 
 
 def admit_all(forwarder: PeerId) -> bool:
@@ -132,6 +136,11 @@ class Transport(Protocol):
         A refused one ends at once and is counted; a dial that either end refuses raises
         `PeerUnreachable` or makes a connection that ends at once. Connections that exist stay.
         """
+        ...
+
+    def report_to(self, report: Report) -> None:
+        """Tell `report` of what peers do wrong in messages of the transport's own. What is wrong
+        with the answer to a request is raised there, and counted by whoever asked."""
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:

@@ -27,7 +27,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.utils import encode_delim, encode_varint_prefixed
 
 from swarm.budget import ByteBudget
-from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError
+from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.transport.libp2p_streams import MULTISTREAM, READ_BYTES, Reader, reset
 from swarm.transport.libp2p_yamux import MuxedConnection
 
@@ -91,7 +91,8 @@ class Call:
         """Ask for the protocol and send the first message in one go.
 
         Raises:
-            RemoteProtocolError: the peer does not serve it, or answers nonsense.
+            RequestRefused: the peer does not serve it.
+            RemoteProtocolError: it answers nonsense.
             BaseLibp2pError: the connection is gone.
         """
         assert isinstance(conn.muxed_conn, MuxedConnection)
@@ -108,7 +109,7 @@ class Call:
     async def _agree_on(self, protocol: str) -> None:
         for expected in (MULTISTREAM, protocol):
             if await self.reader.choice() != expected:
-                raise RemoteProtocolError(Reject.MALFORMED, f"{protocol} is not served")
+                raise RequestRefused(f"{protocol} is not served")
 
     async def send(self, message: Message) -> None:
         await self.stream.write(encoded(message))
@@ -158,6 +159,7 @@ async def reserve(conn: SwarmConn) -> int:
 
     Raises:
         PeerUnreachable: it does not.
+        RemoteProtocolError: it answers nonsense.
     """
     try:
         with trio.fail_after(MESSAGE_TIMEOUT_S):
@@ -166,7 +168,7 @@ async def reserve(conn: SwarmConn) -> int:
                 answer = await read_message(call.reader, pb.HopMessage)
             finally:
                 await call.drop()
-    except (BaseLibp2pError, RemoteProtocolError, trio.TooSlowError) as error:
+    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
         raise PeerUnreachable(f"no reservation: {error}") from error
     if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
         raise PeerUnreachable(f"no reservation: status {answer.status}")
@@ -178,6 +180,7 @@ async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
 
     Raises:
         PeerUnreachable: the relay has no reservation of it, or refuses.
+        RemoteProtocolError: it answers nonsense.
     """
     request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
     try:
@@ -188,7 +191,7 @@ async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
             except BaseException:
                 await call.drop()
                 raise
-    except (BaseLibp2pError, RemoteProtocolError, trio.TooSlowError) as error:
+    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
         raise PeerUnreachable(f"the relay does not answer: {error}") from error
     if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
         await call.drop()
@@ -233,11 +236,14 @@ class Relay:
         connection_of: Callable[[ID], SwarmConn | None],
         ip_of: Callable[[ID], str | None],
         offers: Callable[[], bool],
+        blame: Callable[[ID, Reject], None],
     ) -> None:
-        """`connection_of` gives the direct connection to a peer; `offers` is asked each time."""
+        """`connection_of` gives the direct connection to a peer; `offers` is asked each time;
+        `blame` hears who sends nonsense."""
         self._connection_of = connection_of
         self._ip_of = ip_of
         self._offers = offers
+        self._blame = blame
         self._reserved: dict[ID, tuple[float, str]] = {}  # until when, from which IP
         self._circuits: Counter[ID] = Counter()
         self._budget: ByteBudget | None = None
@@ -267,6 +273,8 @@ class Relay:
                 await raw.close()
         except (BaseLibp2pError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("hop stream of %s ended: %r", asker, error)
+            if isinstance(error, RemoteProtocolError):
+                self._blame(asker, error.reason)
             await reset(raw)
 
     async def _answer(self, raw: Any, status: int) -> None:
@@ -350,15 +358,16 @@ class Relay:
         with trio.move_on_after(MESSAGE_TIMEOUT_S):
             try:
                 call = await Call.open(conn, STOP_PROTOCOL, request)
-            except (BaseLibp2pError, RemoteProtocolError):
+                try:
+                    answer = await read_message(call.reader, pb.StopMessage)
+                except BaseException:
+                    await call.drop()
+                    raise
+            except RemoteProtocolError as error:
+                self._blame(conn.muxed_conn.peer_id, error.reason)
                 return None
-            try:
-                answer = await read_message(call.reader, pb.StopMessage)
-            except BaseException as error:
-                await call.drop()
-                if isinstance(error, BaseLibp2pError | RemoteProtocolError):
-                    return None
-                raise
+            except (BaseLibp2pError, RequestRefused):
+                return None
             if answer.type == pb.StopMessage.STATUS and answer.status == pb.OK:
                 return call
             await call.drop()

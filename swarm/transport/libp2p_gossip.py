@@ -33,6 +33,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.utils import encode_varint_prefixed
 
 from swarm.budget import ByteBudget
+from swarm.errors import Reject, RemoteProtocolError
 from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p_streams import finish, reset
 from swarm.transport.libp2p_workarounds import HardHost, Workarounds
@@ -66,6 +67,9 @@ Admits = Callable[[ID, str], bool]
 
 Deliver = Callable[[ID, str, bytes], bool]
 """Judges and delivers one new message of ours to hear: (forwarder, topic, payload) -> forward?"""
+
+Blame = Callable[[ID, Reject], None]
+"""Hears of what no honest peer forwards: (forwarder, why)."""
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +279,7 @@ class Gossip(Pubsub):
         router: Router,
         admit: Admits,
         deliver: Deliver,
+        blame: Blame,
         workarounds: Workarounds,
     ) -> None:
         super().__init__(
@@ -288,6 +293,7 @@ class Gossip(Pubsub):
         self.seen_messages = cast("Any", SeenMessages())
         self._admit = admit
         self._deliver = deliver
+        self._blame = blame
         self._inbound: dict[ID, INetStream] = {}  # the newest stream of each peer
         self._opening: set[ID] = set()
         self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
@@ -303,8 +309,10 @@ class Gossip(Pubsub):
             await self._read_messages(stream, peer_id)
         except MuxedStreamEOF:
             await stream.close()
-        except (BaseLibp2pError, DecodeError, ValueError) as error:
+        except (BaseLibp2pError, RemoteProtocolError, ValueError) as error:
             log.debug("gossip stream of %s ended: %s", peer_id, error)
+            if isinstance(error, RemoteProtocolError):
+                self._blame(peer_id, error.reason)
             await stream.reset()
             # else the peer may have said its topics on another connection or stream
             if _alive(stream) and self._inbound.get(peer_id) is stream:
@@ -353,8 +361,7 @@ class Gossip(Pubsub):
                     buffer += await muxed.read(READ_BYTES)
             if end is None or scope.cancelled_caught:
                 raise StreamError(f"the rest of a message did not come in {RPC_TIMEOUT_S:.0f} s")
-            rpc = rpc_pb2.RPC()
-            rpc.ParseFromString(bytes(buffer[end[0] : end[1]]))
+            rpc = _parsed(bytes(buffer[end[0] : end[1]]))
             del buffer[: end[1]]
             await self._take(peer_id, rpc)
 
@@ -373,15 +380,23 @@ class Gossip(Pubsub):
             await trio.lowlevel.checkpoint()
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """Judge one message, deliver it here if it is another's, and forward it if it is good."""
-        if len(msg.topicIDs) != 1 or len(msg.data) > GOSSIP_BYTES_MAX or self._is_msg_seen(msg):
+        """Judge one message, deliver it here if it is another's, and forward it if it is good.
+
+        Everybody checks what is checked here before forwarding it, and finds the same: so it is the
+        forwarder's offence. What is wrong inside is for `_deliver` to find, and its maker's.
+        """
+        if self._is_msg_seen(msg):
             return
-        own, topic = msg_forwarder == self.my_id, msg.topicIDs[0]
+        own, topic = msg_forwarder == self.my_id, msg.topicIDs[0] if msg.topicIDs else ""
         if not own:
             if topic not in self.topic_ids or ID(msg.from_id) == self.my_id:
-                return
-            if not self._admit(msg_forwarder, topic) or not _signed(msg):
+                return  # we may have left the topic, or been restarted
+            if not self._admit(msg_forwarder, topic):
                 return  # and is not known from now on: others may bring it, and in order
+            offence = offence_of(msg)
+            if offence is not None:
+                self._blame(msg_forwarder, offence)
+                return
         self._mark_msg_seen(msg)
         if not own and not self._deliver(msg_forwarder, topic, msg.data):
             return
@@ -462,18 +477,40 @@ def _whole_message(buffer: bytearray) -> tuple[int, int] | None:
     Upstream reads the prefix from the stream byte by byte.
 
     Raises:
-        StreamError: the prefix is malformed or too large.
+        RemoteProtocolError: the prefix is malformed or too large.
     """
     length = 0
     for i, byte in enumerate(buffer[:LENGTH_PREFIX_BYTES_MAX]):
         length |= (byte & 0x7F) << (7 * i)
         if not byte & 0x80:
             if length > RPC_BYTES_MAX:
-                raise StreamError("message too large")
+                raise RemoteProtocolError(Reject.OVERSIZE, f"gossip of {length} bytes")
             return (i + 1, i + 1 + length) if len(buffer) > i + length else None
     if len(buffer) >= LENGTH_PREFIX_BYTES_MAX:
-        raise StreamError("malformed length prefix")
+        raise RemoteProtocolError(Reject.MALFORMED, "no length prefix")
     return None
+
+
+def _parsed(data: bytes) -> rpc_pb2.RPC:
+    """
+    Raises:
+        RemoteProtocolError: it is malformed.
+    """
+    rpc = rpc_pb2.RPC()
+    try:
+        rpc.ParseFromString(data)
+    except DecodeError:
+        raise RemoteProtocolError(Reject.MALFORMED, "no gossip message") from None
+    return rpc
+
+
+def offence_of(message: rpc_pb2.Message) -> Reject | None:
+    """Why nobody who keeps to the rules forwards a message, whoever made it; None if they may."""
+    if len(message.topicIDs) != 1:
+        return Reject.MALFORMED
+    if len(message.data) > GOSSIP_BYTES_MAX:
+        return Reject.OVERSIZE
+    return None if _signed(message) else Reject.BAD_SIGNATURE
 
 
 def _signed(message: rpc_pb2.Message) -> bool:

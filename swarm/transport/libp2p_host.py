@@ -42,6 +42,7 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Report,
     Sent,
     ServeLimits,
     TransportCounters,
@@ -118,6 +119,7 @@ class Libp2pTransport:
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
         self._gate: Gate | None = None
+        self._report: Report | None = None
         self._network = HardSwarm(
             keys, self._id, workarounds, self._admits, network_key, self._counters.ended
         )
@@ -126,7 +128,7 @@ class Libp2pTransport:
         self._network.set_stream_handler(self._on_stream)
         self._router = Router(workarounds)
         self._gossip = Gossip(
-            self._host, self._router, self._admits_gossip, self._deliver, workarounds
+            self._host, self._router, self._admits_gossip, self._deliver, self.blame, workarounds
         )
         self._nursery: trio.Nursery
 
@@ -165,6 +167,14 @@ class Libp2pTransport:
 
     def set_gate(self, gate: Gate) -> None:
         self._gate = gate
+
+    def report_to(self, report: Report) -> None:
+        self._report = report
+
+    def blame(self, peer: ID, reason: Reject) -> None:
+        """Report a peer, which must be the one at the other end of a connection."""
+        if self._report is not None:
+            self._report(PeerId(str(peer)), reason)
 
     def _admits(self, peer: ID, ip: str | None) -> bool:
         if self._gate is None or self._gate(PeerId(str(peer)), ip):
@@ -228,7 +238,11 @@ class Libp2pTransport:
         conn = self._connection(ID.from_base58(relay))
         if conn is None:
             raise PeerUnreachable(f"the relay {relay} is gone")
-        circuit = await dial_through(conn, target)
+        try:
+            circuit = await dial_through(conn, target)
+        except RemoteProtocolError as error:
+            self.blame(conn.muxed_conn.peer_id, error.reason)
+            raise PeerUnreachable(f"the relay {relay} answers nonsense") from error
         raw = BoundedRawConnection(circuit, True)
         await self._network.upgrade_outbound_raw_conn(raw, target)
 
@@ -281,6 +295,8 @@ class Libp2pTransport:
                 return
         except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
             log.debug("stream of %s reset: %r", peer, error)
+            if isinstance(error, RemoteProtocolError):
+                self.blame(stream.muxed_conn.peer_id, error.reason)
             protocol = None
         if protocol is None:
             await inbound.reset()

@@ -133,6 +133,7 @@ class Host(Protocol):
         timeout_s: float, response_bytes_max: int,
     ) -> bytes: ...  # fmt: skip
     def own_addresses(self) -> Sequence[str]: ...
+    def blame(self, peer: ID, reason: Reject) -> None: ...
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None: ...
 
 
@@ -154,7 +155,7 @@ class Reach:
         self._punching: set[ID] = set()  # now
         self._punched: dict[ID, float] = {}  # that we began with: until when not again
         self._answered: dict[ID, tuple[int, float]] = {}  # rounds of theirs, until when they count
-        self._relay = Relay(self.direct, self._direct_ip, self._offers_relay)
+        self._relay = Relay(self.direct, self._direct_ip, self._offers_relay, host.blame)
         self._nursery: trio.Nursery | None = None
         self.summary = ReachSummary()
 
@@ -250,12 +251,15 @@ class Reach:
                 timeout_s=ASK_TIMEOUT_S, response_bytes_max=REACH_BYTES_MAX,
             )  # fmt: skip
             reply = codec.decode(answer, DialBackReply, REACH_BYTES_MAX)
-        except (TransportError, RemoteProtocolError) as error:
+        except RemoteProtocolError as error:
+            self._host.blame(ID.from_base58(peer), error.reason)
+            return
+        except TransportError as error:
             log.debug("%s does not dial back: %r", peer, error)
             return
         observed_ip, local = canonical_ip(reply.observed_ip), _local_port(conn)
         if observed_ip is None:
-            log.debug("%s says that we are nowhere", peer)
+            self._host.blame(ID.from_base58(peer), Reject.MALFORMED)  # we are nowhere, it says
             return
         opinion = Opinion(
             ip,  # the distance of a peer is what we see, not what it says
@@ -290,8 +294,12 @@ class Reach:
         self.summary.addresses = tuple(each for each in found if each not in known)
 
     async def _serve_dial_back(self, peer: PeerId, payload: bytes) -> bytes:
-        asked = codec.decode(payload, DialBack, REACH_BYTES_MAX)
         target = ID.from_base58(peer)
+        try:
+            asked = codec.decode(payload, DialBack, REACH_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self._host.blame(target, error.reason)
+            raise
         ip = self._direct_ip(target)
         now_s = trio.current_time()
         if ip is None:
@@ -368,8 +376,10 @@ class Reach:
         now_s = trio.current_time()
         try:
             life_s = await reserve(conn)
-        except PeerUnreachable as error:
+        except (PeerUnreachable, RemoteProtocolError) as error:
             log.debug("%s: %s", peer, error)
+            if isinstance(error, RemoteProtocolError):
+                self._host.blame(conn.muxed_conn.peer_id, error.reason)
             self._refused[peer] = now_s
             return
         self._reservations[peer] = (now_s + RENEW_SHARE * life_s, now_s + life_s)
@@ -389,7 +399,7 @@ class Reach:
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         relay = PeerId(str(stream.muxed_conn.peer_id))
         if relay not in self._reservations:
-            raise RemoteProtocolError(Reject.MALFORMED, "not a relay of ours")
+            raise RequestRefused("not a relay of ours, or no longer")
         _, circuit = await accept_circuit(raw)
         muxed = await self._network.upgrade_inbound_raw_conn(
             BoundedRawConnection(circuit, False), Multiaddr("/p2p-circuit")
@@ -453,7 +463,10 @@ class Reach:
             for _ in range(PUNCH_ROUNDS):
                 try:
                     await self._punch_once(target)
-                except (BaseLibp2pError, RemoteProtocolError, OSError, trio.TooSlowError) as error:
+                except RemoteProtocolError as error:
+                    self._host.blame(target, error.reason)
+                    break
+                except (BaseLibp2pError, RequestRefused, OSError, trio.TooSlowError) as error:
                     log.debug("punching through to %s: %r", target, error)
                 if self.direct(target) is not None or self._relayed(target) is None:
                     break
@@ -503,7 +516,7 @@ class Reach:
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         target = stream.muxed_conn.peer_id
         if self._relayed(target) is None or not self._rules.punch:
-            raise RemoteProtocolError(Reject.MALFORMED, "nothing to punch through to")
+            raise RequestRefused("nothing to punch through to")
         if not self._may_answer(target):
             raise RequestRefused("punched enough")
         self._punching.add(target)

@@ -44,6 +44,7 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Report,
     Sent,
     ServeLimits,
     TransportCounters,
@@ -464,6 +465,9 @@ class MemoryTransport:
     def set_gate(self, gate: Gate) -> None:
         """Ask about each new connection."""
         self._gate = gate
+
+    def report_to(self, report: Report) -> None:
+        """Simulated links carry no messages of their own, so that there is nothing to report."""
 
     def _admits(self, other: "MemoryTransport") -> bool:
         if self._gate is None or self._gate(other.peer_id, self._network._ips[other._number]):

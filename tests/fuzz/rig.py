@@ -24,7 +24,7 @@ from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
 from swarm.discovery import AddressBook, Discovery
-from swarm.errors import PeerUnreachable, RemoteProtocolError
+from swarm.errors import PeerUnreachable, RemoteProtocolError, RequestRefused
 from swarm.exchange import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.messages import adverts_topic
@@ -35,6 +35,7 @@ from swarm.transport.base import (
     Gate,
     GossipMessage,
     Handler,
+    Report,
     Sent,
     ServeLimits,
     Validator,
@@ -65,6 +66,7 @@ ENDS_A_STREAM = (
     BaseLibp2pError,
     DecodeError,
     RemoteProtocolError,
+    RequestRefused,
     trio.TooSlowError,
 )
 
@@ -195,6 +197,9 @@ class DeskTransport:
 
     def set_gate(self, gate: Gate) -> None:
         self._real.set_gate(gate)
+
+    def report_to(self, report: Report) -> None:
+        self._real.report_to(report)
 
     async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
         await trio.lowlevel.checkpoint()

@@ -8,10 +8,13 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
-from libp2p.utils import encode_delim
+from libp2p.utils import encode_delim, encode_varint_prefixed
 
+from swarm.errors import Reject
 from swarm.identity import Identity, PeerId
+from swarm.ledger import Ledger
 from swarm.transport import libp2p_gossip
+from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p_gossip import (
     BACK_OFF_S_MAX,
     ID_BYTES_MAX,
@@ -21,6 +24,7 @@ from swarm.transport.libp2p_gossip import (
     trim_control,
 )
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.warden import Warden
 from tests.support import run
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -184,6 +188,106 @@ def test_the_rest_of_a_message_has_its_time(monkeypatch: pytest.MonkeyPatch) -> 
             await until(lambda: stream.closed)
             await until(lambda: not b._gossip._inbound)
             assert a.peers() == (b.peer_id,)
+
+    run(main)
+
+
+# --- whose fault it is ----------------------------------------------------------------------------
+
+
+def altered(message: rpc_pb2.Message, **changes: Any) -> rpc_pb2.Message:
+    other = rpc_pb2.Message()
+    other.CopyFrom(message)
+    other.MergeFrom(rpc_pb2.Message(**changes))
+    return other
+
+
+async def published(a: Libp2pTransport, payload: bytes) -> rpc_pb2.Message:
+    """A message that is signed as it should be."""
+    await a.publish(TOPIC, payload)
+    message: Any = a._router.mcache.get(list(a._router.mcache.msgs)[-1])
+    return altered(message)
+
+
+def test_what_no_honest_peer_forwards_costs_the_forwarder() -> None:
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            ledger = Ledger()
+            warden = Warden(b, ledger)
+            stream = await open_stream(a, b, b"")
+            good = await published(a, b"x" * 60_000)
+            forged = [
+                altered(good, data=b"evil", seqno=b"1"),
+                altered(good, signature=bytes(64), seqno=b"2"),
+                altered(good, from_id=ID.from_base58(Identity(b"v" * 32).peer_id).to_bytes()),
+            ]
+            for count, message in enumerate(forged, 1):
+                await stream.write(encode_varint_prefixed(rpc(message)))
+                await until(lambda count=count: ledger.rejected[Reject.BAD_SIGNATURE] == count)  # type: ignore[misc]
+            assert warden.is_banned(a.peer_id)
+            for message, reason in (
+                (altered(good, topicIDs=["more"], seqno=b"4"), Reject.MALFORMED),
+                (altered(good, data=bytes(GOSSIP_BYTES_MAX + 1), seqno=b"5"), Reject.OVERSIZE),
+            ):
+                b._gossip._admit = lambda peer, topic: True
+                await stream.write(encode_varint_prefixed(rpc(message)))
+                await until(lambda reason=reason: ledger.rejected[reason] == 1)  # type: ignore[misc]
+            assert set(ledger.peers()) == {a.peer_id}
+
+    run(main)
+
+
+def rpc(*messages: rpc_pb2.Message) -> bytes:
+    return rpc_pb2.RPC(publish=messages).SerializeToString()
+
+
+def test_what_honest_peers_forward_costs_them_nothing() -> None:
+    """A payload that is no good, what is known, what is for others, what is over the quota."""
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            blamed: list[object] = []
+            b.report_to(lambda *offence: blamed.append(offence))
+            b._subscriptions[TOPIC].validate = lambda peer, payload: False
+            bad = await published(a, b"no good")
+            elsewhere = altered(bad)
+            elsewhere.topicIDs[:] = ["/other"]
+            b_own = altered(bad, from_id=b._id.to_bytes())
+            over = altered(bad, data=b"over the quota", seqno=b"1")
+            for message in (bad, bad, altered(bad, data=b"known"), elsewhere, b_own):
+                await b._gossip.push_msg(a._id, message)
+            b._gossip._admit = lambda peer, topic: False
+            await b._gossip.push_msg(a._id, over)
+            assert not blamed
+            b._gossip._admit = lambda peer, topic: True
+            await b._gossip.push_msg(a._id, over)
+            assert blamed == [(a.peer_id, Reject.BAD_SIGNATURE)]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x03\xff\xff\xff", Reject.MALFORMED),
+        (b"\xff" * 20, Reject.MALFORMED),
+        (b"\x80\x80\x80\x01", Reject.OVERSIZE),
+        (b"\x05half", None),
+    ],
+)
+def test_bytes_that_are_no_gossip_cost_their_sender(
+    data: bytes, reason: Reject | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libp2p_gossip, "RPC_TIMEOUT_S", 0.2)
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            blamed: list[object] = []
+            b.report_to(lambda *offence: blamed.append(offence))
+            stream = await open_stream(a, b, data)
+            await until(lambda: stream.closed)
+            await until(lambda: not b._gossip._inbound)
+            assert blamed == ([(a.peer_id, reason)] if reason else [])
 
     run(main)
 

@@ -13,7 +13,9 @@ import trio
 from libp2p.abc import INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import circuit_pb2 as circuit_pb
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
+from libp2p.utils import encode_delim
 from multiaddr import Multiaddr
 
 from swarm import codec
@@ -23,6 +25,7 @@ from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackRe
 from swarm.transport import libp2p_circuit, libp2p_reach, observations
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_circuit import (
+    HOP_PROTOCOL,
     STOP_PROTOCOL,
     Call,
     accept_circuit,
@@ -383,6 +386,119 @@ def test_a_punched_connection_on_which_nonsense_comes_is_a_failed_dial(data: byt
             with pytest.raises(BaseLibp2pError):
                 await node._network.dial_addr(where, target)
             assert await is_well(node)
+
+    run(main)
+
+
+# --- whose fault it is ---------------------------------------------------------------------------
+
+
+def blames(node: Libp2pTransport) -> list[tuple[PeerId, Reject]]:
+    """What a node finds its peers guilty of, from now on."""
+    found: list[tuple[PeerId, Reject]] = []
+    node.report_to(lambda peer, reason: found.append((peer, reason)))
+    return found
+
+
+async def answer_dial_back(node: Libp2pTransport, answer: bytes) -> None:
+    async def serve(peer: PeerId, payload: bytes) -> bytes:
+        return answer
+
+    node.serve(REACH_PROTOCOL, serve, ServeLimits(REACH_BYTES_MAX, REACH_BYTES_MAX))
+
+
+def test_a_malformed_request_to_dial_back_costs_its_sender() -> None:
+    async def main() -> None:
+        async with hosts(None, RULES) as (a, b):
+            blamed = blames(b)
+            await a.connect(b.addresses()[0])
+            for request in (b"garbage", codec.encode(DialBack(type="dial_back", ports=(1,)))):
+                with suppress(RequestRefused):
+                    await a.request(
+                        b.peer_id, REACH_PROTOCOL, request,
+                        timeout_s=20, response_bytes_max=REACH_BYTES_MAX,
+                    )  # fmt: skip
+            assert blamed == [(a.peer_id, Reject.MALFORMED)]
+
+    run(main)
+
+
+def dialled_back(ip: str) -> bytes:
+    return codec.encode(
+        DialBackReply(type="dial_back_reply", observed_ip=ip, observed_port=1, ports=())
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "guilty"),
+    [
+        (b"garbage", True),
+        (dialled_back("nowhere"), True),
+        (dialled_back("0.0.0.0"), True),
+        (dialled_back("127.0.0.9"), False),
+    ],
+)
+def test_a_malformed_answer_costs_who_gives_it(answer: bytes, guilty: bool) -> None:
+    async def main() -> None:
+        async with hosts(None, RULES) as (a, b):
+            blamed = blames(b)
+            await answer_dial_back(a, answer)
+            await b.connect(a.addresses()[0])
+            await until(lambda: blamed or reach(b).summary.voices)
+            assert blamed == ([(a.peer_id, Reject.MALFORMED)] if guilty else [])
+
+    run(main)
+
+
+def test_nonsense_about_circuits_and_punches_costs_its_sender_and_a_no_costs_nothing() -> None:
+    async def tell(a: Libp2pTransport, b: Libp2pTransport, protocol: str, data: bytes) -> None:
+        conn = a._connection(b._id)
+        assert conn is not None
+        stream = await conn.muxed_conn.open_stream()
+        head = encode_delim(b"/multistream/1.0.0") + encode_delim(protocol.encode())
+        await stream.write(head + data)
+        with suppress(BaseLibp2pError):
+            while await stream.read(100):  # type: ignore[attr-defined]
+                pass
+
+    async def main() -> None:
+        async with hosts(None, RULES) as (a, b):
+            blamed = blames(b)
+            await a.connect(b.addresses()[0])
+            stop = encoded(circuit_pb.StopMessage(type=circuit_pb.StopMessage.CONNECT))
+            await tell(a, b, STOP_PROTOCOL, stop)  # of a relay that b has not asked
+            punch = encoded(pb.HolePunch(type=pb.HolePunch.CONNECT))
+            await tell(a, b, PUNCH_PROTOCOL, punch)  # with nobody behind a relay
+            await tell(a, b, "/not/served", b"")
+            assert not blamed
+            await tell(a, b, HOP_PROTOCOL, b"\x03\xff\xff\xff")
+            assert blamed == [(a.peer_id, Reject.MALFORMED)]
+            await b.connect(a.addresses()[0])
+            reach(b)._reservations[a.peer_id] = (1e9, 1e9)
+            await tell(a, b, STOP_PROTOCOL, b"\xff\xff\x7f")
+            assert blamed[1:] == [(a.peer_id, Reject.OVERSIZE)]
+
+    run(main)
+
+
+def test_a_relay_that_answers_nonsense_pays_for_it() -> None:
+    async def evil(stream: INetStream) -> None:
+        await stream.write(b"\x03\xff\xff\xff")
+
+    async def main() -> None:
+        async with hosts(None, RULES) as (relay, hidden):
+            blamed = blames(hidden)
+            unreachable(hidden)
+            relay.handle(HOP_PROTOCOL, evil)
+            await answer_dial_back(relay, dialled_back("127.0.0.1"))
+            await hidden.connect(relay.addresses()[0])
+            await until(lambda: blamed)
+            assert set(blamed) == {(relay.peer_id, Reject.MALFORMED)}
+            where = f"{relay.addresses()[0]}/p2p-circuit/p2p/{Identity(bytes([77]) * 32).peer_id}"
+            del blamed[:]
+            with pytest.raises(PeerUnreachable, match="nonsense"):
+                await hidden.connect(where)
+            assert (relay.peer_id, Reject.MALFORMED) in blamed
 
     run(main)
 

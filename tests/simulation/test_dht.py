@@ -23,7 +23,7 @@ from swarm.dht import (
     point_of,
 )
 from swarm.discovery import Discovery
-from swarm.errors import RequestRefused
+from swarm.errors import Reject, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.ledger import Ledger
 from swarm.messages import (
@@ -58,7 +58,7 @@ class Member:
         serves: bool = True,
     ) -> None:
         self.transport = world.join(host)
-        warden = Warden(self.transport, Ledger())
+        warden = self.warden = Warden(self.transport, Ledger())
         self.discovery = Discovery(
             run_id, "test", world.identities[host], bytes([host]) * 16, self.transport, bootstrap,
             AddressBook(), warden, now_s=lambda: EPOCH_S + trio.current_time(),
@@ -138,6 +138,7 @@ class Liar:
         self.transport = transport
         self.draw = Random(1)
         self.asked = 0
+        self.providers: tuple[KnownPeer, ...] = ()
         transport.serve(
             PROVIDERS_PROTOCOL, self.answer,
             ServeLimits(PROVIDERS_BYTES_MAX, PROVIDERS_REPLY_BYTES_MAX),
@@ -149,10 +150,7 @@ class Liar:
         closer = tuple(
             KnownPeer(peer_id=each, addresses=(f"/memory/{10**6}/p2p/{each}",)) for each in invented
         )
-        nowhere = KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",))
-        reply = ProvidersReply(
-            type="providers", providers=(nowhere,), closer=(*closer[1:], nowhere)
-        )
+        reply = ProvidersReply(type="providers", providers=self.providers, closer=closer)
         return codec.encode(reply)
 
 
@@ -174,6 +172,21 @@ def test_a_walk_among_liars_ends_and_leaves_nothing() -> None:
             assert liar.asked == 2, "once for a walk, once to be told of us"
             assert not own.found
             assert [peer for peer, _ in own.dht.table.closest(bytes(32), 99)] == [world.peer_id(0)]
+
+    deterministic_run(main, seed=1)
+
+
+def test_who_names_what_nobody_can_be_called_pays_for_it() -> None:
+    async def main() -> None:
+        async with open_world(1, 2, LAN) as world, trio.open_nursery():
+            liar = Liar(world.join(0))
+            own = Member(world, 1, "a", liar.transport.addresses())
+            await own.dht.look()
+            assert not own.warden.ledger.rejected
+            liar.providers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
+            await own.dht.look()
+            assert own.warden.ledger.of(liar.transport.peer_id).rejected == {Reject.MALFORMED: 1}
+            assert not own.found
 
     deterministic_run(main, seed=1)
 
