@@ -7,6 +7,7 @@ import ifaddr
 import trio
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
+from trio.lowlevel import RunVar
 
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
@@ -20,6 +21,10 @@ FAMILIES = {
 DIALLED = ("ip4", "ip6", *FAMILIES)
 OWN_BEFORE_RELAYED_MAX = 4  # addresses of our own machine that are told before those of relays
 NAME_ADDRESSES_MAX = 4  # of one DNS name that are dialled
+LOOK_UPS_MAX = 4  # at a time: a resolver that hangs keeps its thread, whoever has given up on it
+LOOK_UP_TIMEOUT_S = 10.0
+
+_limiter: RunVar[trio.CapacityLimiter] = RunVar("look_ups")
 
 
 def parse_peer_address(text: str) -> tuple[Multiaddr, PeerId]:
@@ -64,7 +69,7 @@ async def dial_each(
     `failures` are what `dial` raises where nobody answers; the last one propagates.
 
     Raises:
-        OSError: the name is unknown.
+        OSError: the name is unknown, or the resolver does not say in time.
     """
     targets = await _resolve(address)
     for target in targets[:-1]:
@@ -82,9 +87,15 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
         return [address]
     name, port = address.value_for_protocol(kind), address.value_for_protocol("tcp")
     try:
-        found = await trio.socket.getaddrinfo(name, port, FAMILIES[kind], socket.SOCK_STREAM)
+        with trio.fail_after(LOOK_UP_TIMEOUT_S):
+            found = await trio.to_thread.run_sync(
+                socket.getaddrinfo, name, port, FAMILIES[kind], socket.SOCK_STREAM,
+                abandon_on_cancel=True, limiter=_look_ups(),
+            )  # fmt: skip
     except UnicodeError:
         raise OSError("no DNS name") from None
+    except trio.TooSlowError:
+        raise OSError(f"the name was not found within {LOOK_UP_TIMEOUT_S} s") from None
     targets = [
         Multiaddr(f"/{'ip6' if family == socket.AF_INET6 else 'ip4'}/{where[0]}/tcp/{port}")
         for family, _, _, _, where in found[:NAME_ADDRESSES_MAX]
@@ -93,6 +104,16 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
     if not targets:
         raise OSError("the name has no address that can be dialled")
     return targets
+
+
+def _look_ups() -> trio.CapacityLimiter:
+    """Places for look-ups alone: those of trio's own are for all other work in threads."""
+    try:
+        return _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(LOOK_UPS_MAX)
+        _limiter.set(limiter)
+        return limiter
 
 
 def parse_listen(listen: Sequence[str]) -> list[Multiaddr]:
