@@ -10,7 +10,8 @@ strangers as long as they like, and looks for relays every five minutes.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -26,8 +27,11 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.utils import encode_delim, encode_varint_prefixed
 
+from swarm.blocks import Block, block_of, is_public
 from swarm.budget import ByteBudget
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
+from swarm.identity import PeerId
+from swarm.quotas import Kind, Quotas, Verdict
 from swarm.transport.libp2p_streams import MULTISTREAM, READ_BYTES, Reader, reset
 from swarm.transport.libp2p_yamux import MuxedConnection
 
@@ -38,16 +42,21 @@ MESSAGE_TIMEOUT_S = 10.0
 
 RESERVATION_S = 3_600
 RESERVATIONS_MAX = 64
-RESERVATIONS_PER_IP_MAX = 8
+RESERVATIONS_PER_BLOCK_MAX = 8  # of one public address block, or one private address
 CIRCUITS_MAX = 64
 CIRCUITS_PER_PEER_MAX = 8
+CIRCUITS_PER_BLOCK_MAX = 16  # of one public block, at either end
+CIRCUITS_TO_ONE_MAX = 4  # from one public block, or one peer at a private address, to one peer
 CIRCUIT_S_MAX = 7_200
+CIRCUIT_IDLE_S_MAX = 120  # an honest one carries a ping in 10 s
 CIRCUIT_BYTES_MAX = 1_073_741_824  # both ways together
 RELAYED_BYTES_PER_S_MAX = 4_194_304.0  # of all circuits together
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
+
+_Share = ID | Block | tuple[Block | ID, ID]  # of an end, of a block, of what one has to another
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
@@ -226,6 +235,19 @@ class RelayFigures:
     circuits_total: int = 0
     bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)  # circuits, by the bound that they reached
+
+
+@dataclass(slots=True)
+class _Circuit:
+    """What a circuit may still do."""
+
+    idle: trio.CancelScope  # whose deadline moves on with the circuit's bytes
+    bytes_left: int
+
+    def move(self, size: int) -> None:
+        self.bytes_left -= size
+        self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
 
 
 class Relay:
@@ -244,8 +266,9 @@ class Relay:
         self._ip_of = ip_of
         self._offers = offers
         self._blame = blame
-        self._reserved: dict[ID, tuple[float, str]] = {}  # until when, from which IP
-        self._circuits: Counter[ID] = Counter()
+        self._reserved: dict[ID, tuple[float, str]] = {}  # until when, from where
+        self._circuits: Counter[_Share] = Counter()
+        self._quotas = Quotas()
         self._budget: ByteBudget | None = None
         self.figures = RelayFigures()
 
@@ -300,56 +323,77 @@ class Relay:
         self._forget()
         if not self._offers():
             return pb.RESERVATION_REFUSED
+        origin = _public_block(ip) or ip
         if asker not in self._reserved:
-            same = sum(each == ip for _, each in self._reserved.values())
-            if len(self._reserved) >= RESERVATIONS_MAX or same >= RESERVATIONS_PER_IP_MAX:
+            same = sum(each == origin for _, each in self._reserved.values())
+            if len(self._reserved) >= RESERVATIONS_MAX or same >= RESERVATIONS_PER_BLOCK_MAX:
                 return pb.RESOURCE_LIMIT_EXCEEDED
-        self._reserved[asker] = (trio.current_time() + RESERVATION_S, ip)
+        self._reserved[asker] = (trio.current_time() + RESERVATION_S, origin)
         return pb.OK
 
     async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
         self._forget()
         conn = self._connection_of(target) if target in self._reserved else None
-        if self._ip_of(asker) is None or asker == target:
+        ip = self._ip_of(asker)
+        if ip is None or asker == target:
             refusal = pb.PERMISSION_DENIED
+        elif not self._may_ask(asker, ip):
+            refusal = pb.RESOURCE_LIMIT_EXCEEDED
         elif conn is None:
             refusal = pb.NO_RESERVATION
-        elif self._is_full(asker, target):
+        elif self._is_full(shares := self._shares(asker, ip, target)):
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         else:
-            await self._bridge(raw, reader, asker, target, conn)
+            with self._counted(list(shares)):
+                await self._bridge(raw, reader, asker, conn)
             return
         await self._answer(raw, refusal)
         await raw.close()
 
-    def _is_full(self, *ends: ID) -> bool:
+    def _may_ask(self, asker: ID, ip: str) -> bool:
+        """Each circuit that is asked for costs its target a stream, taken or not."""
+        block, now_s = _public_block(ip), trio.current_time()
+        verdict = self._quotas.take(Kind.CONNECT, PeerId(str(asker)), block, now_s)
+        return verdict is Verdict.GRANTED
+
+    def _shares(self, asker: ID, ip: str, target: ID) -> dict[_Share, int]:
+        """What a circuit counts against, each with how many there may be."""
+        ends = (_public_block(ip), _public_block(self._ip_of(target)))
+        shares: dict[_Share, int] = {(ends[0] or asker, target): CIRCUITS_TO_ONE_MAX}
+        shares |= dict.fromkeys((asker, target), CIRCUITS_PER_PEER_MAX)
+        return shares | {block: CIRCUITS_PER_BLOCK_MAX for block in ends if block is not None}
+
+    def _is_full(self, shares: dict[_Share, int]) -> bool:
         return self.figures.circuits >= CIRCUITS_MAX or any(
-            self._circuits[end] >= CIRCUITS_PER_PEER_MAX for end in ends
+            self._circuits[each] >= at_most for each, at_most in shares.items()
         )
 
-    async def _bridge(
-        self, raw: Any, reader: Reader, asker: ID, target: ID, conn: SwarmConn
-    ) -> None:
+    @contextmanager
+    def _counted(self, shares: Sequence[_Share]) -> Iterator[None]:
+        """One more circuit, as long as it is there."""
         self.figures.circuits += 1
         self.figures.circuits_total += 1
-        self._circuits.update((asker, target))
+        self._circuits.update(shares)
         try:
-            call = await self._call(conn, asker)
-            if call is None:
-                await self._answer(raw, pb.CONNECTION_FAILED)
-                await raw.close()
-                return
-            try:
-                await self._answer(raw, pb.OK)
-                await self._copy_both_ways((raw, reader.rest), (call.stream, call.reader.rest))
-            finally:
-                await call.drop()
-                with trio.CancelScope(shield=True):
-                    await reset(raw)
+            yield
         finally:
             self.figures.circuits -= 1
-            self._circuits.subtract((asker, target))
+            self._circuits.subtract(shares)
             self._circuits += Counter()  # drops the zeros
+
+    async def _bridge(self, raw: Any, reader: Reader, asker: ID, conn: SwarmConn) -> None:
+        call = await self._call(conn, asker)
+        if call is None:
+            await self._answer(raw, pb.CONNECTION_FAILED)
+            await raw.close()
+            return
+        try:
+            await self._answer(raw, pb.OK)
+            await self._copy_both_ways((raw, reader.rest), (call.stream, call.reader.rest))
+        finally:
+            await call.drop()
+            with trio.CancelScope(shield=True):
+                await reset(raw)
 
     async def _call(self, conn: SwarmConn, asker: ID) -> Call | None:
         """Tell the target that somebody wants it; None where it does not answer well."""
@@ -374,21 +418,30 @@ class Relay:
         return None
 
     async def _copy_both_ways(self, one: tuple[Any, bytes], other: tuple[Any, bytes]) -> None:
-        left = [CIRCUIT_BYTES_MAX]
-        with trio.move_on_after(CIRCUIT_S_MAX):
+        with (
+            trio.move_on_after(CIRCUIT_S_MAX) as life,
+            trio.move_on_after(CIRCUIT_IDLE_S_MAX) as idle,
+        ):
+            circuit = _Circuit(idle, CIRCUIT_BYTES_MAX)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._copy, one, other[0], left, nursery.cancel_scope)
-                nursery.start_soon(self._copy, other, one[0], left, nursery.cancel_scope)
+                nursery.start_soon(self._copy, one, other[0], circuit, nursery.cancel_scope)
+                nursery.start_soon(self._copy, other, one[0], circuit, nursery.cancel_scope)
+        if circuit.bytes_left <= 0:
+            self.figures.ended["bytes"] += 1
+        elif life.cancelled_caught:
+            self.figures.ended["age"] += 1
+        elif idle.cancelled_caught:
+            self.figures.ended["idle"] += 1
 
     async def _copy(
-        self, source: tuple[Any, bytes], sink: Any, left: list[int], scope: trio.CancelScope
+        self, source: tuple[Any, bytes], sink: Any, circuit: _Circuit, scope: trio.CancelScope
     ) -> None:
         """Copy until either end is gone or the circuit has had its share; then end both ways."""
         stream, data = source
         try:
-            while left[0] > 0:
+            while circuit.bytes_left > 0:
                 if data:
-                    left[0] -= len(data)
+                    circuit.move(len(data))
                     self.figures.bytes += len(data)
                     await trio.sleep(self._pace_s(len(data)))
                     await sink.write(data)
@@ -402,6 +455,10 @@ class Relay:
         if self._budget is None:
             self._budget = ByteBudget(RELAYED_BYTES_PER_S_MAX, now_s)
         return self._budget.spend(size, now_s)
+
+
+def _public_block(ip: str | None) -> Block | None:
+    return block_of(ip) if is_public(ip) else None
 
 
 def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:

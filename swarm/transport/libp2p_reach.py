@@ -18,7 +18,7 @@ Peers that cannot get through stay on the relay.
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -64,7 +64,14 @@ from swarm.transport.libp2p_circuit import (
 from swarm.transport.libp2p_streams import Reader, reset
 from swarm.transport.libp2p_workarounds import BoundedRawConnection, HardSwarm, remote_ip
 from swarm.transport.libp2p_yamux import MuxedConnection
-from swarm.transport.observations import ASK_AGAIN_S, Observations, Opinion, Verdict, canonical_ip
+from swarm.transport.observations import (
+    ASK_AGAIN_S,
+    Observations,
+    Opinion,
+    Verdict,
+    canonical_ip,
+    voice_of,
+)
 
 PUNCH_PROTOCOL = "/libp2p/dcutr"
 
@@ -151,6 +158,7 @@ class Reach:
         self._asked: dict[PeerId, float] = {}
         self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
         self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
+        self._through: Counter[PeerId] = Counter()  # circuits to us, by relay
         self._refused: dict[PeerId, float] = {}
         self._punching: set[ID] = set()  # now
         self._punched: dict[ID, float] = {}  # that we began with: until when not again
@@ -358,16 +366,26 @@ class Reach:
             for peer, (renew_s, _) in list(self._reservations.items()):
                 if renew_s <= now_s:
                     await self._reserve_at(peer)
-            wanted = RESERVATIONS_WANTED - len(self._reservations)
-            able = [
-                peer
-                for peer, _ in self._direct_peers()
-                if peer not in self._reservations
-                and now_s - self._refused.get(peer, -REFUSED_AGAIN_S) >= REFUSED_AGAIN_S
-            ]
-            for peer in self._rng.sample(able, min(max(0, wanted), len(able))):
-                await self._reserve_at(peer)
+            for _ in range(RESERVATIONS_WANTED - len(self._reservations)):
+                chosen = self._choose_relay()
+                if chosen is not None:
+                    await self._reserve_at(chosen)
         self.summary.relays = tuple(self._reservations)
+
+    def _choose_relay(self) -> PeerId | None:
+        """Somebody to ask, in another address block than the relays that we have, if there is any:
+        what is in one hand ends at once."""
+        now_s = trio.current_time()
+        voices = {peer: voice_of(peer, ip) for peer, ip in self._direct_peers()}
+        taken = {voices.get(relay) for relay in self._reservations}
+        able = [
+            peer
+            for peer in voices
+            if peer not in self._reservations
+            and now_s - self._refused.get(peer, -REFUSED_AGAIN_S) >= REFUSED_AGAIN_S
+        ]
+        apart = [peer for peer in able if voices[peer] not in taken]
+        return self._rng.choice(apart or able) if able else None
 
     async def _reserve_at(self, peer: PeerId) -> None:
         conn = self.direct(ID.from_base58(peer))
@@ -385,9 +403,10 @@ class Reach:
         self._reservations[peer] = (now_s + RENEW_SHARE * life_s, now_s + life_s)
 
     def relayed_addresses(self) -> list[str]:
-        """Where we can be reached through relays."""
+        """Where we can be reached through relays. Who dials begins with the first: that is the one
+        through which fewest came."""
         found: list[str] = []
-        for relay in self._reservations:
+        for relay in sorted(self._reservations, key=lambda relay: self._through[relay]):
             conn = self.direct(ID.from_base58(relay))
             where = None if conn is None else dialled_address(conn)
             if where is not None:
@@ -406,7 +425,11 @@ class Reach:
         )
         assert isinstance(muxed, MuxedConnection)
         self._begin_punch(muxed.peer_id)
-        await muxed.event_closed.wait()
+        self._through[relay] += 1
+        try:
+            await muxed.event_closed.wait()
+        finally:
+            self._through -= Counter([relay])
 
     # --- hole punching ---------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from swarm.transport import (
     base,
     frame_rates,
     libp2p_buffers,
+    libp2p_circuit,
     libp2p_yamux,
 )
 
@@ -34,12 +35,15 @@ def said() -> list[tuple[str, int]]:
 def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
     code |= limits(frame_rates) | limits(libp2p_yamux) | limits(libp2p_buffers)
+    code |= limits(libp2p_circuit)
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 
 
-def test_every_limit_of_the_messages_and_of_what_floods_is_on_the_page() -> None:
-    assert {name for name, _ in said()} >= set(limits(messages)) | set(limits(frame_rates))
+def test_every_limit_of_messages_floods_and_circuits_is_on_the_page() -> None:
+    code = limits(messages) | limits(frame_rates)
+    code |= {n: v for n, v in limits(libp2p_circuit).items() if n.startswith(("RES", "CIRCUIT"))}
+    assert {name for name, _ in said()} >= set(code)
 
 
 def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:
