@@ -9,6 +9,8 @@
     ├── LocalProtocolError     we broke the rules: propagates and ends the node
     ├── IdentityInUse          another live node runs under our key: the newcomer stops
     ├── StorageFailed          the disk is full or broken: the node ends with one line
+    ├── StoreFull              no room for weights: this version is given up, the old one serves
+    ├── NoRoute                none of a version's artifacts leads to it from here: as StoreFull
     ├── ChildFailed            a child process of ours failed: restarted with back-off
     └── ConfigError            bad input at start: one line, exit status 2
 
@@ -36,6 +38,9 @@ class Reject(StrEnum):
     UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
     QUOTA = "quota"  # larger than the whole pool
+    NOT_A_PUBLISHER = "not_a_publisher"  # announces weights, and the run's rules do not name it
+    REPUBLISHED = "republished"  # other weights under a version that was published before
+    WRONG_HASH = "wrong_hash"  # other bytes than those with the hash that was asked for
     FLOOD = "flood"  # went on asking at a rate that had been refused
 
 
@@ -87,6 +92,14 @@ class ChildFailed(SwarmError):
 
 class StorageFailed(SwarmError):
     """The data directory can no longer be written or read."""
+
+
+class StoreFull(SwarmError):
+    """The disk, or the bound on the chunks of weights, leaves no room for what is in use."""
+
+
+class NoRoute(SwarmError):
+    """A version of a policy cannot be made from what is held and what is offered."""
 
 
 class ConfigError(SwarmError):

@@ -29,12 +29,15 @@ MUCH: Final[Mapping[Reject, float]] = {
     Reject.OVERSIZE: 4.0,
     Reject.UNASSIGNED_TASK: 4.0,
     Reject.NOT_REQUESTED: 4.0,
+    Reject.NOT_A_PUBLISHER: 4.0,
+    Reject.WRONG_HASH: 4.0,
     Reject.FLOOD: 4.0,
 }
 LITTLE: Final[Mapping[Reject, float]] = {
     Reject.EXPIRED: 0.5,  # a slow link, a slow clock
     Reject.FUTURE: 0.5,  # a fast clock
     Reject.DUPLICATE_TASK: 0.5,  # a restart from an old backup
+    Reject.REPUBLISHED: 0.5,  # a restart from an old backup
     Reject.HELD_OUT: 0.5,  # an environment that does not make the same problem everywhere
     Reject.UNVERIFIABLE: 1.0,  # our own machine may have been too slow
     Reject.QUOTA: 0.5,  # our own pool may be too small
