@@ -32,6 +32,9 @@ class Ended(StrEnum):
     STALLED = "stalled"  # the socket takes nothing any more
 
 
+FLOODS: Final = frozenset((Ended.STREAMS, Ended.PINGS, Ended.SMALL_FRAMES))
+
+
 class FrameError(Exception):
     """The peer broke the rules of Yamux, or floods, or leaves; each ends the connection."""
 

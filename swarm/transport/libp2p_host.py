@@ -50,6 +50,7 @@ from swarm.transport.base import (
     admit_all,
     untold,
 )
+from swarm.transport.frame_rates import FLOODS, Ended
 from swarm.transport.libp2p_addresses import (
     dial_each,
     own_addresses,
@@ -121,7 +122,7 @@ class Libp2pTransport:
         self._gate: Gate | None = None
         self._report: Report | None = None
         self._network = HardSwarm(
-            keys, self._id, workarounds, self._admits, network_key, self._counters.ended
+            keys, self._id, workarounds, self._admits, network_key, self._on_end
         )
         self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
@@ -175,6 +176,12 @@ class Libp2pTransport:
         """Report a peer, which must be the one at the other end of a connection."""
         if self._report is not None:
             self._report(PeerId(str(peer)), reason)
+
+    def _on_end(self, peer: ID, reason: Ended) -> None:
+        """Count why we ended a connection; no slow link makes a flood."""
+        self._counters.ended[reason] += 1
+        if reason in FLOODS:
+            self.blame(peer, Reject.FLOOD)
 
     def _admits(self, peer: ID, ip: str | None) -> bool:
         if self._gate is None or self._gate(PeerId(str(peer)), ip):

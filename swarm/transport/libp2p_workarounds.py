@@ -6,7 +6,6 @@ host refuses to start on any other version of libp2p.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -49,7 +48,7 @@ from multiaddr import Multiaddr
 from swarm.errors import ConfigError
 from swarm.transport.handshakes import Handshakes
 from swarm.transport.libp2p_noise import SOCKET_READ_BYTES, Noise
-from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection
+from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection, OnEnd
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class HardUpgrader(TransportUpgrader):
         keys: KeyPair,
         workarounds: Workarounds,
         network_key: bytes | None,
-        ended: Counter[str],
+        on_end: OnEnd,
     ) -> None:
         noise: ISecureTransport = Noise(keys, network_key)
         if not workarounds.fast_noise:
@@ -122,7 +121,7 @@ class HardUpgrader(TransportUpgrader):
             muxer_transports_by_protocol={TProtocol(yamux.PROTOCOL_ID): Yamux},
         )
         self._workarounds = workarounds
-        self._ended = ended
+        self._on_end = on_end
 
     async def upgrade_security(
         self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
@@ -142,7 +141,7 @@ class HardUpgrader(TransportUpgrader):
         except Exception as error:  # boundary: libp2p's parsers on foreign bytes
             raise MuxerUpgradeFailure("no common stream muxer") from error
         if self._workarounds.hard_yamux:
-            return HardYamux(conn, peer_id, self._ended)
+            return HardYamux(conn, peer_id, self._on_end)
         return MuxedConnection(conn, peer_id)
 
 
@@ -178,7 +177,7 @@ class HardSwarm(Swarm):
         workarounds: Workarounds,
         admits: Callable[[ID, str | None], bool],
         network_key: bytes | None,
-        ended: Counter[str],
+        on_end: OnEnd,
     ) -> None:
         peerstore = PeerStore()
         peerstore.add_key_pair(self_id, keys)
@@ -186,7 +185,7 @@ class HardSwarm(Swarm):
         super().__init__(
             self_id,
             peerstore,
-            HardUpgrader(keys, workarounds, network_key, ended),
+            HardUpgrader(keys, workarounds, network_key, on_end),
             transports,
             retry_config=RetryConfig(max_retries=0),
             connection_config=ConnectionConfig(

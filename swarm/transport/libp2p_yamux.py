@@ -6,7 +6,7 @@ reads, and stores whatever a peer sends beyond its window.
 """
 
 import struct
-from collections import Counter
+from collections.abc import Callable
 
 import trio
 from libp2p.abc import ISecureConn
@@ -50,6 +50,12 @@ RTT_UNKNOWN_S = 0.001
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
 
 Stream = YamuxStream
+
+OnEnd = Callable[[ID, Ended], None]
+
+
+def ignore_end(peer: ID, reason: Ended) -> None:
+    """For who does not care why a connection ends."""
 
 
 class MuxedConnection(Yamux):
@@ -175,11 +181,11 @@ class EventStream(YamuxStream):
 class HardYamux(MuxedConnection):
     """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID, ended: Counter[str] | None = None) -> None:
-        """`ended` counts why connections were ended by us; keys are those of `Ended`."""
+    def __init__(self, conn: ISecureConn, peer_id: ID, on_end: OnEnd = ignore_end) -> None:
+        """`on_end` hears of it once if it is we who end the connection."""
         super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
         self.outbox = Outbox()
-        self._ended = Counter() if ended is None else ended
+        self._on_end = on_end
         self._why_ended: Ended | None = None
         self._cleaned = False
         self._heard_s = trio.current_time()  # when the last bytes of the peer came
@@ -213,7 +219,7 @@ class HardYamux(MuxedConnection):
             try:
                 self.outbox.put_control(header)
             except ConnectionClosedError:
-                self._count_end(Ended.UNREAD)
+                self._tell_end(Ended.UNREAD)
                 self._shut()
 
     async def _write_frames(self) -> None:
@@ -221,7 +227,7 @@ class HardYamux(MuxedConnection):
             while True:
                 await self._write_batch(await self.outbox.take())
         except trio.TooSlowError:
-            self._count_end(Ended.STALLED)
+            self._tell_end(Ended.STALLED)
             await self._cleanup_on_error()
         except (BaseLibp2pError, OSError):
             await self._cleanup_on_error()
@@ -258,7 +264,7 @@ class HardYamux(MuxedConnection):
                     await self._take_piece(piece)
         except FrameError as error:
             if error.reason is not None:
-                self._count_end(error.reason)
+                self._tell_end(error.reason)
         except (BaseLibp2pError, OSError, trio.ClosedResourceError):
             pass
         finally:
@@ -414,11 +420,11 @@ class HardYamux(MuxedConnection):
 
     # --- the end ---
 
-    def _count_end(self, reason: Ended) -> None:
-        """Count why we end the connection, unless its end has begun already."""
+    def _tell_end(self, reason: Ended) -> None:
+        """Tell why we end the connection, unless its end has begun already."""
         if self._why_ended is None and not self._cleaned:
             self._why_ended = reason
-            self._ended[reason] += 1
+            self._on_end(self.peer_id, reason)
 
     def _shut(self) -> None:
         """Make the tasks of the connection end it."""
@@ -466,7 +472,7 @@ class HardYamux(MuxedConnection):
             self.send_control(HEADER.pack(0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
             await self.outbox.wait_written()
             if not await self._shows_life():
-                self._count_end(Ended.SILENT)
+                self._tell_end(Ended.SILENT)
                 await self._cleanup_on_error()
                 return
             with trio.move_on_after(PING_INTERVAL_S):

@@ -201,7 +201,7 @@ def test_a_peer_that_asks_and_never_reads_loses_the_connection(
     async def main() -> None:
         theirs, ours = lockstep_pipe()
         ended: Counter[str] = Counter()
-        conn = HardYamux(ours, PEER, ended)  # type: ignore[arg-type]
+        conn = HardYamux(ours, PEER, lambda _, reason: ended.update([reason]))  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(conn.start)
             asked = 0

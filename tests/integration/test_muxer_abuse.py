@@ -20,7 +20,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     TYPE_WINDOW_UPDATE,
 )
 
-from swarm.errors import TransportError
+from swarm.errors import Reject, TransportError
 from swarm.identity import Identity, PeerId
 from swarm.transport import frame_rates, libp2p_yamux
 from swarm.transport.base import ServeLimits
@@ -60,8 +60,12 @@ class Peer:
 
     def __init__(self, theirs: Raw, ours: Raw) -> None:
         self.ended: Counter[str] = Counter()
-        self.conn = HardYamux(ours, PEER, self.ended)  # type: ignore[arg-type]
+        self.conn = HardYamux(ours, PEER, self.note)  # type: ignore[arg-type]
         self.raw = theirs
+
+    def note(self, peer: ID, reason: Ended) -> None:
+        assert peer == PEER
+        self.ended[reason] += 1
 
     async def discard(self) -> None:
         with suppress(ConnectionClosedError):
@@ -290,12 +294,15 @@ async def reset_rapidly(
 def test_rapid_resets_end_and_friends_are_served_meanwhile() -> None:
     async def main() -> None:
         async with three() as (node, friend, stranger):
+            offences: list[tuple[PeerId, Reject]] = []
+            node.report_to(lambda peer, reason: offences.append((peer, reason)))
             started_s = trio.current_time()
             conn = muxed(node, stranger)
             assert await reset_rapidly(node, friend, stranger, 10**6) < 10**6
             await until(lambda: stranger.peer_id not in node.peers())
             taken_s = trio.current_time() - started_s
             assert node.counters.ended == {Ended.STREAMS: 1}
+            assert offences == [(stranger.peer_id, Reject.FLOOD)]
             streams = STREAMS_AT_ONCE_MAX + STREAMS_PER_S_MAX * taken_s
             assert conn._frames <= 2 * streams + FRAMES_PER_TURN
             assert await ask(friend, node, bytes(MIB)) == bytes(MIB)
@@ -362,6 +369,8 @@ async def reads_slowly(each_s: float) -> tuple[bool, Counter[str]]:
         return bytes(ANSWER_BYTES)
 
     async with three() as (node, _, stranger):
+        offences: list[PeerId] = []
+        node.report_to(lambda peer, reason: offences.append(peer))
         node.serve("/test/large", answer, ServeLimits(100, ANSWER_BYTES, timeout_s=60.0))
         await ask(stranger, node, b"to begin with")
         secured = muxed(stranger, node).secured_conn
@@ -386,6 +395,7 @@ async def reads_slowly(each_s: float) -> tuple[bool, Counter[str]]:
                 nursery.start_soon(fetch)
                 await until(lambda: node.counters.ended)
                 nursery.cancel_scope.cancel()
+        assert not offences
         return arrived, node.counters.ended
 
 
