@@ -6,7 +6,8 @@ for a while, so that silence costs the swarm a few seconds now and then.
 
 A batch has the time that its size needs over a slow link before it counts as not delivered. One
 that is later than expected no longer keeps a place from others nor counts as stock to come, and
-its groups are looked for at other holders meanwhile: whoever delivers first is taken.
+its groups are looked for at other holders meanwhile: whoever delivers first is taken. How many late
+ones there may be, and for whom, is bounded (`late.py`).
 """
 
 from collections import Counter
@@ -28,8 +29,9 @@ from swarm.errors import (
     RequestRefused,
     TransportError,
 )
-from swarm.holders import HolderSearch
+from swarm.holders import Found, HolderSearch
 from swarm.identity import PeerId
+from swarm.late import BATCHES_FACTOR, Trials, to_give_up
 from swarm.messages import (
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
@@ -67,7 +69,6 @@ VERIFIER_RETRY_S = 5.0
 POOL_AFTER_S = 0.5  # a group waits no longer than that, and the next one, for others of its answer
 DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
 BATCH_BYTES_MAX = 524_288  # of one request, unless a single group is larger
-BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
 HOLDERS_TRIED_MAX = 3  # for one batch, after the producer
 REQUESTS_PER_PEER_MAX = 4  # open at a time; PROTOCOL.md
 EXPECTED_S, EXPECTED_BYTES_PER_S = 2.0, 262_144.0  # in which an ordinary peer answers
@@ -128,9 +129,12 @@ class _Batch:
     wanted: dict[GroupId, Offer] = field(init=False)  # those that nobody has delivered
     answers: dict[PeerId, _Answer] = field(default_factory=dict)
     late: bool = False  # it no longer holds a place
+    given_up: bool = False  # too many others were late as well
+    asked: PeerId = field(init=False)  # the last one
     requests: set[trio.CancelScope] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.asked = self.producer
         self.wanted = {offer.group_id: offer for offer in self.offers}
 
     def size_bytes(self, group_ids: Collection[GroupId] | None = None) -> int:
@@ -143,9 +147,17 @@ class _Batch:
         last one, requests that are still open have become useless."""
         offer = self.wanted.pop(group_id, None)
         if not self.wanted:
-            for scope in self.requests:
-                scope.cancel()
+            self.end_requests()
         return offer
+
+    def end_requests(self) -> None:
+        """Wait for nobody any longer. What has arrived is still taken in."""
+        for scope in self.requests:
+            scope.cancel()
+
+
+def _late(batches: Sequence[_Batch]) -> list[bool]:
+    return [batch.late for batch in batches]
 
 
 class Fetcher:
@@ -204,13 +216,14 @@ class Fetcher:
         What the pool has ever held is taken off the table instead."""
         room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
         missing = await self._missing()
-        trials_left = self._trials_left()
+        trials = self._trials()
         chosen = self._offers.choose(
             missing,
             self._rng,
             trio.current_time(),
             self._in_flight,
-            proven_only=trials_left <= 0,
+            proven_only=min(trials.unproven, trials.doubtful) <= 0,
+            slow_last=not all(_late(self._slow())),
         )
         seen: set[GroupId] = await self._run_sync(
             self._pool.ids_seen, [offer.group_id for offer in chosen]
@@ -225,10 +238,10 @@ class Fetcher:
                 self._offers.drop(offer.group_id, offer.producer)
                 self._wake.set()
                 continue
-            if offer.producer not in batches and not self._offers.is_proven(offer.producer):
-                if trials_left <= 0:
-                    continue
-                trials_left -= 1
+            if offer.producer not in batches and not trials.take(
+                self._offers.is_proven(offer.producer), self._offers.is_slow(offer.producer)
+            ):
+                continue
             batch = batches.setdefault(offer.producer, [])
             size_bytes = sum(each.size_bytes for each in batch) + offer.size_bytes
             if not batch or (len(batch) < WANT_GROUPS_MAX and size_bytes <= BATCH_BYTES_MAX):
@@ -238,12 +251,22 @@ class Fetcher:
     def _unproven(self) -> list[_Batch]:
         return [b for b in self._in_flight.values() if not self._offers.is_proven(b.producer)]
 
-    def _trials_left(self) -> int:
-        """How many unproven producers may be tried now: they get half of the places, and no more
-        than half of all batches are late ones of theirs."""
-        unproven, parallel = self._unproven(), self._rules.fetch_parallel
-        in_place = sum(not batch.late for batch in unproven)
-        return min(max(1, parallel // 2) - in_place, BATCHES_FACTOR * parallel // 2 - len(unproven))
+    def _slow(self) -> list[_Batch]:
+        batches = self._in_flight.values()
+        is_slow, is_proven = self._offers.is_slow, self._offers.is_proven
+        return [b for b in batches if is_slow(b.producer) and is_proven(b.producer)]
+
+    def _trials(self) -> Trials:
+        return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
+
+    def _bound_late(self) -> None:
+        """Give up late batches beyond those that may be."""
+        late = [b for b in self._in_flight.values() if b.late and not b.given_up]
+        whose = [self._warden.share_of(batch.asked) for batch in late]
+        at = to_give_up(whose, self._rules.fetch_parallel)
+        if at is not None:
+            late[at].given_up = True
+            late[at].end_requests()
 
     def is_short_of_offers(self) -> bool:
         """Whether there is less on offer than a whole stock, so that more should be asked for."""
@@ -266,6 +289,7 @@ class Fetcher:
             if not batch.late:
                 batch.late = True
                 places.release()
+                self._bound_late()
                 self._wake.set()
 
         try:
@@ -288,19 +312,24 @@ class Fetcher:
                 await self._ask_for_a_while(nursery, batch, producer, batch.wanted)
             if batch.wanted:
                 on_late()
+            if batch.wanted and not batch.given_up:
                 await self._ask_holders(nursery, batch)
         others = [answer for peer, answer in batch.answers.items() if peer != producer]
         excused = {_Answer.REFUSED, _Answer.CUT_OFF} & set(batch.answers.values())
         for offer in () if excused else batch.wanted.values():
             self._offers.failed(offer)
-        self._conclude(producer, batch.answers.get(producer), _Answer.GOOD in others)
+        self._conclude(batch, batch.answers.get(producer), _Answer.GOOD in others)
 
     async def _ask_holders(self, nursery: trio.Nursery, batch: _Batch) -> None:
         forwarders = [offer.heard_from for offer in batch.offers]
-        found = await self._holders.find(list(batch.wanted), forwarders, batch.producer)
+        found: Found = []
+        with trio.CancelScope() as scope:
+            batch.requests.add(scope)
+            found = await self._holders.find(list(batch.wanted), forwarders, batch.producer)
+        batch.requests.discard(scope)
         for peer, held in found[:HOLDERS_TRIED_MAX]:
             wanted = [each for each in held if each in batch.wanted]
-            if wanted:
+            if wanted and not batch.given_up:
                 await self._ask_for_a_while(nursery, batch, peer, wanted)
 
     async def _ask_for_a_while(
@@ -309,6 +338,7 @@ class Fetcher:
         """Ask a peer for groups; come back when it has answered, or when it is late and goes on
         in the background."""
         done = trio.Event()
+        batch.asked = peer
         group_ids = sorted(wanted)
 
         async def ask() -> None:
@@ -323,14 +353,14 @@ class Fetcher:
         with trio.move_on_after(EXPECTED_S + batch.size_bytes(wanted) / EXPECTED_BYTES_PER_S):
             await done.wait()
 
-    def _conclude(self, producer: PeerId, answer: _Answer | None, others_had_it: bool) -> None:
+    def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
         """Settle the producer's standing by what a fetch of its groups came to. `answer` is None
         where it was not asked."""
-        now = trio.current_time()
+        now, producer = trio.current_time(), batch.producer
         if answer is _Answer.GOOD:
-            self._offers.delivered(producer)
+            self._offers.delivered(producer, late=batch.late)
             return
-        silent = answer is _Answer.SILENT
+        silent = answer is _Answer.SILENT or (batch.given_up and answer is _Answer.NOTHING)
         at_fault = silent or answer is _Answer.BROKEN
         rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
         if others_had_it:
@@ -358,6 +388,7 @@ class Fetcher:
         if self._open[peer] >= REQUESTS_PER_PEER_MAX:
             return _Answer.REFUSED
         self._open[peer] += 1
+        answered = self._transport.counters.answered
         try:
             with trio.CancelScope() as scope:
                 batch.requests.add(scope)
@@ -367,6 +398,9 @@ class Fetcher:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
+        if scope.cancelled_caught and batch.given_up:
+            cut_off = self._transport.counters.answered == answered
+            return _Answer.CUT_OFF if cut_off else _Answer.NOTHING
         if scope.cancelled_caught:
             return _Answer.NOTHING  # others were quicker
         return reply if isinstance(reply, _Answer) else await self._take_all_in(batch, peer, reply)

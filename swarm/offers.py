@@ -53,6 +53,7 @@ class _Producer:
     addresses: tuple[str, ...] = ()
     told_by: str = ""  # who handed over its first advert: a peer, or an address block
     proven: bool = False
+    slow: bool = False  # its last fetch brought something, but late
     failures: int = 0  # in a row
     rests_until: float = -inf
     rest_s: float = 0.0  # how long its last rest was meant to be
@@ -146,31 +147,44 @@ class OfferTable:
         busy: Collection[PeerId] = (),
         *,
         proven_only: bool = False,
+        slow_last: bool = False,
     ) -> list[Offer]:
         """Up to `count` offers, uniformly without replacement over the groups of all producers
-        that are neither busy nor left alone; a flood counts no more than its newest few.
+        that are neither busy nor left alone; a flood counts no more than its newest few. With
+        `slow_last`, those of slow producers come after all others, where these do not suffice.
 
         The order of arrival does not matter: offers are drawn from a list sorted by id.
         """
         newest: list[Offer] = []
+        slow: list[Offer] = []
         for name, producer in self._producers.items():
             rests = now < producer.rests_until and not producer.held_by_others
             if name in busy or rests or (proven_only and not producer.proven):
                 continue
             offers = reversed(producer.offers.values())
-            newest += islice(offers, self._limits.choice_per_producer_max)
-        newest.sort(key=lambda offer: (offer.group_id, offer.producer))
-        return rng.sample(newest, min(count, len(newest)))
+            chosen_from = slow if slow_last and producer.slow else newest
+            chosen_from += islice(offers, self._limits.choice_per_producer_max)
+        found: list[Offer] = []
+        for offered in (newest, slow):
+            offered.sort(key=lambda offer: (offer.group_id, offer.producer))
+            found += rng.sample(offered, min(count - len(found), len(offered)))
+        return found
 
     def is_proven(self, producer: PeerId) -> bool:
         """Whether the last fetch from the producer brought something."""
         known = self._producers.get(producer)
         return known is not None and known.proven
 
-    def delivered(self, producer: PeerId) -> None:
-        """Note that a fetch brought a good group."""
+    def is_slow(self, producer: PeerId) -> bool:
+        """Whether what the last fetch from the producer brought came late."""
+        known = self._producers.get(producer)
+        return known is not None and known.slow
+
+    def delivered(self, producer: PeerId, *, late: bool = False) -> None:
+        """Note that a fetch brought a good group, in good time or `late`."""
         known = self._producers.get(producer)
         if known:
+            known.slow = late
             known.proven, known.failures, known.rests_until = True, 0, -inf
             known.held_by_others = False
 

@@ -180,3 +180,17 @@ def test_a_thousand_invented_producers_take_places_from_each_other() -> None:
     assert left >= {f"new{number}" for number in range(8)}
     assert len(left) == 20
     assert "sybil999" in left
+
+
+def test_slow_producers_come_last_where_that_is_asked_for() -> None:
+    table = OfferTable(OfferLimits())
+    for name in ("quick", "slow"):
+        table.hear(advert(name, 1, range(10)), ME, 0.0)
+        table.delivered(PeerId(name), late=name == "slow")
+    first = [table.choose(5, Random(seed), 0.0) for seed in range(20)]
+    assert {offer.producer for chosen in first for offer in chosen} == {"quick", "slow"}
+    for seed in range(20):
+        chosen = table.choose(15, Random(seed), 0.0, slow_last=True)
+        assert [offer.producer for offer in chosen] == ["quick"] * 10 + ["slow"] * 5
+    table.delivered(PeerId("slow"))
+    assert not table.is_slow(PeerId("slow"))

@@ -1,0 +1,111 @@
+"""Peers that answer everything, as late as they may: honest ones are fetched from all the same."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import trio
+
+from swarm import codec, fetching
+from swarm.identity import PeerId
+from swarm.late import BATCHES_FACTOR, LATE_FACTOR
+from swarm.messages import (
+    HOLDERS_PROTOCOL,
+    ROLLOUTS_PROTOCOL,
+    WANT_BYTES_MAX,
+    GroupsReply,
+    HaveReply,
+    Want,
+)
+from swarm.offers import OfferTable
+from swarm.simulation.determinism import deterministic_run
+from tests.simulation.exchanges import Peer, Swarm, exchanges, until
+
+PARALLEL = 4
+SLOW = 40
+NEARLY_S = 7.5  # of the 8 s that even an empty answer has
+GROUPS_EACH = 20
+
+
+@dataclass
+class Waiting:
+    """How many slow answers each asker waits for."""
+
+    now: Counter[PeerId] = field(default_factory=Counter)
+    most: Counter[PeerId] = field(default_factory=Counter)
+
+
+def answers_slowly(peer: Peer, waiting: Waiting) -> None:
+    """Deliver the first groups at once, and then one at a time, as late as is allowed."""
+    was_asked = False
+
+    async def want(asker: PeerId, payload: bytes) -> bytes:
+        nonlocal was_asked
+        asked = codec.decode(payload, Want, WANT_BYTES_MAX)
+        if was_asked:
+            waiting.now[asker] += 1
+            waiting.most[asker] = max(waiting.most[asker], waiting.now[asker])
+            try:
+                await trio.sleep(NEARLY_S)
+            finally:
+                waiting.now[asker] -= 1
+        was_asked = True
+        record = peer.pool.record(asked.group_ids[0], 0.0)  # type: ignore[arg-type]
+        return codec.encode(GroupsReply(type="groups", records=(record or b"",)))
+
+    async def have(asker: PeerId, payload: bytes) -> bytes:
+        return codec.encode(HaveReply(type="have_reply", held=()))
+
+    peer.serve(ROLLOUTS_PROTOCOL, want)
+    peer.serve(HOLDERS_PROTOCOL, have)
+
+
+async def waits_of_honest_groups(swarm: Swarm, waiting: Waiting) -> list[float]:
+    """How long groups of an honest peer take that shares them among slow ones, time after time."""
+    *slow, honest, asker = swarm.peers
+    for host in (len(slow), len(slow) + 1):
+        await swarm.start(host)
+    for peer in slow:
+        answers_slowly(peer, waiting)
+        await peer.share_new(GROUPS_EACH)
+    first = await honest.share_new(2)
+    await until(lambda: asker.has(first), timeout_s=300)
+    account = asker.exchange.ledger.of
+    await until(lambda: all(account(peer.peer_id).accepted for peer in slow), timeout_s=600)
+    await trio.sleep(30.0)  # the slow ones are at it
+    waits = []
+    for number in range(1, 6):
+        shared = await honest.share_new(2, 10 * number)
+        waits.append(await until(lambda shared=shared: asker.has(shared), timeout_s=600))  # type: ignore[misc]
+    return waits
+
+
+def waits_among_slow_peers() -> tuple[list[float], int]:
+    """The waits, and how many slow answers one node awaited at a time, at most."""
+    found: list[float] = []
+    waiting = Waiting()
+
+    async def main() -> None:
+        async with exchanges(SLOW + 2, stock_groups=2_000, fetch_parallel=PARALLEL) as swarm:
+            found.extend(await waits_of_honest_groups(swarm, waiting))
+
+    deterministic_run(main, seed=1)
+    return found, max(waiting.most.values())
+
+
+def test_honest_groups_find_a_place_among_slow_answers() -> None:
+    waits, most = waits_among_slow_peers()
+    assert sum(waits) < 3
+    assert PARALLEL < most <= LATE_FACTOR * PARALLEL + PARALLEL // 2
+
+
+def test_without_the_bounds_they_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_gives_way(waiting_for: Sequence[str], parallel: int) -> int | None:
+        return None
+
+    monkeypatch.setattr(fetching, "to_give_up", nobody_gives_way)
+    monkeypatch.setattr(OfferTable, "is_slow", lambda self, producer: False)
+    waits, most = waits_among_slow_peers()
+    assert sum(waits) > 9
+    assert most == BATCHES_FACTOR * PARALLEL
