@@ -40,6 +40,8 @@ SCENARIO_FILE_BYTES_MAX = 65_536
 NODES_MAX = 1024
 FAULTS_MAX = 32
 CHAOS = "chaos"  # the scenario that each seed draws anew
+GANG_SHARE = 0.15  # of its seeds, in which an address block is full of liars
+GANG = 5  # of them, one more than it takes to have their block banned
 
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -110,6 +112,7 @@ class Scenario(_Table):
     late_nodes: Annotated[int, Field(ge=0, le=NODES_MAX)] = 0  # that join only
     late_s: Seconds = 0.0  # at this time
     liars: Annotated[int, Field(ge=0, le=64)] = 0  # hosts beyond `nodes` that lie all the time
+    liars_share_block: bool = False  # all of them and one honest host have one address block
     swarm: SwarmTable = SwarmTable()
     faults: Annotated[tuple[FaultTable, ...], Field(max_length=FAULTS_MAX)] = ()
 
@@ -186,7 +189,8 @@ def parse_scenario(text: str, label: str) -> Scenario:
 def chaos_scenario(seed: int) -> Scenario:
     """A small scenario of that seed's own; its faults are drawn later, by `draw_faults`."""
     rng = Random(f"{seed}/chaos")
-    return Scenario(
+    gang = Random(f"{seed}/gang").random() < GANG_SHARE
+    scenario = Scenario(
         title=f"drawn from seed {seed}",
         nodes=rng.randrange(5, 10),
         profile=rng.choice(("lan", "fibre", "cable", "adsl", "4g", "transatlantic", "volunteer")),
@@ -203,3 +207,6 @@ def chaos_scenario(seed: int) -> Scenario:
             train_s=0.5 + 3.0 * rng.random(),
         ),
     )
+    if not gang:
+        return scenario
+    return scenario.model_copy(update={"liars": GANG, "liars_share_block": True})

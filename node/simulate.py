@@ -4,9 +4,13 @@ Everything above `Transport` is the code that `swarm-node join` runs; `simulated
 not. A run is decided by scenario, number of nodes, profile and seed alone, so the line that a
 report ends with replays it, fault by fault.
 
-**Delivery.** A group is due at each other honest host that is up, as is its producer, and not cut
-off from it, from when it is shared until `patience_s` later. Its latency is from `share()` at its
-producer until that host has heard of it, chosen it, fetched it, verified it and stored it.
+**Delivery.** Which group is due where is in `swarm/simulation/delivery.py`. Its latency is from
+`share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
+stored it.
+
+**Neighbours.** Every host has a public address, most in a block of their own. Where the block of
+an honest host is banned for what its neighbours there did, that host loses connections, as
+PROTOCOL.md says; then neither delivery nor reach is judged at it and of it.
 """
 
 import tempfile
@@ -35,15 +39,20 @@ from node.tasks.scoring import pose
 from node.tasks.stream import assigned_task
 from node.training.base import TrainingGroup, TrainReport
 from swarm.address_book import AddressBook
+from swarm.blocks import Block, block_of
 from swarm.errors import ConfigError, TransportError
 from swarm.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
 from swarm.identity import PeerId
 from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 from swarm.pool import AddResult
+from swarm.reputation import Ban
 from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, VerifiedGroup
+from swarm.simulation.addresses import draw_ips
+from swarm.simulation.delivery import Away, count_deliveries, shortfalls
 from swarm.simulation.determinism import deterministic_run, stop_at_once
 from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
 from swarm.simulation.invariants import (
+    BanRules,
     ByteWatch,
     Invariants,
     Published,
@@ -221,6 +230,7 @@ class _Simulation:
         self._arrived: dict[tuple[GroupId, int], float] = {}
         self._came_up: list[tuple[float, int]] = []
         self._first_foreign: dict[int, list[float]] = {}
+        self._banned_blocks: set[PeerId | Block] = set()
 
     # --- the course of a run ----------------------------------------------------------------
 
@@ -228,7 +238,7 @@ class _Simulation:
         replay, scenario = self._replay, self._scenario
         links = links_of(replay.profile, replay.nodes + scenario.liars)
         async with open_world(
-            replay.seed, len(links), links[0], dict(enumerate(links))
+            replay.seed, len(links), links[0], dict(enumerate(links)), self._ips(len(links))
         ) as self._world:
             limits = self._config.run.limits
             self._invariants = Invariants(
@@ -237,6 +247,10 @@ class _Simulation:
             )
             self._hosts = [self._host(number) for number in range(replay.nodes)]
             self._honest = [self._world.peer_id(host.number) for host in self._hosts]
+            self._ban_rules = BanRules(
+                frozenset(self._honest),
+                Counter(block_of(ip) for ip in self._world.ips[replay.nodes :]),
+            )
             self._events = planned_faults(replay)
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._look)
@@ -247,6 +261,15 @@ class _Simulation:
                 self._conclude()
                 self._nursery.cancel_scope.cancel()
         return self._report
+
+    def _ips(self, hosts: int) -> tuple[str, ...]:
+        """Liars that share a block share it with the last honest host that is there from the
+        start."""
+        together: tuple[int, ...] = ()
+        if self._scenario.liars_share_block:
+            present = self._replay.nodes - self._scenario.late_nodes
+            together = (present - 1, *range(self._replay.nodes, hosts))
+        return draw_ips(hosts, Random(f"{self._replay.seed}/addresses"), together)
 
     async def _live(self) -> None:
         scenario = self._scenario
@@ -385,6 +408,7 @@ class _Simulation:
                 book=AddressBook.load(host.disk / "peers.json"),
                 start=host.starts,
             )
+            host.node.node.warden.on_ban = partial(self._on_ban, host)
             self._watch_bytes(host, config)
             policy, progress, checkpoints = self._resume(host)
             await run(
@@ -477,37 +501,61 @@ class _Simulation:
             excess = watch.excess(total, now_s)
             detail = f"{what} {excess:.0f} bytes too many"
             self._invariants.require(excess == 0, host.number, "budget", detail)
+        for ban in node.node.warden.bans():  # those that were not told of as well
+            self._invariants.check_ban(host.number, ban, self._ban_rules)
         if thorough:
-            for peer in self._honest:
-                banned = node.node.warden.is_banned(peer)
-                detail = f"honest {peer} is banned"
-                self._invariants.require(not banned, host.number, "ban", detail)
             self._invariants.check_pool(host.number, node.pool)
             self._invariants.check_collections(host.number, node.node)
 
-    def _missing(self) -> list[tuple[Published, _Host]]:
-        """What should have come to a live host and has not: groups that are still on offer."""
+    async def _on_ban(self, host: _Host, ban: Ban) -> None:
+        """A warden banned somebody just now."""
+        await trio.lowlevel.checkpoint()
+        self._world.record(f"ban {host.number} {ban.subject}")
+        self._report.bans["block" if ban.is_block else "peer"] += 1
+        self._invariants.check_ban(host.number, ban, self._ban_rules)
+        if ban.is_block:
+            self._banned_blocks.add(ban.subject)
+
+    @property
+    def _judged(self) -> list[int]:
+        """Hosts that nobody has shut out for what their neighbours did."""
+        ips = self._world.ips
+        numbers = (host.number for host in self._hosts)
+        return [each for each in numbers if block_of(ips[each]) not in self._banned_blocks]
+
+    def _wanted(self) -> list[tuple[Published, _Host]]:
+        """What should have come to a live host: groups of others that are still on offer."""
         if not self._wants_all:
             return []
+        judged = self._judged
         on_offer = still_on_offer(
             self._published.values(), OFFER_LIMITS.rounds_max, ADVERTS_PER_PRODUCER_MAX
         )
-        now_s, live = trio.current_time(), [h for h in self._hosts if h.nursery is not None]
+        now_s = trio.current_time()
+        live = [h for h in self._hosts if h.nursery is not None and h.number in judged]
         return [
             (each, host)
             for each in on_offer
             for host in live
-            if each.expires_at_s > now_s
-            and not self._invariants.has_stored(host.number, each.group_id)
+            if each.expires_at_s > now_s and each.host != host.number and each.host in judged
         ]
+
+    def _missing(self) -> list[tuple[Published, _Host]]:
+        stored = self._invariants.has_stored
+        return [(each, h) for each, h in self._wanted() if not stored(h.number, each.group_id)]
 
     def _check_reach(self) -> None:
         """After healing, everything published that is still on offer has come everywhere."""
         for host in self._hosts:
             up = host.nursery is not None
             self._invariants.require(up, host.number, "reach", "is not up after healing")
-        self._invariants.checks["reach"] += len(self._published) * len(self._hosts)
-        for each, host in self._missing() if self._scenario.settle_s else ():
+        if not self._scenario.settle_s or not self._wants_all:
+            return
+        pairs = self._report.reach_pairs = len(self._wanted())
+        self._invariants.checks["reach"] += pairs
+        if not pairs:
+            self._invariants.violate(0, "reach", "nothing was left on offer that could be judged")
+        for each, host in self._missing():
             self._invariants.violate(
                 host.number,
                 "reach",
@@ -519,7 +567,15 @@ class _Simulation:
 
     def _conclude(self) -> None:
         report, world, network = self._report, self._world, self._world.network
-        self._count_deliveries()
+        report.deliveries = count_deliveries(
+            self._published.values(),
+            self._arrived,
+            self._judged,
+            self._away(),
+            self._scenario.patience_s,
+            trio.current_time(),
+        )
+        report.shortfalls = shortfalls(report.deliveries, len(self._judged))
         for at_s, number in self._came_up:
             came = [s for s in self._first_foreign.get(number, ()) if s >= at_s]
             report.comebacks_s.append(came[0] - at_s if came else inf)
@@ -541,54 +597,10 @@ class _Simulation:
             self._report.rejected.update(host.node.node.ledger.rejected)
             host.node = None
 
-    def _count_deliveries(self) -> None:
-        report, patience_s = self._report, self._scenario.patience_s
-        away = self._away()
-        end_s = trio.current_time()
-        for group in self._published.values():
-            until_s = group.at_s + patience_s
-            if until_s > end_s:
-                continue
-            for host in self._hosts:
-                if host.number == group.host or not away.is_up(host.number, group.at_s, until_s):
-                    continue
-                took_s = self._arrived.get((group.group_id, host.number), inf) - group.at_s
-                if not away.is_up(group.host, group.at_s, until_s):
-                    report.orphans_due += 1
-                    report.orphans_delivered += took_s <= patience_s
-                elif away.are_joined(group.host, host.number, group.at_s, until_s):
-                    report.due += 1
-                    report.delivered += took_s <= patience_s
-                    report.latencies_s.append(took_s)
-        report.latencies_s.sort()
-
-    def _away(self) -> "_Away":
-        """When hosts were down, paused or cut off, by the plan of faults."""
-        away = _Away({}, [])
+    def _away(self) -> Away:
         late = self._replay.nodes - self._scenario.late_nodes
-        for host in self._hosts:
-            joined_s = START_SPREAD_S + (self._scenario.late_s if host.number >= late else 0.0)
-            away.intervals[host.number] = [(0.0, joined_s)]
-        for event in self._events:
-            if event.kind in ("crash", "pause"):
-                away.intervals[event.hosts[0]].append((event.at_s, event.until_s))
-            elif event.kind == "partition":
-                away.cuts.append((event.at_s, event.until_s, frozenset(event.hosts)))
-        return away
-
-
-@dataclass(frozen=True, slots=True)
-class _Away:
-    """When which hosts could not take part."""
-
-    intervals: dict[int, list[tuple[float, float]]]
-    cuts: list[tuple[float, float, frozenset[int]]]
-
-    def is_up(self, host: int, from_s: float, until_s: float) -> bool:
-        return not any(a < until_s and b > from_s for a, b in self.intervals[host])
-
-    def are_joined(self, one: int, other: int, from_s: float, until_s: float) -> bool:
-        return not any(
-            a < until_s and b > from_s and (one in hosts) != (other in hosts)
-            for a, b, hosts in self.cuts
-        )
+        joined_s = {
+            host.number: START_SPREAD_S + (self._scenario.late_s if host.number >= late else 0.0)
+            for host in self._hosts
+        }
+        return Away.of(joined_s, self._events)

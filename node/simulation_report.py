@@ -8,6 +8,7 @@ from pathlib import Path
 
 from node.scenario import CHAOS, Scenario
 from swarm.errors import ConfigError, Reject
+from swarm.simulation.delivery import Deliveries
 from swarm.simulation.invariants import Violation
 
 
@@ -35,11 +36,9 @@ class Report:
     """What a run came to."""
 
     replay: Replay
-    due: int = 0  # pairs of a group and a host that was to get it
-    delivered: int = 0  # of those, in time
-    latencies_s: list[float] = field(default_factory=list)  # of all due, inf for never; sorted
-    orphans_due: int = 0  # pairs whose host was up while the producer was not for all of the time
-    orphans_delivered: int = 0
+    deliveries: Deliveries = field(default_factory=Deliveries)
+    shortfalls: list[str] = field(default_factory=list)  # of these, against the floor
+    reach_pairs: int = 0  # of a group and a host that were judged after healing
     comebacks_s: list[float] = field(default_factory=list)  # from coming up to first foreign group
     groups: int = 0
     rounds: int = 0
@@ -47,6 +46,7 @@ class Report:
     bytes_by_kind: Counter[str] = field(default_factory=Counter)
     gossip_duplicates: int = 0
     fetched_again: int = 0
+    bans: Counter[str] = field(default_factory=Counter)  # by honest hosts: of peers, of blocks
     rejected: Counter[Reject] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     lies: Counter[str] = field(default_factory=Counter)
@@ -61,11 +61,11 @@ class Report:
     @property
     def delivery_ratio(self) -> float:
         """Of the groups that were due; 1.0 where none was."""
-        return self.delivered / self.due if self.due else 1.0
+        return self.deliveries.ratio
 
     def latency_s(self, share: float) -> float:
         """Within which this share of all due deliveries came; inf where too many never did."""
-        return percentile(self.latencies_s, share)
+        return percentile(self.deliveries.latencies_s, share)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -77,7 +77,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def render(report: Report) -> str:
     """The report as a table, the broken rules, and the line that replays the run."""
-    replay, nodes = report.replay, report.replay.nodes
+    replay, nodes, deliveries = report.replay, report.replay.nodes, report.deliveries
     total = report.bytes_by_kind.total()
     kinds = ", ".join(
         f"{kind} {_size(count / nodes)}" for kind, count in report.bytes_by_kind.most_common()
@@ -88,8 +88,17 @@ def render(report: Report) -> str:
         ("faults", _counts(report.faults)),
         ("lies told", str(report.lies.total()) if replay.scenario.liars else ""),
         ("rounds, groups", f"{report.rounds}, {report.groups}"),
-        ("delivered to live peers", f"{_share(report.delivered, report.due)}"),
-        ("  after their producer died", _share(report.orphans_delivered, report.orphans_due)),
+        ("delivered to live peers", _share(deliveries.delivered, deliveries.due)),
+        (
+            "  after their producer died",
+            _share(deliveries.orphans_delivered, deliveries.orphans_due),
+        ),
+        (
+            "  while a link stood still",
+            _share(deliveries.stalled_delivered, deliveries.stalled_due),
+        ),
+        ("short of the floor", "; ".join(report.shortfalls)),
+        ("judged after healing", f"{report.reach_pairs} pairs of a group and a host"),
         ("latency p50, p99", _seconds([report.latency_s(0.5), report.latency_s(0.99)])),
         ("  from share() to verified and stored, at each live peer", ""),
         (
@@ -102,6 +111,7 @@ def render(report: Report) -> str:
         ("bytes per node and round", _size(total / max(1, report.rounds))),
         ("duplicates", f"{report.gossip_duplicates} gossip, {report.fetched_again} fetches"),
         ("rejected", _counts(report.rejected)),
+        ("bans", _counts(report.bans)),
         ("checks", _counts(report.checks)),
         ("virtual, real seconds", f"{report.virtual_s:.0f}, {report.real_s:.1f}"),
         ("events, trace", f"{report.events}, {report.trace_hash[:16]}"),
@@ -149,8 +159,9 @@ def plot(report: Report, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, (late, sent) = plt.subplots(1, 2, figsize=(11, 4))
-    finite = [each for each in report.latencies_s if each != inf]
-    shares = [(number + 1) / len(report.latencies_s) for number in range(len(finite))]
+    latencies_s = report.deliveries.latencies_s
+    finite = [each for each in latencies_s if each != inf]
+    shares = [(number + 1) / len(latencies_s) for number in range(len(finite))]
     late.step(finite, shares, where="post")
     late.set(xlabel="seconds from share() to stored", ylabel="share of what was due", ylim=(0, 1))
     late.grid(alpha=0.3)

@@ -2,8 +2,9 @@
 
     make chaos SEEDS=1000 FIRST_SEED=0
 
-Prints each seed whose run broke a rule, with what it broke and the line that replays it. A seed
-that failed belongs into tests/simulation/chaos_cases.toml once its cause is found.
+Prints each seed whose run broke a rule of `swarm/simulation/invariants.py` or fell short of the
+floor of `swarm/simulation/delivery.py`, with the line that replays it. A seed that failed belongs
+into tests/simulation/chaos_cases.toml once its cause is found.
 """
 
 import argparse
@@ -18,7 +19,10 @@ class Outcome(NamedTuple):
 
     seed: int
     failure: str  # the broken rules and the replay line; empty: all held
-    delivery: float
+    delivery: float  # of what was due during the faults
+    due: int
+    reach_pairs: int  # judged after healing
+    bans: int
     faults: int
     virtual_s: float
     real_s: float
@@ -33,15 +37,19 @@ def run_seed(seed: int) -> Outcome:
     try:
         report = simulate(replay)
     except Exception as error:  # noqa: BLE001 - a run that ends by itself is a finding like any other
-        return Outcome(seed, f"  ended by {error!r}\n  replay: {replay.line}", 0.0, 0, 0.0, 0.0)
+        return Outcome(seed, f"  ended by {error!r}\n  replay: {replay.line}", *[0] * 7)
+    told = [str(violation) for violation in report.violations[:5]] + report.shortfalls
     failure = ""
-    if report.violation_count:
-        told = "\n".join(f"  {violation}" for violation in report.violations[:5])
-        failure = f"{told}\n  {report.violation_count} in all; replay: {replay.line}"
+    if told:
+        count = report.violation_count + len(report.shortfalls)
+        failure = "\n".join(["", *told, f"{count} in all; replay: {replay.line}"])
     return Outcome(
         seed,
-        failure,
+        failure.replace("\n", "\n  ").strip("\n"),
         report.delivery_ratio,
+        report.deliveries.due,
+        report.reach_pairs,
+        report.bans.total(),
         report.faults.total() + report.lies.total(),
         report.virtual_s,
         report.real_s,
@@ -69,10 +77,15 @@ def main() -> int:
                 print(f"{len(outcomes)} of {len(seeds)} seeds, {minutes:.1f} min", flush=True)
     failed = sorted(outcome.seed for outcome in outcomes if outcome.failure)
     virtual_h = sum(outcome.virtual_s for outcome in outcomes) / 3600
+    due = sum(outcome.due for outcome in outcomes)
+    idle = sum(not outcome.due for outcome in outcomes)
     worst = min(outcomes, key=lambda outcome: outcome.delivery)
     print(f"\nseeds            {len(seeds)} from {seeds[0]}")
     print(f"virtual hours    {virtual_h:.1f} of swarms")
     print(f"faults and lies  {sum(outcome.faults for outcome in outcomes)}")
+    print(f"bans             {sum(outcome.bans for outcome in outcomes)}")
+    print(f"judged           {due} deliveries during faults; none in {idle} seeds")
+    print(f"                 {sum(outcome.reach_pairs for outcome in outcomes)} after healing")
     print(f"worst delivery   {100 * worst.delivery:.1f} % (seed {worst.seed})")
     print(f"failed           {', '.join(map(str, failed)) or 'none'}")
     return 1 if failed else 0

@@ -10,12 +10,16 @@ PROTOCOL.md, and shares no code with the one that it watches.
 **Bounds.** The pool keeps its limits; no collection in the objects of a node has more than
 `COLLECTION_MAX` entries; what a host serves and fetches in a window of time is within its budget.
 
-**Bans.** No honest host bans an honest one.
+**Bans.** No honest host bans an honest peer, at any time and for whatever reason. Nor does it ban
+an address block with fewer than `LIARS_FOR_BLOCK_BAN` liars in it, however many honest hosts live
+there too: a household is not shut out for what one of it did. A block with as many may be banned;
+that closes the connections of its honest hosts as well, as PROTOCOL.md says. Looked at whenever a
+ban is made, and again every virtual second.
 
 **Reach.** When faults are over and the swarm has settled, each group that an honest host published
-has been stored by every live honest host, if all want all groups. Left out are groups that have
-expired, and those that their producer has moved on from: others are told of its newest adverts
-alone (`still_on_offer`).
+has been stored by every other live honest host, if all want all groups. Left out are groups that
+have expired, and those that their producer has moved on from: others are told of its newest adverts
+alone (`still_on_offer`). A run in which nothing is left to judge breaks the rule too.
 """
 
 import hashlib
@@ -31,15 +35,18 @@ import trio
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from swarm.identity import public_key_of
+from swarm.blocks import Block
+from swarm.identity import PeerId, public_key_of
 from swarm.messages import GROUP_BYTES_MAX, GROUP_DOMAIN
 from swarm.pool import AddResult, Pool, PoolLimits
+from swarm.reputation import Ban
 from swarm.rollouts import GroupId, VerifiedGroup
 
 VIOLATIONS_MAX = 100  # kept; all are counted
 COLLECTION_MAX = 4_096
 WALK_DEPTH_MAX = 8
 WALK_ENTRIES_MAX = 8  # of one collection that are looked into
+LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
 NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 
 
@@ -63,6 +70,14 @@ class RecordRules:
     run_id: str
     life_s: int
     skew_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class BanRules:
+    """Who is who: the peers that nobody may ban, and how many liars an address block has."""
+
+    honest: frozenset[PeerId]
+    liars_by_block: Counter[Block | PeerId | None]
 
 
 @dataclass(slots=True)
@@ -144,6 +159,18 @@ class Invariants:
         seen = self._trained.setdefault(host, set())
         self.require(digest not in seen, host, "trainer", "a foreign group came twice")
         seen.add(digest)
+
+    # --- bans -------------------------------------------------------------------------------
+
+    def check_ban(self, host: int, ban: Ban, rules: BanRules) -> None:
+        """An honest host's ban is of somebody who deserves it."""
+        if ban.is_block:
+            liars = rules.liars_by_block[ban.subject]
+            detail = f"block {ban.subject} is banned with {liars} liars in it: {ban.why}"
+            self.require(liars >= LIARS_FOR_BLOCK_BAN, host, "ban", detail)
+        else:
+            detail = f"honest {ban.subject} is banned: {ban.why}"
+            self.require(ban.subject not in rules.honest, host, "ban", detail)
 
     # --- bounds -----------------------------------------------------------------------------
 

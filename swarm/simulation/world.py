@@ -10,13 +10,14 @@ deterministic_run(main, seed=7)
 
 import hashlib
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from random import Random
 
 import trio
 
 from swarm.identity import Identity, PeerId
+from swarm.simulation.addresses import separate_ips
 from swarm.simulation.determinism import Freezer
 from swarm.simulation.links import LinkProfile, SimulatedLinks
 from swarm.transport.memory import RUNS_ON, Cut, MemoryNetwork, MemoryTransport
@@ -37,9 +38,12 @@ class World:
         profile: LinkProfile,
         nursery: trio.Nursery,
         profiles: Mapping[int, LinkProfile] | None = None,
+        ips: Sequence[str] | None = None,
     ) -> None:
-        """`profiles` names hosts, by index, whose links differ from `profile`."""
+        """`profiles` names hosts, by index, whose links differ from `profile`. `ips` is the address
+        of each host; None: public ones, each in a block of its own."""
         self.seed = seed
+        self.ips = separate_ips(hosts) if ips is None else tuple(ips)
         self.identities = tuple(
             Identity(self.rng(f"identity/{index}").randbytes(32)) for index in range(hosts)
         )
@@ -64,7 +68,7 @@ class World:
 
     def join(self, host: int) -> MemoryTransport:
         """Put a host on the network, for the first time or after it crashed or left."""
-        return self.network.join(self.peer_id(host))
+        return self.network.join(self.peer_id(host), self.ips[host])
 
     def crash(self, host: int) -> None:
         """Take a host off the network at once; its tasks above are the caller's to cancel."""
@@ -153,8 +157,9 @@ async def open_world(
     hosts: int,
     profile: LinkProfile,
     profiles: Mapping[int, LinkProfile] | None = None,
+    ips: Sequence[str] | None = None,
 ) -> AsyncIterator[World]:
-    """A world whose network runs until the context ends."""
+    """A world whose network runs until the context ends; see `World`."""
     async with trio.open_nursery() as nursery:
-        yield World(seed, hosts, profile, nursery, profiles)
+        yield World(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()

@@ -4,20 +4,30 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 
 from node import simulate as simulate_module
-from node.scenario import CHAOS, Scenario, SwarmTable, chaos_scenario
+from node.scenario import CHAOS, GANG, Scenario, SwarmTable, chaos_scenario
 from node.simulate import SimulatedPolicy, replay_of, simulate
 from node.simulation_report import Replay, Report
 from swarm import codec
+from swarm.blocks import block_of
+from swarm.errors import Reject, RequestRefused
+from swarm.exchange import Exchange
 from swarm.fetching import Fetcher
+from swarm.identity import PeerId
 from swarm.pool import Pool
+from swarm.reputation import RULES as REPUTATION_RULES
+from swarm.reputation import Reputation
 from swarm.simulation import invariants as invariants_module
+from swarm.simulation.addresses import draw_ips
+from swarm.simulation.delivery import PAIRS_MIN
 from swarm.simulation.lies import CATALOGUE
+from swarm.transport.memory import RUNS_ON
 from swarm.warden import Warden
 
 CASES = tomllib.loads((Path(__file__).parent / "chaos_cases.toml").read_text())["cases"]
@@ -41,12 +51,14 @@ def run_small(**changes: Any) -> Report:
 def test_seed(seed: int) -> None:
     report = simulate(replay_of(CHAOS, seed))
     assert not report.violations, report.replay.line
+    assert not report.shortfalls, report.replay.line
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["seed"]))
 def test_what_was_found_stays_found(case: dict[str, Any]) -> None:
     report = simulate(replay_of(CHAOS, case["seed"]))
     assert not report.violations, case["found"]
+    assert not report.shortfalls, case["found"]
 
 
 def test_seeds_differ_in_their_faults_and_some_are_calm() -> None:
@@ -55,7 +67,7 @@ def test_seeds_differ_in_their_faults_and_some_are_calm() -> None:
     assert frozenset() in kinds
     assert set.union(*map(set, kinds)) == {"crash", "pause", "partition", "clog", "bad_link"}
     assert len(set(kinds)) > 15
-    assert {chaos_scenario(seed).liars for seed in range(60)} == {0, 1}
+    assert {chaos_scenario(seed).liars for seed in range(60)} == {0, 1, GANG}
 
 
 # --- each rule bites ------------------------------------------------------------------------
@@ -70,6 +82,10 @@ def test_without_a_planted_fault_no_rule_is_broken() -> None:
     assert not report.violations
     assert report.rejected
     assert report.delivery_ratio == 1.0
+    assert report.bans["peer"]
+    assert report.deliveries.due >= PAIRS_MIN
+    assert report.reach_pairs > 0
+    assert not report.shortfalls
 
 
 def one_lie(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -100,8 +116,33 @@ def test_a_group_that_is_trained_on_twice_is_seen(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_honest_host_that_is_banned_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Warden, "is_banned", lambda *_: True)
+    monkeypatch.setattr(Warden, "_good", lambda self, peer: self._bad(peer, Reject.MALFORMED))
     assert "ban" in rules_broken(run_small())
+
+
+def test_a_household_that_is_banned_for_one_of_it_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    harsh = replace(REPUTATION_RULES, block_ban_at=REPUTATION_RULES.ban_at)
+    monkeypatch.setattr(Reputation.__init__, "__defaults__", (harsh,))
+    report = run_small(liars=1)
+    assert rules_broken(report) == {"ban"}
+    assert "with 1 liars in it" in str(report.violations[0])
+
+
+def test_a_block_full_of_liars_is_banned_and_costs_its_honest_host_no_more() -> None:
+    report = run_small(nodes=4, liars=GANG, liars_share_block=True, duration_s=60.0)
+    assert not report.violations
+    assert report.bans["block"] >= 3
+    assert report.bans["peer"]
+    innocent = 3  # by whom and of whom nothing is judged: who bans its block closes its connections
+    assert innocent not in report.deliveries.due_at
+    assert set(report.deliveries.due_at) == {0, 1, 2}
+    assert report.delivery_ratio == 1.0
+
+
+def test_one_of_a_few_hosts_shares_a_block_with_another() -> None:
+    """So the rule about households is looked at in runs like these."""
+    blocks = [block_of(ip) for ip in draw_ips(4, Random("1/addresses"))]
+    assert len(set(blocks)) == 3
 
 
 def test_a_group_that_never_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +153,43 @@ def test_a_group_that_never_comes_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     report = run_small()
     assert rules_broken(report) == {"reach"}
     assert report.delivery_ratio == 0.0
+
+
+def test_a_run_that_leaves_nothing_to_judge_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate_module, "still_on_offer", lambda *_: [])
+    report = run_small()
+    assert rules_broken(report) == {"reach"}
+    assert report.reach_pairs == 0
+
+
+def test_a_host_that_stops_fetching_is_below_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, deaf = Fetcher.run, []
+
+    async def run(self: Fetcher, *args: Any, **kwargs: Any) -> None:
+        if not deaf:
+            deaf.append(RUNS_ON.get())
+        if RUNS_ON.get() == deaf[0]:
+            await trio.sleep_forever()
+        await real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Fetcher, "run", run)
+    report = run_small(nodes=4, duration_s=60.0)
+    assert any("due at host" in line for line in report.shortfalls)
+
+
+def test_a_host_that_stops_serving_is_below_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, mute = Exchange._serve_groups, []
+
+    async def refuse(self: Exchange, peer: PeerId, payload: bytes) -> bytes:
+        if not mute:
+            mute.append(self)
+        if self is mute[0]:
+            raise RequestRefused("not today")
+        return await real(self, peer, payload)
+
+    monkeypatch.setattr(Exchange, "_serve_groups", refuse)
+    report = run_small(nodes=4, duration_s=60.0)
+    assert any("shared by host" in line for line in report.shortfalls)
 
 
 def test_a_pool_over_its_bounds_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

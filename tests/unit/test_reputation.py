@@ -1,6 +1,7 @@
 """Standings and bans, on a clock of their own."""
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -8,6 +9,7 @@ from swarm.blocks import Block, block_of, is_public
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.reputation import LITTLE, MUCH, NOTHING, RULES, Reputation
+from swarm.simulation.invariants import LIARS_FOR_BLOCK_BAN
 
 LIAR, OTHER = PeerId("liar"), PeerId("other")
 BLOCK = Block("192.0.2.0/24")
@@ -18,6 +20,10 @@ def tell(reputation: Reputation, peer: PeerId, reason: Reject, times: int, now: 
     for _ in range(times):
         reputation.bad(peer, reason, None, now)
     return reputation.is_banned(peer, now)
+
+
+def test_a_block_ban_takes_as_many_peers_as_simulations_expect() -> None:
+    assert ceil(RULES.block_ban_at / RULES.ban_at) == LIARS_FOR_BLOCK_BAN
 
 
 def test_every_reason_has_a_weight_and_no_more_than_one() -> None:
