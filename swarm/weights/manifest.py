@@ -1,7 +1,7 @@
 """What a version of a policy is, and of which chunks it can be had.
 
-A version is a directory: tensors, in safetensors files, and the other files that belong to them.
-It is offered as one or more artifacts: the full state, and deltas against earlier versions. An
+A version is a directory: tensors, in safetensors files, and the other files that belong to them. It
+is offered as one or more artifacts: the full state, and deltas against earlier versions. An
 artifact is a list of chunks, each named by the SHA-256 of its bytes; a chunk stands alone, so
 chunks may come in any order, from anybody, and are patched in as they come.
 
@@ -21,20 +21,27 @@ MANIFEST_DOMAIN = b"swarm/weights-manifest/1\x00"
 FILE_DTYPE = "file"
 """The dtype of what is no tensor but a file of its own, such as `config.json`: bytes, one axis."""
 
+HEADER_DTYPE = "header"
+"""The dtype of the start of a safetensors file, up to its first tensor: bytes, one axis."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of a version, or one other file of it.
+    """One tensor of a version, the header of a file of tensors, or one other file.
 
-    `dtype` is spelt as in safetensors (`BF16`, `F16`, `F32`, `I64`, ...) or `file`. `file` names
-    the safetensors file that holds it, relative to the version's directory, or the file itself.
-    `sha256` is of its raw bytes, little-endian and in row-major order: 32 bytes.
+    `dtype` is spelt as in safetensors (`BF16`, `F16`, `F32`, `I64`, ...), or is `header` or `file`.
+    `file` names the file that holds it, relative to the version's directory, with `/` between
+    folders. `sha256` is of its raw bytes, little-endian and in row-major order: 32 bytes.
+    The name of a header or a file is `file`; that of a tensor has the folder of its file in front.
+    `offset_bytes` is where it begins in its file: a receiver places tensors before it has the
+    header.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: str
+    offset_bytes: int
     size_bytes: int
     sha256: bytes
 
@@ -87,7 +94,8 @@ class Manifest:
 def state_of(tensors: tuple[TensorSpec, ...]) -> bytes:
     """The hash of what the weights are, 32 bytes, whatever the order of `tensors`.
 
-    In which file a tensor is belongs to it: applying a version makes the same files everywhere.
+    In which file a tensor is belongs to it, and where in it follows from the headers, which count
+    as well: applying a version makes the same files everywhere.
     """
     digest = hashlib.sha256(STATE_DOMAIN)
     for tensor in sorted(tensors, key=lambda each: each.name):
