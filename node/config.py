@@ -48,6 +48,7 @@ PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
 DEFAULT_RUN = "demo"
 RUN_FILE_BYTES_MAX = 1_048_576
 RUN_HASH_CHARS = 12
+PUBLISHERS_MAX = 64
 
 
 def canonical_json(value: Any) -> str:
@@ -126,6 +127,16 @@ def _listen_address(text: str) -> str:
     _check_address(text, with_peer=False)
     if not text.startswith(("/ip4/", "/ip6/")) or "/p2p/" in text:
         raise ValueError("must look like /ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0")
+    return text
+
+
+def _publisher(text: str) -> str:
+    try:
+        public_key_of(text)
+    except RemoteProtocolError as error:
+        raise ValueError(
+            f"{error.detail}; swarm-node keygen prints the id that goes with a key"
+        ) from None
     return text
 
 
@@ -211,11 +222,18 @@ class RunConfig(_Frozen):
     held_out: HeldOutRules = HeldOutRules()
     models: tuple[str, ...] = ()  # allowed model names; empty: any
     reward: Literal["exact", "partial"] = "exact"  # exact: 1 for a full score, else 0
+    publishers: Annotated[
+        tuple[Annotated[str, AfterValidator(_publisher)], ...],
+        Field(max_length=PUBLISHERS_MAX),
+        AfterValidator(lambda ids: tuple(sorted(set(ids)))),
+    ] = ()  # peer ids of those who may publish weights; empty: nobody
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`."""
-        rules = canonical_json(self.model_dump(mode="json"))
+        """`<name>-<fingerprint of everything in here>`. A run without publishers has the id that it
+        had before there were any, so that nodes of different releases meet."""
+        unset = set() if self.publishers else {"publishers"}
+        rules = canonical_json(self.model_dump(mode="json", exclude=unset))
         return f"{self.name}-{hashlib.sha256(rules.encode()).hexdigest()[:RUN_HASH_CHARS]}"
 
     @property

@@ -96,12 +96,26 @@ def test_the_run_id_follows_from_all_rules() -> None:
         make_run(sampling={"top_p": 0.5}),
         make_run(reward="partial"),
         make_run(models=("tiny",)),
+        make_run(publishers=(ALICE,)),
+        make_run(publishers=(ALICE, BOB)),
     ]
     assert make_run().run_id == base.run_id
-    assert len({run.run_id for run in (base, *others)}) == 7
+    assert len({run.run_id for run in (base, *others)}) == 9
     assert re.fullmatch("test-[0-9a-f]{12}", base.run_id)
     long = RunConfig.model_validate({"name": "x" * 40, "environments": [{"name": "bf"}]})
     assert len(long.run_id) <= RUN_ID_CHARS_MAX
+
+
+def test_a_run_without_publishers_keeps_its_id() -> None:
+    """The one that it had before a run could name publishers: written down, not computed."""
+    assert make_run().run_id == make_run(publishers=()).run_id == "test-01fd61e7dd6a"
+
+
+def test_publishers_are_a_set() -> None:
+    run = make_run(publishers=(BOB, ALICE, BOB))
+    assert run.publishers == tuple(sorted((ALICE, BOB)))
+    assert run.run_id == make_run(publishers=(ALICE, BOB)).run_id
+    assert RunConfig.model_validate(run.model_dump()).run_id == run.run_id
 
 
 def test_the_order_of_parameters_is_no_difference() -> None:
@@ -216,6 +230,10 @@ def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, after: str, line: str
     [
         ('name = "x"\n', "environments in mine.toml: is missing; add it"),
         ('name = "x"\nenvironments = []\n', "environments =  in mine.toml: must have at least 1"),
+        (
+            'name = "x"\npublishers = ["12D3"]\nenvironments = [{ name = "scripted_sum" }]\n',
+            "publishers.0 = 12D3 in mine.toml: not an Ed25519 peer id; swarm-node keygen prints",
+        ),
         ('name = "A b"\n', "name = A b in mine.toml: must be up to 40 lower-case letters"),
         ("node = 3\n", "node in mine.toml: must be a table"),
     ],
