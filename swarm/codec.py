@@ -27,6 +27,8 @@ from swarm.messages import (
     COMPLETIONS_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
+    HEAD_BYTES_MAX,
+    HEAD_DOMAIN,
     HELLO_BYTES_MAX,
     HELLO_DOMAIN,
     KNOWN_PEERS_MAX,
@@ -36,6 +38,7 @@ from swarm.messages import (
     AdvertBody,
     CompletionBody,
     GroupBody,
+    HeadBody,
     Hello,
     Signed,
     TaskBody,
@@ -166,6 +169,57 @@ def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
     return signer, decode(payload, Hello, HELLO_BYTES_MAX)
 
 
+def sign_head(body: HeadBody, identity: Identity) -> bytes:
+    """The signed record of our own head, ready to gossip.
+
+    Raises:
+        LocalProtocolError: the head is not ours, its plan makes no sense, or it is too large.
+    """
+    if body.publisher != identity.peer_id:
+        raise LocalProtocolError(f"cannot sign a head of {body.publisher}")
+    fault = _plan_fault(body)
+    if fault is not None:
+        raise LocalProtocolError(fault)
+    return _sign(encode(body), HEAD_DOMAIN, identity, HEAD_BYTES_MAX)
+
+
+def decode_head(record: bytes) -> HeadBody:
+    """The head in a signed record, made by the publisher that it names.
+
+    Whether that may publish, and all that the head claims, is for `swarm.weights.wire`.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
+    """
+    payload, signer = _open(record, HEAD_DOMAIN, HEAD_BYTES_MAX)
+    try:
+        body = decode(payload, HeadBody, HEAD_BYTES_MAX)
+        _check_producer(signer, body.publisher)
+        fault = _plan_fault(body)
+        if fault is not None:
+            raise RemoteProtocolError(Reject.MALFORMED, fault)  # noqa: TRY301  with its signer
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+    return body
+
+
+def _plan_fault(head: HeadBody) -> str | None:
+    """What is wrong with the plan of a head whose publisher is a peer id; None: nothing."""
+    if len(head.order) % 32 or 2 * len(head.order) != 32 * len(head.parents):
+        return "columns of a plan of different or odd lengths"
+    keys = [head.order[at : at + 32] for at in range(0, len(head.order), 32)]
+    if len(set(keys)) != len(keys) or public_key_of(head.publisher) in keys:
+        return "a plan with a peer twice, or with the publisher below somebody"
+    if keys and head.strategy == "swarm":
+        return "parents in a swarm, which has none"
+    parents = struct.unpack(f"<{len(keys)}H", head.parents)
+    if any(parent > place for place, parent in enumerate(parents)):
+        return "a parent that comes after its child"
+    return None
+
+
 def check_times(
     created_at_s: int, expires_at_s: int, now_s: float, life_s_max: float, skew_s: float
 ) -> None:
@@ -223,7 +277,7 @@ def _unpack(data: bytes) -> Any:
             object_pairs_hook=limits.map,
             ext_hook=_no_extension,
             max_str_len=STRING_BYTES_MAX,
-            max_bin_len=GROUP_BYTES_MAX,
+            max_bin_len=len(data),  # each field's own limit is the schema's
             max_array_len=ARRAY_MAX,
             max_map_len=FIELDS_MAX,
             max_ext_len=0,

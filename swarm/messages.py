@@ -15,6 +15,7 @@ ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
 PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
+MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -22,9 +23,15 @@ def adverts_topic(run_id: str) -> str:
     return f"/swarm/adverts/1.0.0/{run_id}"
 
 
+def weights_topic(run_id: str) -> str:
+    """The gossip topic on which a run's heads travel: that there is a new version of a policy."""
+    return f"/swarm/weights/1.0.0/{run_id}"
+
+
 GROUP_DOMAIN = b"swarm/rollout-group/1\x00"
 ADVERT_DOMAIN = b"swarm/advert/1\x00"
 HELLO_DOMAIN = b"swarm/hello/1\x00"
+HEAD_DOMAIN = b"swarm/weights-head/1\x00"
 
 RUN_ID_CHARS_MAX = 80
 PEER_ID_CHARS_MAX = 64
@@ -53,6 +60,16 @@ WANT_BYTES_MAX = 4_096
 ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
 HAVE_REPLY_BYTES_MAX = 256
+HEAD_BYTES_MAX = 32_768
+ORDER_PEERS_MAX = 512
+WANT_MANIFEST_BYTES_MAX = 512
+MANIFEST_BYTES_MAX = 16_777_216
+TENSORS_MAX = 131_072
+TENSOR_NAMES_BYTES_MAX = 8_388_608
+SHAPES_BYTES_MAX = 4_194_304
+FILE_NAMES_BYTES_MAX = 262_144
+ARTIFACTS_MAX = 8
+CHUNKS_MAX = 65_536
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -275,6 +292,76 @@ class DialBackReply(WireModel):
     ports: Ports
 
 
+HashBytes = Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256
+# A policy's name becomes part of file names
+PolicyName = Annotated[
+    str, Field(min_length=1, max_length=NAME_CHARS_MAX, pattern=r"^[a-z0-9][a-z0-9-]*$")
+]
+
+
+class HeadBody(WireModel):
+    """The signed payload that a publisher gossips: there is this version, and this is the plan.
+
+    A head with a higher `sequence` for the same version changes the plan alone. `order` holds raw
+    public keys of 32 bytes; for each, `parents` has the place of its parent in `order`, counted
+    from 1 and always an earlier one, or 0 for the publisher. Both are empty for `swarm`.
+    """
+
+    type: Literal["weights"]
+    run_id: RunId
+    policy: PolicyName
+    version: SeqNo
+    publisher: PeerIdText
+    sequence: SeqNo
+    root: HashBytes  # of the manifest
+    manifest_bytes: Annotated[int, Field(gt=0, le=MANIFEST_BYTES_MAX)]
+    created_at_s: UnixSeconds
+    strategy: Literal["star", "chain", "tree", "swarm"]
+    order: Annotated[bytes, Field(max_length=32 * ORDER_PEERS_MAX)]
+    parents: Annotated[bytes, Field(max_length=2 * ORDER_PEERS_MAX)]  # u16 little-endian
+
+
+class WantManifest(WireModel):
+    """Asks for the manifest with this root; the answer is the encoded `ManifestBody` itself."""
+
+    type: Literal["want_manifest"]
+    run_id: RunId
+    root: HashBytes
+
+
+class ArtifactBody(WireModel):
+    """`swarm.weights.manifest.Artifact` on the wire."""
+
+    base_version: SeqNo | None
+    base_state: HashBytes | None
+    chunk_hashes: Annotated[bytes, Field(max_length=32 * CHUNKS_MAX)]
+    chunk_sizes: Annotated[bytes, Field(max_length=4 * CHUNKS_MAX)]  # u32 little-endian
+
+
+class ManifestBody(WireModel):
+    """`swarm.weights.manifest.Manifest` on the wire; a head signs for its hash.
+
+    Tensors are columns in the order of their names, so that a model of 100,000 of them is a handful
+    of MessagePack values. Sizes are not sent: they follow from shapes and types.
+    """
+
+    type: Literal["manifest"]
+    run_id: RunId
+    policy: PolicyName
+    version: SeqNo
+    publisher: PeerIdText
+    created_at_s: UnixSeconds
+    names: Annotated[bytes, Field(max_length=TENSOR_NAMES_BYTES_MAX)]  # UTF-8, each ends in NUL
+    dtypes: Annotated[bytes, Field(max_length=TENSORS_MAX)]  # positions in `wire.DTYPES`
+    ranks: Annotated[bytes, Field(max_length=TENSORS_MAX)]
+    shapes: Annotated[bytes, Field(max_length=SHAPES_BYTES_MAX)]  # u64 little-endian, of all
+    hashes: Annotated[bytes, Field(max_length=32 * TENSORS_MAX)]
+    files: Annotated[bytes, Field(max_length=FILE_NAMES_BYTES_MAX)]  # ASCII, each ends in NUL
+    file_positions: Annotated[bytes, Field(max_length=4 * TENSORS_MAX)]  # u32 LE, into `files`
+    offsets: Annotated[bytes, Field(max_length=8 * TENSORS_MAX)]  # u64 LE, in the file
+    artifacts: Annotated[tuple[ArtifactBody, ...], Field(min_length=1, max_length=ARTIFACTS_MAX)]
+
+
 Message = Annotated[
     GroupBody
     | AdvertBody
@@ -289,6 +376,9 @@ Message = Annotated[
     | DialBack
     | DialBackReply
     | FindProviders
-    | ProvidersReply,
+    | ProvidersReply
+    | HeadBody
+    | WantManifest
+    | ManifestBody,
     Field(discriminator="type"),
 ]

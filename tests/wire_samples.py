@@ -8,6 +8,7 @@ from swarm.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
     GROUP_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
     NAME_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     AdvertBody,
@@ -19,18 +20,25 @@ from swarm.messages import (
     GroupsReply,
     Have,
     HaveReply,
+    HeadBody,
     Hello,
     HelloReply,
     KnownPeer,
+    ManifestBody,
     ProvidersReply,
     RecentAdverts,
     Want,
+    WantManifest,
     WireModel,
 )
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.weights import wire
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights.topology import Plan, Strategy
 
 ALICE = Identity(bytes(range(32)))
 BOB = Identity(bytes(range(1, 33)))
+CAROL = Identity(bytes(range(2, 34)))
 
 
 def text(chars_max: int, chars_min: int = 0) -> st.SearchStrategy[str]:
@@ -216,6 +224,49 @@ def sample_hello() -> Hello:
     )
 
 
+def sample_manifest() -> Manifest:
+    """One fixed manifest of Alice's: a version that can be had whole, or from the one before."""
+    spec, shared = TensorSpec, ChunkRef(bytes([1]) * 32, 130)
+    one, two = "model-1.safetensors", "model-2.safetensors"
+    return Manifest(
+        run_id="sample-1",
+        policy="actor",
+        version=12,
+        publisher=ALICE.peer_id,
+        created_at_s=1_800_000_000,
+        tensors=(
+            spec("config.json", "file", (17,), "config.json", 0, 17, bytes([2]) * 32),
+            spec("embed.weight", "BF16", (4, 8), one, 80, 64, bytes([3]) * 32),
+            spec("größe", "F32", (), two, 96, 4, bytes([4]) * 32),
+            spec("head.weight", "BF16", (3, 0), two, 100, 0, bytes([5]) * 32),
+            spec(one, "header", (80,), one, 0, 80, bytes([9]) * 32),
+            spec(two, "header", (96,), two, 0, 96, bytes([10]) * 32),
+        ),
+        artifacts=(
+            Artifact(None, None, (shared, ChunkRef(bytes([6]) * 32, 40))),
+            Artifact(11, bytes([7]) * 32, (shared,)),
+            Artifact(8, bytes([8]) * 32, ()),
+        ),
+    )
+
+
+def sample_head() -> HeadBody:
+    """One fixed head of Alice's, for the sample manifest."""
+    body = wire.encode_manifest(sample_manifest())
+    return HeadBody(
+        type="weights",
+        run_id="sample-1",
+        policy="actor",
+        version=12,
+        publisher=ALICE.peer_id,
+        sequence=1,
+        root=wire.root_of(body),
+        manifest_bytes=len(body),
+        created_at_s=1_800_000_001,
+        **wire.plan_columns(Plan(Strategy.CHAIN, (BOB.peer_id, CAROL.peer_id), (-1, 0))),
+    )
+
+
 def sample_messages() -> dict[str, WireModel]:
     """One fixed message of each unsigned kind, by name."""
     return {
@@ -245,6 +296,12 @@ def sample_messages() -> dict[str, WireModel]:
             type="providers",
             providers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
             closer=(KnownPeer(peer_id=BOB.peer_id, addresses=()),),
+        ),
+        "want_manifest": WantManifest(
+            type="want_manifest", run_id="sample-1", root=sample_head().root
+        ),
+        "manifest": codec.decode(
+            wire.encode_manifest(sample_manifest()), ManifestBody, MANIFEST_BYTES_MAX
         ),
         "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
         "dial_back_reply": DialBackReply(

@@ -14,6 +14,7 @@ from swarm.transport import (
     libp2p_circuit,
     libp2p_yamux,
 )
+from swarm.weights import layout, manifest, wire
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
 IN_TABLE = re.compile(r"^\| `([A-Z_]+_MAX)`[^|]*\| (\d+) \|$", re.MULTILINE)
@@ -35,7 +36,7 @@ def said() -> list[tuple[str, int]]:
 def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
     code |= limits(frame_rates) | limits(libp2p_yamux) | limits(libp2p_buffers)
-    code |= limits(libp2p_circuit)
+    code |= limits(libp2p_circuit) | limits(layout) | limits(wire)
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 
@@ -44,6 +45,10 @@ def test_every_limit_of_messages_floods_and_circuits_is_on_the_page() -> None:
     code = limits(messages) | limits(frame_rates)
     code |= {n: v for n, v in limits(libp2p_circuit).items() if n.startswith(("RES", "CIRCUIT"))}
     assert {name for name, _ in said()} >= set(code)
+
+
+def test_every_limit_of_weights_is_on_the_page() -> None:
+    assert {name for name, _ in said()} >= set(limits(layout) | limits(wire))
 
 
 def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:
@@ -65,11 +70,26 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
         messages.ROLLOUTS_PROTOCOL,
         messages.HOLDERS_PROTOCOL,
         messages.adverts_topic("<run id>"),
+        messages.weights_topic("<run id>"),
+        messages.MANIFEST_PROTOCOL,
     ):
         assert any(f"`{protocol}`" in heading for heading in headings)
-    for domain in (messages.GROUP_DOMAIN, messages.ADVERT_DOMAIN, messages.HELLO_DOMAIN):
+    for domain in (
+        messages.GROUP_DOMAIN,
+        messages.ADVERT_DOMAIN,
+        messages.HELLO_DOMAIN,
+        messages.HEAD_DOMAIN,
+    ):
         assert domain.endswith(b"\0")
         assert f"`{domain[:-1].decode()}` and a zero byte" in PAGE
+    for domain in (manifest.MANIFEST_DOMAIN, manifest.STATE_DOMAIN):
+        assert domain.endswith(b"\0")
+        assert f"`{domain[:-1].decode()}`, a zero byte" in " ".join(PAGE.split())
+
+
+def test_types_of_tensors_are_those_of_the_code() -> None:
+    listed = PAGE.split("holds positions in this list, from 0:")[1].split(", spelt")[0]
+    assert tuple(re.findall(r"`([A-Z0-9a-z_]+)`", listed)) == wire.DTYPES
 
 
 def test_weights_of_offences_are_those_of_the_code() -> None:

@@ -6,6 +6,8 @@ The first byte of an input says what to do with the rest:
     1, 2, 3  the payload of a group, an advert, a hello: signed as it should be, then judged
     4        a place, a change, and maybe a payload: a record with a changed byte must be refused
     5        a peer id as text
+    6        the payload of a head, as 1, 2 and 3
+    7        the bytes of a manifest
 """
 
 import re
@@ -23,23 +25,28 @@ from swarm.messages import (
     ADVERT_DOMAIN,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
+    HEAD_DOMAIN,
     HELLO_DOMAIN,
     AdvertBody,
     GroupBody,
+    HeadBody,
     Hello,
+    ManifestBody,
     Signed,
     WireModel,
 )
+from swarm.weights import wire
 from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden
+from tests.weights_reference import conform_manifest, conform_plan
 from tests.wire_reference import Refused, conform, conform_columns, kinds, read, rules
-from tests.wire_samples import ALICE, sample_advert, sample_group, sample_hello
+from tests.wire_samples import ALICE, sample_advert, sample_group, sample_head, sample_hello
 
 BYTES_MAX = 4 * GROUP_BYTES_MAX
 INPUT_BYTES_MAX = 8_192
 DETAIL_CHARS_MAX = 400
-MODES = 6
-MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID = range(MODES)
+MODES = 8
+MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID, HEAD, MANIFEST = range(MODES)
 REASONS = {
     Reject.MALFORMED,
     Reject.OVERSIZE,
@@ -63,12 +70,15 @@ SEALED: dict[int, tuple[bytes, type[WireModel], Decoder]] = {
     GROUP: (GROUP_DOMAIN, GroupBody, lambda record: codec.decode_group(record)),
     ADVERT: (ADVERT_DOMAIN, AdvertBody, lambda record: codec.decode_advert(record)),
     HELLO: (HELLO_DOMAIN, Hello, lambda record: codec.decode_hello(record)),
+    HEAD: (HEAD_DOMAIN, HeadBody, lambda record: codec.decode_head(record)),
 }
 RECORDS = {
     GROUP: codec.sign_group(sample_group(), ALICE)[1],
     ADVERT: codec.sign_advert(sample_advert(), ALICE),
     HELLO: codec.sign_hello(sample_hello(), ALICE),
+    HEAD: codec.sign_head(sample_head(), ALICE),
 }
+TREES = {MESSAGE, MANIFEST, *SEALED}  # modes whose input is MessagePack
 
 
 def check(data: bytes) -> None:
@@ -84,6 +94,8 @@ def check(data: bytes) -> None:
         _check_sealed(mode, rest)
     elif mode == CHANGED:
         _check_changed(rest)
+    elif mode == MANIFEST:
+        _check_manifest(rest)
     else:
         _check_peer_id(rest)
 
@@ -112,6 +124,10 @@ def _conforms(tree: Any, kind: type[WireModel]) -> bool:
         conform(tree, kind)
         if kind is GroupBody:
             conform_columns(tree)
+        if kind is HeadBody:
+            conform_plan(tree)
+        if kind is ManifestBody:
+            conform_manifest(tree)
     except Refused:
         return False
     return True
@@ -165,7 +181,7 @@ def _check_sealed(mode: int, payload: bytes) -> None:
     domain, kind, decoder = SEALED[mode]
     found = _judge(lambda: decoder(sealed(payload, domain)))
     tree = _reference(payload)
-    expected = _conforms(tree, kind) and tree.get("producer", ALICE.peer_id) == ALICE.peer_id
+    expected = _conforms(tree, kind) and _maker(tree) == ALICE.peer_id
     assert (found is not None) == expected, f"{kind.__name__}: reference says {expected}"
     if found is not None and mode == GROUP:
         group = found[1]
@@ -173,11 +189,34 @@ def _check_sealed(mode: int, payload: bytes) -> None:
         assert again == group, "a group changed on the way"
 
 
+def _maker(tree: dict[str, Any]) -> Any:
+    """Whom a payload names as its signer; a hello names nobody."""
+    return tree.get("producer", tree.get("publisher", ALICE.peer_id))
+
+
+def _check_manifest(data: bytes) -> None:
+    manifest = _judge(lambda: wire.decode_manifest(data))
+    tree = _reference(data)
+    expected = _conforms(tree, ManifestBody) and _is_peer_id(tree["publisher"])
+    assert (manifest is not None) == expected, f"manifest: reference says {expected}"
+    if manifest is not None:
+        again = wire.decode_manifest(wire.encode_manifest(manifest))
+        assert again == manifest, "a manifest changed on the way"
+
+
+def _is_peer_id(text: str) -> bool:
+    return _judge(lambda: public_key_of(text)) is not None
+
+
 def _check_changed(data: bytes) -> None:
     """No record passes with one byte of it changed, be it a sample or made of the input."""
     if len(data) < 4:
         return
-    which, place, change = data[0] % 3 + 1, int.from_bytes(data[1:3], "big"), data[3]
+    which, place, change = (
+        list(SEALED)[data[0] % len(SEALED)],
+        int.from_bytes(data[1:3], "big"),
+        data[3],
+    )
     domain, _, decoder = SEALED[which]
     record = sealed(data[4:], domain) if data[4:] else RECORDS[which]
     at = place % len(record)
@@ -197,13 +236,16 @@ def _check_peer_id(data: bytes) -> None:
 def seeds() -> dict[str, bytes]:
     """Inputs to start from, by name: a message of every type, and known bombs."""
     found = {f"message-{name}": bytes([MESSAGE]) + data for name, data in golden().items()}
-    for name, mode in (("group", GROUP), ("advert", ADVERT), ("hello", HELLO)):
+    for at, (name, mode) in enumerate(
+        {"group": GROUP, "advert": ADVERT, "hello": HELLO, "head": HEAD}.items()
+    ):
         payload = codec.decode(RECORDS[mode], Signed, BYTES_MAX).payload
         found[f"sealed-{name}"] = bytes([mode]) + payload
-        found[f"changed-{name}"] = bytes([CHANGED, mode - 1, 0, 40, 1])
+        found[f"changed-{name}"] = bytes([CHANGED, at, 0, 40, 1])
     for name, bomb in BOMBS.items():
         found["bomb-" + re.sub(r"[^a-z0-9]+", "-", name.lower())] = bytes([MESSAGE]) + bomb[:1024]
     found |= {f"fault-{name}": data for name, data in _faults().items()}
+    found["manifest"] = bytes([MANIFEST]) + golden()["manifest"]
     found["peer-id"] = bytes([PEER_ID]) + ALICE.peer_id.encode()
     found["peer-id-other-spelling"] = bytes([PEER_ID]) + b"1" + ALICE.peer_id.encode()
     return found
@@ -212,7 +254,7 @@ def seeds() -> dict[str, bytes]:
 def _faults() -> dict[str, bytes]:
     """Messages that are right but for one thing."""
     want = msgpack.unpackb(golden()["want"])
-    group, advert = (_payload(GROUP), _payload(ADVERT))
+    group, advert, head = (_payload(mode) for mode in (GROUP, ADVERT, HEAD))
     task, (completion, *others) = group["task"], group["completions"]
     columns: dict[str, dict[str, bytes]] = {
         "nan": {"logprobs": struct.pack("<3f", -1, float("nan"), 0)},
@@ -239,13 +281,90 @@ def _faults() -> dict[str, bytes]:
         "advert-of-another": (ADVERT, advert | {"producer": "somebody"}),
         "advert-line-end": (ADVERT, advert | {"addresses": ["/ip4/10.0.0.1/tcp/1\n"]}),
         "hello-without-agent": (HELLO, {k: v for k, v in _payload(HELLO).items() if k != "agent"}),
+        "head-of-another": (HEAD, head | {"publisher": "somebody"}),
+        "head-peer-twice": (HEAD, head | {"order": 2 * head["order"][:32]}),
+        "head-below-itself": (HEAD, head | {"order": 2 * public_key_of(ALICE.peer_id)}),
+        "head-child-first": (HEAD, head | {"parents": b"\x02\x00\x00\x00"}),
+        "head-parents-odd": (HEAD, head | {"parents": b"\x00\x00\x00"}),
+        "head-swarm-with-parents": (HEAD, head | {"strategy": "swarm"}),
         "want-17": (MESSAGE, want | {"group_ids": [bytes(32)] * 17}),
         "want-number": (MESSAGE, want | {"run_id": b"sample-1"}),
         "want-unknown": (MESSAGE, want | {"extra": None}),
     }
+    trees |= {"manifest-" + name: (MANIFEST, tree) for name, tree in manifest_faults().items()}
     found = {name: bytes([mode]) + msgpack.packb(tree) for name, (mode, tree) in trees.items()}
     twice = b"\x84" + golden()["want"][1:] + msgpack.packb("run_id") + msgpack.packb("sample-1")
     return found | {"want-field-twice": bytes([MESSAGE]) + twice}
+
+
+def manifest_faults() -> dict[str, dict[str, Any]]:
+    """Trees of manifests that are right but for one thing."""
+    right = msgpack.unpackb(golden()["manifest"])
+    full, delta, empty = right["artifacts"]
+    shapes, positions, offsets = (right[name] for name in ("shapes", "file_positions", "offsets"))
+
+    def number(column: bytes, at: int, value: int, width: int = 8) -> bytes:
+        start = at * width
+        return column[:start] + value.to_bytes(width, "little") + column[start + width :]
+
+    def artifacts(*changed: dict[str, Any]) -> dict[str, Any]:
+        return {"artifacts": list(changed)}
+
+    def named(old: bytes, new: bytes) -> dict[str, Any]:
+        return {name: right[name].replace(old, new) for name in ("names", "files")}
+
+    changes: dict[str, dict[str, Any]] = {
+        "nothing": dict.fromkeys(
+            ("names", "dtypes", "ranks", "shapes", "hashes", "files", "file_positions", "offsets"),
+            b"",
+        ),
+        "name-twice": {"names": right["names"].replace(b"head.weight", b"embed.weight")},
+        "names-without-end": {"names": right["names"][:-1]},
+        "names-no-utf-8": {"names": right["names"].replace(b"\xc3", b"\xff")},
+        "name-control": {"names": right["names"].replace(b"embed.", b"embed\n")},
+        "name-long": {"names": right["names"].replace(b"embed.", b"e" * 600)},
+        "type-unknown": {"dtypes": b"\x18" + right["dtypes"][1:]},
+        "type-other": {"dtypes": right["dtypes"][:2] + b"\x02" + right["dtypes"][3:]},
+        "rank": {"ranks": right["ranks"][:-1] + b"\x02"},
+        "rank-9": {"ranks": b"\x09" + right["ranks"][1:], "shapes": bytes(64) + shapes},
+        "shape": {"shapes": number(shapes, 5, 81)},
+        "shape-huge": {"shapes": number(shapes, 1, 2**63)},
+        "shape-uneven": {"shapes": shapes + b"\x00"},
+        "hash-short": {"hashes": right["hashes"][:-1]},
+        "position-unknown": {"file_positions": number(positions, 0, 9, 4)},
+        "position-other": {"file_positions": number(positions, 1, 2, 4)},
+        "file-unused": {"files": right["files"] + b"z.json\x00"},
+        "files-out-of-order": {"files": b"z.json\x00" + right["files"]},
+        "offset-hole": {"offsets": number(offsets, 1, 81)},
+        "offset-overlap": {"offsets": number(offsets, 2, 95)},
+        "path-parent": named(b"config.json", b"../nfig.txt"),
+        "path-absolute": named(b"config.json", b"/onfig.json"),
+        "path-hidden": named(b"config.json", b".onfig.json"),
+        "path-code": named(b"config.json", b"config12.py"),
+        "path-device": named(b"config.json", b"aux.json"),
+        "path-inside-a-file": named(b"model-2", b"model-1.safetensors/a"),
+        "path-case": {
+            name: right[name].replace(b"l-1", b"l-A").replace(b"l-2", b"l-a")
+            for name in ("names", "files")
+        },
+        "header-elsewhere": {"offsets": number(offsets, 4, 8)},
+        "no-artifacts": artifacts(),
+        "base-twice": artifacts(full, delta, delta),
+        "base-itself": artifacts(full, delta | {"base_version": 12}),
+        "base-without-state": artifacts(delta | {"base_state": None}),
+        "state-without-base": artifacts(delta | {"base_version": None}),
+        "full-and-empty": artifacts(full | {"chunk_hashes": b"", "chunk_sizes": b""}),
+        "chunk-twice": artifacts(
+            full | {"chunk_hashes": bytes(64), "chunk_sizes": full["chunk_sizes"]}
+        ),
+        "chunk-empty": artifacts(delta | {"chunk_sizes": bytes(4)}),
+        "chunk-huge": artifacts(delta | {"chunk_sizes": b"\x01\x00\x00\x01"}),
+        "chunk-two-sizes": artifacts(full, delta | {"chunk_sizes": b"\x01\x00\x00\x00"}),
+        "chunk-too-much": artifacts(empty, delta | {"chunk_sizes": b"\x00\xff\x00\x00"}),
+        "chunks-uneven": artifacts(delta | {"chunk_sizes": b"\x01\x00\x00"}),
+        "publisher-other-spelling": {"publisher": "1" + right["publisher"]},
+    }
+    return {name: right | change for name, change in changes.items()}
 
 
 def _payload(mode: int) -> dict[str, Any]:
@@ -318,7 +437,7 @@ def _change(tree: Any, random: Random) -> None:
 
 def mutate(data: bytes, random: Random) -> bytes | None:
     """Another input of the same mode, changed as a tree; `None` where the input is none."""
-    if not data or data[0] % MODES > HELLO:
+    if not data or data[0] % MODES not in TREES:
         return None
     try:
         tree = msgpack.unpackb(data[1:], strict_map_key=False)

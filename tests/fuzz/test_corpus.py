@@ -23,6 +23,7 @@ from swarm.transport import (
     libp2p_yamux,
     serving,
 )
+from swarm.weights import wire
 from tests.fuzz import fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 
@@ -127,6 +128,18 @@ def _lossy(patch: Patch) -> None:
     patch.setattr(codec, "encode", lambda message: encode(message)[:-1] + b"\x00")
 
 
+def _any_plan(patch: Patch) -> None:
+    patch.setattr(codec, "_plan_fault", lambda head: None)
+
+
+def _any_manifest(patch: Patch) -> None:
+    patch.setattr(wire, "manifest_fault", lambda manifest: None)
+
+
+def _any_entries(patch: Patch) -> None:
+    patch.setattr(wire, "check_entries", lambda entries: None)
+
+
 FAULTS = {  # and what the finding says
     "field twice": (_field_twice, "reference says"),
     "another error": (_another_error, "KeyError"),
@@ -136,6 +149,9 @@ FAULTS = {  # and what the finding says
     "any producer": (_any_producer, "reference says"),
     "any log-prob": (_any_logprob, "reference says"),
     "lossy": (_lossy, "changed on the way"),
+    "any plan": (_any_plan, "reference says"),
+    "any manifest": (_any_manifest, "reference says"),
+    "any entries": (_any_entries, "reference says"),
 }
 
 

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from swarm import codec, messages
 from swarm.errors import RemoteProtocolError
-from swarm.messages import GROUP_BYTES_MAX, WireModel
+from swarm.messages import MANIFEST_BYTES_MAX, WireModel
 from tests.wire_reference import Refused, Rule, conform, kinds, read, rules
 
 KINDS = kinds()
-BYTES_MAX = 8 * GROUP_BYTES_MAX
+BYTES_MAX = 2 * MANIFEST_BYTES_MAX
 WIRE = Path(__file__).parents[1] / "wire"
 ITEMS_DRAWN_MAX = 3
 LENGTH_DRAWN_MAX = 90
+PRINTABLE = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
 OTHER_TYPES: dict[type, tuple[Any, ...]] = {
     str: (b"want", 1, None, ["w"], {"w": 1}, True),
     bytes: ("a" * 32, 1, None, [1] * 32, True),
@@ -108,9 +109,10 @@ def _values(rule: Rule) -> st.SearchStrategy[Any]:
 
 
 def _texts(rule: Rule, longest: int) -> st.SearchStrategy[str]:
-    alphabet = st.characters(exclude_categories=("Cs",))
     if rule.pattern is not None:
-        alphabet = st.characters(min_codepoint=0x21, max_codepoint=0x7E)
+        matching = st.from_regex(rule.pattern, fullmatch=True, alphabet=PRINTABLE)
+        return matching.filter(lambda text: rule.length_min <= len(text) <= longest)
+    alphabet = st.characters(exclude_categories=("Cs",))
     return st.text(alphabet, min_size=rule.length_min, max_size=longest)
 
 

@@ -14,11 +14,14 @@ from swarm.messages import (
     Message,
     Signed,
 )
+from swarm.weights import wire
 from tests.wire_samples import (
     ALICE,
     sample_advert,
     sample_group,
+    sample_head,
     sample_hello,
+    sample_manifest,
     sample_messages,
 )
 
@@ -32,6 +35,7 @@ def golden() -> dict[str, bytes]:
         "signed_group": codec.sign_group(sample_group(), ALICE)[1],
         "signed_advert": codec.sign_advert(sample_advert(), ALICE),
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
+        "signed_weights": codec.sign_head(sample_head(), ALICE),
     }
     return records | {name: codec.encode(value) for name, value in sample_messages().items()}
 
@@ -58,6 +62,11 @@ def test_hello_file() -> None:
     assert codec.decode_hello(read("signed_hello")) == (ALICE.peer_id, sample_hello())
 
 
+def test_head_file() -> None:
+    assert codec.decode_head(read("signed_weights")) == sample_head()
+    assert wire.open_manifest(read("manifest"), sample_head()) == sample_manifest()
+
+
 @pytest.mark.parametrize("name", sorted(sample_messages()))
 def test_message_file(name: str) -> None:
     message = sample_messages()[name]
@@ -71,7 +80,7 @@ def test_files_are_what_is_encoded_today() -> None:
 def test_every_message_has_a_file() -> None:
     union = Message.__origin__  # type: ignore[attr-defined]
     kinds = {kind.model_fields["type"].annotation.__args__[0] for kind in union.__args__}
-    signed = {"group", "advert", "hello"}
+    signed = {"group", "advert", "hello", "weights"}
     assert kinds == signed | set(sample_messages())
     assert {f"signed_{kind}" for kind in signed} | set(sample_messages()) == set(golden())
 

@@ -1,0 +1,252 @@
+"""Heads and manifests of weights: what is believed, and why the rest is not."""
+
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import pytest
+
+from swarm import codec
+from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
+from swarm.identity import Identity
+from swarm.messages import (
+    ARTIFACTS_MAX,
+    HEAD_BYTES_MAX,
+    HEAD_DOMAIN,
+    MANIFEST_BYTES_MAX,
+    ORDER_PEERS_MAX,
+    HeadBody,
+)
+from swarm.weights import wire
+from swarm.weights.layout import DTYPE_BITS
+from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights.topology import PLANNED_PEERS_MAX, Plan, Strategy
+from swarm.weights.wire import HeadVerdict
+from tests.fuzz.fuzz_codec import manifest_faults
+from tests.unit.test_codec import refused, sealed
+from tests.wire_samples import ALICE, BOB, CAROL, sample_head, sample_manifest
+
+NOW_S = 1_800_000_010
+SKEW_S = 120.0
+
+
+def head(**changes: Any) -> HeadBody:
+    return sample_head().model_copy(update=changes)
+
+
+def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> HeadVerdict:
+    facts: dict[str, Any] = {"run_id": "sample-1", "publishers": {ALICE.peer_id}, "now_s": NOW_S}
+    return wire.accept_head(record, newest, skew_s=SKEW_S, **(facts | changes))
+
+
+def refusal(
+    record: HeadBody, newest: HeadBody | None = None, **changes: Any
+) -> RemoteProtocolError:
+    with pytest.raises(RemoteProtocolError) as caught:
+        judge(record, newest, **changes)
+    return caught.value
+
+
+# --- heads -------------------------------------------------------------------------------------
+
+
+def test_a_head_of_a_publisher_is_news_once() -> None:
+    assert judge(head()) is HeadVerdict.NEW_VERSION
+    assert judge(head(), head()) is HeadVerdict.OLD
+    assert judge(head(version=13, sequence=0), head()) is HeadVerdict.NEW_VERSION
+
+
+@pytest.mark.parametrize("root", [bytes(32), sample_head().root])
+def test_an_older_version_changes_nothing_and_is_no_offence(root: bytes) -> None:
+    assert judge(head(version=11, sequence=99, root=root), head()) is HeadVerdict.OLD
+
+
+def test_only_a_higher_sequence_is_a_new_plan() -> None:
+    verdicts = [judge(head(sequence=sequence), head()) for sequence in (0, 1, 2)]
+    assert verdicts == [HeadVerdict.OLD, HeadVerdict.OLD, HeadVerdict.NEW_PLAN]
+
+
+def test_another_content_under_a_version_is_refused() -> None:
+    error = refusal(head(root=bytes(32), sequence=2), head())
+    assert (error.reason, error.signer) == (Reject.REPUBLISHED, ALICE.peer_id)
+
+
+@pytest.mark.parametrize("publishers", [(), {BOB.peer_id}])
+def test_nobody_but_the_named_may_publish(publishers: Any) -> None:
+    error = refusal(head(), publishers=publishers)
+    assert (error.reason, error.signer) == (Reject.NOT_A_PUBLISHER, ALICE.peer_id)
+
+
+def test_a_head_of_another_run_is_not_its_signers_offence() -> None:
+    error = refusal(head(), run_id="sample-2")
+    assert (error.reason, error.signer) == (Reject.WRONG_RUN, None)
+
+
+def test_a_clock_may_be_ahead_as_far_as_the_skew() -> None:
+    assert judge(head(created_at_s=NOW_S + 120)) is HeadVerdict.NEW_VERSION
+    error = refusal(head(created_at_s=NOW_S + 121))
+    assert (error.reason, error.signer) == (Reject.FUTURE, ALICE.peer_id)
+
+
+def test_old_age_is_no_fault() -> None:
+    assert judge(head(created_at_s=0)) is HeadVerdict.NEW_VERSION
+
+
+def test_a_head_is_its_publishers_own() -> None:
+    with pytest.raises(LocalProtocolError):
+        codec.sign_head(head(), BOB)
+    stolen = sealed(head().model_dump(), BOB, HEAD_DOMAIN)
+    assert refused(lambda: codec.decode_head(stolen)) is Reject.WRONG_PRODUCER
+
+
+def test_a_changed_head_is_not_signed() -> None:
+    record = msgpack.unpackb(codec.sign_head(head(), ALICE))
+    record["payload"] = record["payload"].replace(b"actor", b"actos")
+    assert refused(lambda: codec.decode_head(msgpack.packb(record))) is Reject.BAD_SIGNATURE
+
+
+PLAN_FAULTS: dict[str, dict[str, Any]] = {
+    "a peer twice": {"order": 2 * sample_head().order[:32]},
+    "the publisher": wire.plan_columns(Plan(Strategy.STAR, (BOB.peer_id, ALICE.peer_id), (-1, -1))),
+    "a child first": wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id, CAROL.peer_id), (1, -1))),
+    "its own parent": wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id,), (0,))),
+    "a parent too many": {"parents": bytes(6)},
+    "half a parent": {"parents": bytes(3)},
+    "half a peer": {"order": sample_head().order[:48], "parents": bytes(3)},
+    "a swarm": {"strategy": "swarm"},
+}
+
+
+@pytest.mark.parametrize("fault", PLAN_FAULTS.values(), ids=PLAN_FAULTS)
+def test_a_plan_that_makes_no_sense(fault: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        codec.sign_head(head(**fault), ALICE)
+    with pytest.raises(RemoteProtocolError) as caught:
+        codec.decode_head(sealed(head(**fault).model_dump(), ALICE, HEAD_DOMAIN))
+    assert (caught.value.reason, caught.value.signer) == (Reject.MALFORMED, ALICE.peer_id)
+
+
+def test_the_largest_plan_fits() -> None:
+    assert ORDER_PEERS_MAX == PLANNED_PEERS_MAX
+    peers = tuple(Identity(at.to_bytes(32, "big")).peer_id for at in range(ORDER_PEERS_MAX))
+    plan = Plan(Strategy.CHAIN, peers, tuple(range(-1, ORDER_PEERS_MAX - 1)))
+    full = head(**wire.plan_columns(plan), run_id="r" * 80, policy="p" * 64)
+    record = codec.sign_head(full, ALICE)
+    assert len(record) <= HEAD_BYTES_MAX
+    assert wire.plan_of(codec.decode_head(record)) == plan
+
+
+def test_no_plan_is_a_plan() -> None:
+    plan = Plan(Strategy.SWARM)
+    assert wire.plan_of(head(**wire.plan_columns(plan))) == plan
+
+
+# --- manifests ---------------------------------------------------------------------------------
+
+
+def test_dtypes_are_those_of_versions() -> None:
+    assert sorted(wire.DTYPES) == sorted(DTYPE_BITS)
+
+
+def test_bytes_are_hashed_before_they_are_read() -> None:
+    """What is wrong with other bytes is their sender's offence, even where they do not parse."""
+    body = wire.encode_manifest(sample_manifest())
+    for other in (
+        b"",
+        body[:-1],
+        body + b"\x00",
+        bytes(len(body)),
+        body.replace(b"actor", b"actos"),
+    ):
+        with pytest.raises(RemoteProtocolError) as caught:
+            wire.open_manifest(other, sample_head())
+        assert (caught.value.reason, caught.value.signer) == (Reject.WRONG_HASH, None)
+
+
+def test_what_is_wrong_inside_is_the_publishers_offence() -> None:
+    for body in (b"\x80", msgpack.packb(manifest_faults()["chunk-twice"])):
+        promised = head(root=wire.root_of(body), manifest_bytes=len(body))
+        with pytest.raises(RemoteProtocolError) as caught:
+            wire.open_manifest(body, promised)
+        assert (caught.value.reason, caught.value.signer) == (Reject.MALFORMED, ALICE.peer_id)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"run_id": "sample-2"}, {"policy": "critic"}, {"version": 13}, {"publisher": BOB.peer_id}],
+)
+def test_a_manifest_is_of_what_its_head_says(other: dict[str, Any]) -> None:
+    body = wire.encode_manifest(replace(sample_manifest(), **other))
+    promised = head(root=wire.root_of(body), manifest_bytes=len(body))
+    assert refused(lambda: wire.open_manifest(body, promised)) is Reject.MALFORMED
+    agreed = promised.model_copy(update=other)
+    assert wire.open_manifest(body, agreed) == replace(sample_manifest(), **other)
+
+
+@pytest.mark.parametrize("name", manifest_faults())
+def test_each_fault_of_a_manifest_is_refused(name: str) -> None:
+    body = msgpack.packb(manifest_faults()[name])
+    with pytest.raises(RemoteProtocolError) as caught:
+        wire.decode_manifest(body)
+    assert caught.value.reason is Reject.MALFORMED
+    assert caught.value.detail.isprintable()
+    assert len(caught.value.detail) <= codec.DETAIL_CHARS_MAX
+
+
+FIRST, *OTHERS = sample_manifest().tensors
+LOCAL_FAULTS: dict[str, dict[str, Any]] = {
+    "nothing": {"tensors": ()},
+    "out of order": {"tensors": sample_manifest().tensors[::-1]},
+    "no artifact": {"artifacts": ()},
+    "artifacts": {"artifacts": sample_manifest().artifacts[1:2] * 2},
+    "policy": {"policy": "../actor"},
+    "surrogate": {"tensors": (replace(sample_manifest().tensors[0], name="\ud800"),)},
+    "hash": {
+        "tensors": (
+            replace(sample_manifest().tensors[0], sha256=b""),
+            *sample_manifest().tensors[1:],
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("fault", LOCAL_FAULTS.values(), ids=LOCAL_FAULTS)
+def test_our_own_faults_are_local(fault: dict[str, Any]) -> None:
+    with pytest.raises(LocalProtocolError):
+        wire.encode_manifest(replace(sample_manifest(), **fault))
+
+
+def large(tensors: int, files: int, chunks: int, artifacts: int) -> Manifest:
+    """As many of everything as asked for."""
+    hashes = iter(range(1 << 40))
+
+    def digest() -> bytes:
+        return next(hashes).to_bytes(32, "little")
+
+    specs = []
+    for file in range(files):
+        path, end = f"model-{file:05d}-of-{files:05d}.safetensors", 4096
+        specs.append(TensorSpec(path, "header", (end,), path, 0, end, digest()))
+        for at in range(tensors // files - 1):
+            name = f"model.layers.{file:04d}.mlp.experts.{at:05d}.gate_proj.weight"
+            specs.append(TensorSpec(name, "BF16", (768, 2048), path, end, 2 * 768 * 2048, digest()))
+            end += 2 * 768 * 2048
+    refs = tuple(
+        tuple(ChunkRef(digest(), 1 << 20) for _ in range(chunks)) for _ in range(artifacts)
+    )
+    return replace(
+        sample_manifest(),
+        version=1000,
+        tensors=tuple(sorted(specs, key=lambda spec: spec.name)),
+        artifacts=tuple(
+            Artifact(at or None, digest() if at else None, each) for at, each in enumerate(refs)
+        ),
+    )
+
+
+def test_large_models_fit() -> None:
+    """Of 90,000 tensors, the number of the largest mixtures of experts, and 8 x 16,384 chunks."""
+    model = large(tensors=90_112, files=256, chunks=16_384, artifacts=ARTIFACTS_MAX)
+    body = wire.encode_manifest(model)
+    assert len(body) <= MANIFEST_BYTES_MAX
+    assert wire.decode_manifest(body) == model
