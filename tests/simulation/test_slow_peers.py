@@ -9,7 +9,7 @@ import trio
 
 from swarm import codec, fetching
 from swarm.identity import PeerId
-from swarm.late import BATCHES_FACTOR, LATE_FACTOR
+from swarm.late import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
 from swarm.messages import (
     HOLDERS_PROTOCOL,
     ROLLOUTS_PROTOCOL,
@@ -109,3 +109,35 @@ def test_without_the_bounds_they_would_wait(monkeypatch: pytest.MonkeyPatch) -> 
     waits, most = waits_among_slow_peers()
     assert sum(waits) > 9
     assert most == BATCHES_FACTOR * PARALLEL
+
+
+def late_batches_of_one_block() -> int:
+    """How many late batches one node has at most, while all slow peers are of one public block."""
+    most = 0
+
+    async def main() -> None:
+        nonlocal most
+        async with exchanges(SLOW + 1, stock_groups=2_000, fetch_parallel=PARALLEL) as swarm:
+            *slow, asker = swarm.peers
+            for host, peer in enumerate(slow):
+                peer.transport._network._ips[peer.transport._number] = f"203.0.113.{host + 1}"
+                answers_slowly(peer, Waiting())
+            await swarm.start(len(slow))
+            for peer in slow:
+                await peer.share_new(GROUPS_EACH)
+            for _ in range(120):
+                await trio.sleep(0.5)
+                batches = asker.exchange._fetcher._in_flight.values()
+                most = max(most, sum(batch.late and not batch.given_up for batch in batches))
+
+    deterministic_run(main, seed=1)
+    return most
+
+
+def test_a_block_of_slow_peers_has_its_part_of_what_may_be_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(OfferTable, "is_slow", lambda self, producer: False)
+    assert late_batches_of_one_block() == LATE_OF_ONE_FACTOR * PARALLEL
+    monkeypatch.setattr(fetching, "to_give_up", lambda waiting_for, parallel: None)
+    assert late_batches_of_one_block() > 2 * LATE_OF_ONE_FACTOR * PARALLEL
