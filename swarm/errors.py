@@ -11,6 +11,7 @@
     ├── StorageFailed          the disk is full or broken: the node ends with one line
     ├── StoreFull              no room for weights: this version is given up, the old one serves
     ├── NoRoute                none of a version's artifacts leads to it from here: as StoreFull
+    ├── WeightsMismatch        weights are not what a manifest says: that version is not used
     ├── ChildFailed            a child process of ours failed: restarted with back-off
     └── ConfigError            bad input at start: one line, exit status 2
 
@@ -88,6 +89,19 @@ class IdentityInUse(SwarmError):
 
 class ChildFailed(SwarmError):
     """A child process (trainer, engine, verifier) ended or answered with an error."""
+
+
+class WeightsMismatch(SwarmError):
+    """Weights on this machine are not what they must be, so a version is not made, or not used.
+
+    Before a delta is applied: its base is another one. After: what its publisher signed does not
+    fit together, or this machine's disk or memory fails. `entry` names the tensor or file that
+    disagrees; None where only the whole is known to.
+    """
+
+    def __init__(self, detail: str, entry: str | None = None) -> None:
+        super().__init__(f"weights: {detail}")
+        self.entry = entry
 
 
 class StorageFailed(SwarmError):

@@ -32,6 +32,10 @@ VIOLATIONS = {
         ("swarm/planted.py", "import zeroconf"),
         ("node/planted.py", "from zeroconf import Zeroconf"),
     ],
+    "zstandard is imported in swarm.weights.streams alone": [
+        ("swarm/planted.py", "import zstandard"),
+        ("swarm/weights/planted.py", "from zstandard import ZstdCompressor"),
+    ],
     "reasoning_gym is imported in node.tasks.reasoning_gym alone": [
         ("node/planted.py", "import reasoning_gym"),
         ("node/tasks/planted.py", "from reasoning_gym import factory"),
