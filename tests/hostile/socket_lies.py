@@ -1,6 +1,6 @@
 """What a hostile peer can do below messages, over real libp2p connections and plain TCP.
 
-None of it is an offence that is counted: a slow link and a broken program look alike from here.
+Only nonsense is an offence that is counted: a slow link and a slow program look alike from here.
 What is to be shown is that it costs the other end a bounded amount and stops nobody.
 """
 
@@ -12,6 +12,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.utils import encode_delim
 
+from swarm.errors import Reject
 from swarm.messages import HELLO_PROTOCOL, ROLLOUTS_PROTOCOL
 from swarm.simulation.liar import Liar
 from swarm.simulation.lies import Lie, hello
@@ -26,13 +27,19 @@ DRIP_S = 0.5
 SOCKET_LIES: list[Lie] = []
 
 
-def _lie(tell: Callable[[Liar], Awaitable[None]]) -> Callable[[Liar], Awaitable[None]]:
-    async def told(liar: Liar) -> None:
-        with suppress(BaseLibp2pError, OSError, trio.BrokenResourceError):
-            await tell(liar)
+Tell = Callable[[Liar], Awaitable[None]]
 
-    SOCKET_LIES.append(Lie(getattr(tell, "__name__", ""), told, None))
-    return told
+
+def _lie(reason: Reject | None) -> Callable[[Tell], Tell]:
+    def add(tell: Tell) -> Tell:
+        async def told(liar: Liar) -> None:
+            with suppress(BaseLibp2pError, OSError, trio.BrokenResourceError):
+                await tell(liar)
+
+        SOCKET_LIES.append(Lie(getattr(tell, "__name__", ""), told, reason))
+        return told
+
+    return add
 
 
 def _transport(liar: Liar) -> Libp2pTransport:
@@ -66,7 +73,7 @@ async def _write(stream: object, data: bytes) -> None:
         await stream.write(data)  # type: ignore[attr-defined]
 
 
-@_lie
+@_lie(None)
 async def slow_loris(liar: Liar) -> None:
     """Many requests, each of which comes byte by byte."""
     request = encode_delim(b"/multistream/1.0.0") + encode_delim(ROLLOUTS_PROTOCOL.encode())
@@ -77,7 +84,7 @@ async def slow_loris(liar: Liar) -> None:
             await trio.sleep(DRIP_S)
 
 
-@_lie
+@_lie(None)
 async def slow_loris_in_the_payload(liar: Liar) -> None:
     """Requests that are announced whole and come byte by byte."""
     head = encode_delim(b"/multistream/1.0.0") + encode_delim(ROLLOUTS_PROTOCOL.encode())
@@ -90,7 +97,7 @@ async def slow_loris_in_the_payload(liar: Liar) -> None:
             await trio.sleep(DRIP_S)
 
 
-@_lie
+@_lie(None)
 async def slow_reader(liar: Liar) -> None:
     """Hellos whose answers nobody reads."""
     head = encode_delim(b"/multistream/1.0.0") + encode_delim(HELLO_PROTOCOL.encode())
@@ -101,13 +108,13 @@ async def slow_reader(liar: Liar) -> None:
         await trio.sleep(HOLD_S)
 
 
-@_lie
+@_lie(None)
 async def flood_of_streams(liar: Liar) -> None:
     async with _streams(liar, STREAMS):
         await trio.sleep(DRIP_S)
 
 
-@_lie
+@_lie(None)
 async def length_bomb_of_a_request(liar: Liar) -> None:
     head = encode_delim(b"/multistream/1.0.0") + encode_delim(ROLLOUTS_PROTOCOL.encode())
     async with _streams(liar, 4) as streams:
@@ -116,7 +123,7 @@ async def length_bomb_of_a_request(liar: Liar) -> None:
         await trio.sleep(DRIP_S)
 
 
-@_lie
+@_lie(Reject.MALFORMED)
 async def garbage_on_streams(liar: Liar) -> None:
     async with _streams(liar, 8) as streams:
         for stream in streams:
@@ -124,7 +131,7 @@ async def garbage_on_streams(liar: Liar) -> None:
         await trio.sleep(DRIP_S)
 
 
-@_lie
+@_lie(Reject.MALFORMED)
 async def garbage_on_gossip(liar: Liar) -> None:
     transport = _transport(liar)
     for peer in list(transport._network.connections):
@@ -135,7 +142,7 @@ async def garbage_on_gossip(liar: Liar) -> None:
                 await stream.reset()
 
 
-@_lie
+@_lie(None)
 async def handshakes_that_stop(liar: Liar) -> None:
     """Plain TCP connections that never say a word, or say nonsense."""
     transport = _transport(liar)

@@ -164,7 +164,13 @@ def test_others_are_served_during_it_and_nothing_stays_behind(lie: Lie) -> None:
                     await trio.sleep(0.05)
             await until(lambda: target.streams_of(liar.identity.peer_id) <= 4)
             assert await target.serves(target.friend)
-            assert not target.warden.bans()
+            counted = target.warden.ledger.of(liar.identity.peer_id).rejected
+            if lie.reason is None:
+                assert not counted
+            else:
+                assert counted[lie.reason]
+            guilty = {liar.identity.peer_id} if lie.reason else set()
+            assert target.warden.banned_peers() == guilty
 
     run(main, timeout_s=3 * WAIT_S)
 
