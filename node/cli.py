@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_prepare(commands)
     _add_simulate(commands)
+    _add_weights(commands)
     return parser
 
 
@@ -182,6 +183,22 @@ def _add_simulate(commands: Any) -> None:
     simulate.set_defaults(run_command=_simulate)
 
 
+def _add_weights(commands: Any) -> None:
+    weights = commands.add_parser("weights", help="the weights of a run's policies on this machine")
+    actions = weights.add_subparsers(required=True, metavar="ACTION")
+    ls = actions.add_parser("ls", help="the versions that are here; * serves")
+    ls.add_argument("data_dir", nargs="?", type=Path, default=Path("swarm-data"), metavar="DIR")
+    ls.set_defaults(run_command=_list_weights)
+    verify = actions.add_parser("verify", help="hash weights, compare them bit for bit")
+    verify.add_argument("directory", type=Path, metavar="DIR", help="of safetensors files")
+    wanted = verify.add_mutually_exclusive_group()
+    wanted.add_argument(
+        "--manifest", type=Path, metavar="FILE", help="default: the one beside a node's version"
+    )
+    wanted.add_argument("--against", type=Path, metavar="DIR", help="other weights")
+    verify.set_defaults(run_command=_verify_weights)
+
+
 def _config(options: argparse.Namespace) -> Any:
     from node.config import NodeConfig, load_config
 
@@ -288,6 +305,23 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.plot is not None:
         plot(report, options.plot)
     return EXIT_FAILED if report.violation_count else EXIT_OK
+
+
+def _list_weights(options: argparse.Namespace) -> int:
+    from node.weights import list_weights
+
+    for line in list_weights(options.data_dir):
+        _say(line)
+    return EXIT_OK
+
+
+def _verify_weights(options: argparse.Namespace) -> int:
+    from node.weights import verify
+
+    verdict = verify(options.directory, options.manifest, options.against)
+    for line in verdict.lines:
+        _say(line)
+    return EXIT_OK if verdict.is_same else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ from swarm.weights.manifest import Manifest
 
 _NAME = re.compile(r"v([0-9]{8,10})")
 _PARTIAL = ".partial"
-_MANIFEST = ".manifest"
+MANIFEST_SUFFIX = ".manifest"
+VERSIONS = "versions"
 CURRENT = "current"
 
 
@@ -56,36 +57,12 @@ class Versions:
     def __init__(self, directory: Path, keep: int = 2) -> None:
         if keep < 1:
             raise LocalProtocolError("at least the newest version is kept")
-        self._directory, self._versions, self._keep = directory, directory / "versions", keep
-        self._known: dict[int, LocalVersion] = {}
+        self._directory, self._versions, self._keep = directory, directory / VERSIONS, keep
         with _disk(directory):
             self._versions.mkdir(parents=True, exist_ok=True)
             for path in self._versions.glob(f"*{_PARTIAL}"):
                 _remove(path)
-            for path in sorted(self._versions.iterdir()):
-                match = _NAME.fullmatch(path.name)
-                if match is not None and path.is_dir():
-                    self._look(int(match[1]))
-
-    def _look(self, version: int) -> None:
-        """Take a version for held if its manifest is there: what else has the name is not ours."""
-        try:
-            manifest = wire.decode_manifest(self.manifest_body(version))
-        except (RemoteProtocolError, StorageFailed):
-            return
-        if manifest.version == version:
-            self._known[version] = self._local(manifest)
-
-    def _local(self, manifest: Manifest) -> LocalVersion:
-        return LocalVersion(
-            version=manifest.version,
-            directory=self._path(manifest.version),
-            state=manifest.state,
-            size_bytes=manifest.size_bytes,
-            entries=len(manifest.tensors),
-            created_at_s=manifest.created_at_s,
-            publisher=manifest.publisher,
-        )
+        self._known = {local.version: local for local in read_versions(directory)}
 
     # --- what is there -------------------------------------------------------------------------
 
@@ -103,18 +80,12 @@ class Versions:
 
     def manifest_body(self, version: int) -> bytes:
         """A version's manifest as it was published: what `wire.root_of` hashes."""
-        path = self._path(version, _MANIFEST)
-        with _disk(path):
-            return path.read_bytes()
+        return _manifest_body(self._path(version))
 
     def current(self) -> LocalVersion | None:
         """The version that serves, or served when the process before ended; None: none yet."""
-        try:
-            name = Path(os.readlink(self._directory / CURRENT)).name
-        except OSError:
-            return None
-        match = _NAME.fullmatch(name)
-        return self._known.get(int(match[1])) if match else None
+        version = read_current(self._directory)
+        return None if version is None else self._known.get(version)
 
     # --- what comes and goes -------------------------------------------------------------------
 
@@ -149,7 +120,7 @@ class Versions:
         self._forget(manifest.version)
         with _disk(staged):
             _sync_tree(staged)
-            sidecar = self._path(manifest.version, _MANIFEST)
+            sidecar = self._path(manifest.version, MANIFEST_SUFFIX)
             temporary = sidecar.with_name(sidecar.name + _PARTIAL)
             with temporary.open("wb") as file:
                 file.write(body)
@@ -158,7 +129,7 @@ class Versions:
             temporary.replace(sidecar)
             staged.rename(final)
             _sync(self._versions)
-        self._known[manifest.version] = self._local(manifest)
+        self._known[manifest.version] = _local(manifest, final)
         return self._known[manifest.version]
 
     def make_current(self, version: int) -> None:
@@ -168,7 +139,7 @@ class Versions:
         temporary = self._directory / f"{CURRENT}{_PARTIAL}"
         with _disk(self._directory):
             temporary.unlink(missing_ok=True)
-            temporary.symlink_to(Path("versions") / self._path(version).name)
+            temporary.symlink_to(Path(VERSIONS) / self._path(version).name)
             temporary.replace(self._directory / CURRENT)
             _sync(self._directory)
 
@@ -192,11 +163,63 @@ class Versions:
             _remove(leaving)
             if path.exists():
                 path.rename(leaving)
-            self._path(version, _MANIFEST).unlink(missing_ok=True)
+            self._path(version, MANIFEST_SUFFIX).unlink(missing_ok=True)
             _remove(leaving)
 
     def _path(self, version: int, suffix: str = "") -> Path:
-        return self._versions / f"v{version:08d}{suffix}"
+        return self._versions / f"{_name(version)}{suffix}"
+
+
+def read_versions(directory: Path) -> tuple[LocalVersion, ...]:
+    """Complete versions, oldest first, without changing anything: for whoever only looks.
+
+    A directory without its manifest is none of ours. Raises `StorageFailed`.
+    """
+    found = []
+    with _disk(directory):
+        paths = sorted((directory / VERSIONS).iterdir()) if (directory / VERSIONS).is_dir() else []
+    for path in paths:
+        if not _NAME.fullmatch(path.name) or not path.is_dir():
+            continue
+        try:
+            manifest = wire.decode_manifest(_manifest_body(path))
+        except (RemoteProtocolError, StorageFailed):
+            continue
+        if path.name == _name(manifest.version):
+            found.append(_local(manifest, path))
+    return tuple(sorted(found, key=lambda local: local.version))
+
+
+def read_current(directory: Path) -> int | None:
+    """Which version `current` names; None: none. That it is complete is not said."""
+    try:
+        target = Path(os.readlink(directory / CURRENT))
+    except OSError:
+        return None
+    match = _NAME.fullmatch(target.name)
+    return int(match[1]) if match is not None else None
+
+
+def _name(version: int) -> str:
+    return f"v{version:08d}"
+
+
+def _manifest_body(path: Path) -> bytes:
+    sidecar = path.with_name(path.name + MANIFEST_SUFFIX)
+    with _disk(sidecar):
+        return sidecar.read_bytes()
+
+
+def _local(manifest: Manifest, directory: Path) -> LocalVersion:
+    return LocalVersion(
+        version=manifest.version,
+        directory=directory,
+        state=manifest.state,
+        size_bytes=manifest.size_bytes,
+        entries=len(manifest.tensors),
+        created_at_s=manifest.created_at_s,
+        publisher=manifest.publisher,
+    )
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The commands and flags of `swarm-node`, frozen: scripts and people rely on them."""
 
 import argparse
+from collections.abc import Iterator
 
 from node.cli import _parser
 
@@ -16,14 +17,22 @@ SURFACE = {
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",
     "simulate": "--nodes --plot --profile --scenario --seed",
+    "weights ls": "data_dir",
+    "weights verify": "--against --manifest directory",
 }
 
 
 def surface() -> dict[str, str]:
-    (commands,) = (
-        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    return {name: " ".join(sorted(_names(parser))) for name, parser in commands.choices.items()}
+    return {name: " ".join(sorted(_names(parser))) for name, parser in _commands(_parser())}
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Commands by name; one that has actions is these."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, command in action.choices.items():
+                inner = [(f"{name} {action}", each) for action, each in _commands(command)]
+                yield from inner or [(name, command)]
 
 
 def _names(parser: argparse.ArgumentParser) -> list[str]:

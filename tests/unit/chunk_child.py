@@ -10,6 +10,7 @@ from pathlib import Path
 from swarm.weights.chunks import ChunkStore
 
 CHUNK_BYTES = 1 << 22
+CHUNKS_MAX = 50
 
 
 def content(number: int) -> bytes:
@@ -18,13 +19,12 @@ def content(number: int) -> bytes:
 
 def main(directory: str, first: int) -> None:
     with ChunkStore(Path(directory), 1 << 40) as store:
-        while True:
-            data = content(first)
+        for number in range(first, first + CHUNKS_MAX):
+            data = content(number)
             sha256 = hashlib.sha256(data).digest()
             store.put(sha256, data)
             sys.stdout.write(f"{sha256.hex()}\n")
             sys.stdout.flush()
-            first += 1
 
 
 if __name__ == "__main__":

@@ -84,10 +84,15 @@ def test_a_full_snapshot_where_every_chain_costs_more() -> None:
 
 
 def test_of_equal_costs_the_fewest_steps() -> None:
+    """The longer way is found first, for its steps are small to begin with."""
     manifests = known(
-        manifest_of(2, [delta(1, 2, 10)]), manifest_of(3, [delta(2, 3, 10), delta(1, 3, 20)])
+        manifest_of(2, [delta(1, 2, 5)]),
+        manifest_of(3, [delta(2, 3, 5)]),
+        manifest_of(4, [delta(1, 4, 15)]),
+        manifest_of(5, [delta(3, 5, 10), delta(4, 5, 5)]),
     )
-    assert way(cheapest_route(3, {1: STATES[1]}, manifests, nothing_stored)) == [(1, 3)]
+    route = cheapest_route(5, {1: STATES[1]}, manifests, nothing_stored)
+    assert (way(route), route.missing_bytes) == ([(1, 4), (4, 5)], 20)
 
 
 def test_a_wrong_base_is_refused_by_name() -> None:

@@ -17,7 +17,7 @@ from swarm.messages import (
     ORDER_PEERS_MAX,
     HeadBody,
 )
-from swarm.weights import wire
+from swarm.weights import artifacts, wire
 from swarm.weights.layout import DTYPE_BITS
 from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.weights.topology import PLANNED_PEERS_MAX, Plan, Strategy
@@ -139,6 +139,10 @@ def test_the_largest_plan_fits() -> None:
 def test_no_plan_is_a_plan() -> None:
     plan = Plan(Strategy.SWARM)
     assert wire.plan_of(head(**wire.plan_columns(plan))) == plan
+
+
+def test_the_largest_chunk_is_that_of_artifacts() -> None:
+    assert wire.CHUNK_BYTES_MAX == artifacts.CHUNK_BYTES_MAX
 
 
 # --- manifests ---------------------------------------------------------------------------------
