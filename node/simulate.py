@@ -43,11 +43,13 @@ from swarm.blocks import Block, block_of
 from swarm.errors import ConfigError, TransportError
 from swarm.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
 from swarm.identity import PeerId
+from swarm.late import BATCHES_FACTOR
 from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 from swarm.pool import AddResult
 from swarm.reputation import Ban
 from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, VerifiedGroup
 from swarm.simulation.addresses import draw_ips
+from swarm.simulation.bounds import Size, limits_of
 from swarm.simulation.delivery import Away, count_deliveries, shortfalls
 from swarm.simulation.determinism import deterministic_run, stop_at_once
 from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
@@ -223,6 +225,13 @@ class _Simulation:
             seed=replay.seed,
             evaluate_every_rounds=0,
         )
+        size = Size(
+            replay.nodes - 1 + self._scenario.liars,
+            BATCHES_FACTOR * self._config.fetch_concurrent_max,
+            self._config.pool_groups_max,
+            external,
+        )
+        self._limits = limits_of(size)
         self._report = Report(replay)
         self._cold_bytes: Counter[str] = Counter()
         self._bootstrap = range(min(BOOTSTRAP_HOSTS, replay.nodes))
@@ -505,7 +514,7 @@ class _Simulation:
             self._invariants.check_ban(host.number, ban, self._ban_rules)
         if thorough:
             self._invariants.check_pool(host.number, node.pool)
-            self._invariants.check_collections(host.number, node.node)
+            self._invariants.check_collections(host.number, node.node, self._limits)
 
     async def _on_ban(self, host: _Host, ban: Ban) -> None:
         """A warden banned somebody just now."""

@@ -7,8 +7,9 @@ PROTOCOL.md, and shares no code with the one that it watches.
 
 **Trainer.** No foreign group reaches a host's trainer twice, restarts included.
 
-**Bounds.** The pool keeps its limits; no collection in the objects of a node has more than
-`COLLECTION_MAX` entries; what a host serves and fetches in a window of time is within its budget.
+**Bounds.** The pool keeps its limits; every collection in the objects of a node has no more entries
+than its own limit in `bounds.py`; what a host serves and fetches in a window of time is within its
+budget.
 
 **Bans.** No honest host bans an honest peer, at any time and for whatever reason. Nor does it ban
 an address block with fewer than `LIARS_FOR_BLOCK_BAN` liars in it, however many honest hosts live
@@ -24,9 +25,8 @@ alone (`still_on_offer`). A run in which nothing is left to judge breaks the rul
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from itertools import islice
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,10 @@ from swarm.messages import GROUP_BYTES_MAX, GROUP_DOMAIN
 from swarm.pool import AddResult, Pool, PoolLimits
 from swarm.reputation import Ban
 from swarm.rollouts import GroupId, VerifiedGroup
+from swarm.simulation.bounds import collections_in, limit_of
 
 VIOLATIONS_MAX = 100  # kept; all are counted
-COLLECTION_MAX = 4_096
-WALK_DEPTH_MAX = 8
-WALK_ENTRIES_MAX = 8  # of one collection that are looked into
 LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
-NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +182,12 @@ class Invariants:
         ):
             self.require(value <= limit, host, "pool", f"{value} {what}, at most {limit}")
 
-    def check_collections(self, host: int, root: object) -> None:
-        """No collection in these objects has grown beyond all limits."""
-        self.checks["collections"] += 1
+    def check_collections(self, host: int, root: object, limits: Mapping[str, int]) -> None:
+        """Every collection in these objects is within its own limit."""
         for where, size in collections_in(root):
-            if size > COLLECTION_MAX:
-                self.violate(host, "collections", f"{where} has {size} entries")
+            limit = limit_of(where, limits)
+            detail = f"{where} has {size} entries, at most {limit}"
+            self.require(size <= limit, host, "collections", detail)
 
 
 class WatchedPool(Pool):
@@ -239,41 +236,6 @@ class ByteWatch:
         # a bucket holds one second's worth at the start
         allowed = self._rate * (now_s - since_s + 1.0) + self._slack
         return max(0.0, total_bytes - before - allowed)
-
-
-def collections_in(root: object) -> Iterator[tuple[str, int]]:
-    """Every collection that the attributes of an object of this project lead to, and its size."""
-    seen: set[int] = set()
-    todo: deque[tuple[str, Any, int]] = deque([(type(root).__name__, root, 0)])
-    while todo:
-        where, value, depth = todo.popleft()
-        if id(value) in seen or depth > WALK_DEPTH_MAX:
-            continue
-        seen.add(id(value))
-        if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
-            yield where, len(value)
-            inside = value.values() if isinstance(value, Mapping) else value
-            # what one entry has grown to, its likes have too
-            some = islice(inside, WALK_ENTRIES_MAX)
-            todo.extend((f"{where}[]", each, depth + 1) for each in some if _is_ours(each))
-        elif _is_ours(value):
-            todo.extend((f"{where}.{name}", v, depth + 1) for name, v in _attributes(value))
-
-
-def _is_ours(value: object) -> bool:
-    kind = type(value)
-    if isinstance(value, dict | list | deque | set):
-        return True
-    module = kind.__module__
-    return module.startswith(("swarm.", "node.")) and not module.startswith(NOT_OF_A_NODE)
-
-
-def _attributes(value: object) -> Iterator[tuple[str, Any]]:
-    yield from vars(value).items() if hasattr(value, "__dict__") else ()
-    if is_dataclass(value):
-        for each in fields(value):
-            if not hasattr(value, "__dict__"):
-                yield each.name, getattr(value, each.name)
 
 
 @dataclass(frozen=True, slots=True)

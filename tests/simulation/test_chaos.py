@@ -23,6 +23,7 @@ from swarm.identity import PeerId
 from swarm.pool import Pool
 from swarm.reputation import RULES as REPUTATION_RULES
 from swarm.reputation import Reputation
+from swarm.simulation import bounds
 from swarm.simulation import invariants as invariants_module
 from swarm.simulation.addresses import draw_ips
 from swarm.simulation.delivery import PAIRS_MIN
@@ -214,16 +215,31 @@ def test_a_node_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("constant", "rule"), [("COLLECTION_MAX", "collections"), ("BUDGET_BYTES", "budget")]
+    "name",
+    [
+        "AddressBook.entries",
+        "AdvertShelf._by_producer[]",
+        "Quotas._buckets",
+        "Reputation._accounts",
+    ],
 )
-def test_other_bounds_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch, constant: str, rule: str
+def test_a_collection_over_its_own_limit_is_seen(
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """With a bound set below what is normal, each of these rules is broken."""
-    if constant == "COLLECTION_MAX":
-        monkeypatch.setattr(invariants_module, constant, 8)
-        assert rules_broken(run_small(nodes=6)) == {rule}
-        return
+    """With one limit set below what is normal, it and no other is broken."""
+    monkeypatch.setattr(bounds, "LIMITS", {**bounds.LIMITS, name: 0})
+    report = run_small(liars=1)
+    assert rules_broken(report) == {"collections"}
+    assert all(f" {name} has " in str(violation) for violation in report.violations)
+
+
+def test_a_collection_that_is_not_named_may_hardly_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = {name: limit for name, limit in bounds.LIMITS.items() if name != "Quotas._buckets"}
+    monkeypatch.setattr(bounds, "LIMITS", rest)
+    assert rules_broken(run_small(nodes=6)) == {"collections"}
+
+
+def test_more_bytes_than_a_budget_allows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     watch: Callable[..., Any] = invariants_module.ByteWatch
     monkeypatch.setattr(simulate_module, "ByteWatch", lambda *_: watch(10.0, 10.0, 10.0))
-    assert rules_broken(run_small()) == {rule}
+    assert rules_broken(run_small()) == {"budget"}
