@@ -328,6 +328,8 @@ def seeds() -> dict[str, bytes]:
     found["shaped"] = _head(SHAPED) + b"".join(SHAPE.pack(*shape) for shape in shapes)
     malformed = SHAPE.pack(0, 2, 2, 4) + b"\x01\x01\x01\x01"  # nobody reads on after it
     found["shaped-over-window"] = _head(SHAPED) + malformed + SHAPE.pack(0, 0, 2, LONG) * 7
+    zeros = SHAPE.pack(0, 0, 3, LONG) * (ZEROS_MAX // HALF_A_WINDOW)  # for a stream that is over
+    found["shaped-zeros-cut"] = _head(SHAPED, End.SILENCE, 2) + zeros
     wrong = right_payload()[:-1] + b"\x00"
     found["payload-wrong"] = _head(PAYLOAD) + wrong
     return found | handshakes

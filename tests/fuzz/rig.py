@@ -54,6 +54,7 @@ RUN_ID = "sample-1"
 NOW_S = 1_800_000_100
 PATIENCE_S = 300.0  # virtual, after which a silent stream ends by itself
 SINGLE_BYTES = 100
+PIECES_MAX = 500
 DAY_S = 86_400.0
 CASE_S = 2 * PATIENCE_S  # within which an input is over
 RULES = ExchangeRules(
@@ -104,15 +105,18 @@ class End(IntEnum):
 
 
 def pieces(data: bytes, cut: int) -> Iterator[bytes]:
-    """The data in pieces: 0 is all at once, 1 begins with single bytes, others are drawn."""
+    """The data in pieces: 0 is all at once, 1 begins with single bytes, others are drawn. What
+    `PIECES_MAX` leave over comes at once: each piece costs a read, whatever is in it."""
     random, at = Random(cut), 0
-    while at < len(data):
-        single = cut == 1 and at < SINGLE_BYTES
-        size = (
-            1 if single else random.choice((1, 2, 3, 5, 17, 100, 1_000)) if cut > 1 else len(data)
-        )
-        yield data[at : at + size]
+    for number in range(PIECES_MAX):
+        single = cut == 1 and number < SINGLE_BYTES
+        drawn = random.choice((1, 2, 3, 5, 17, 100, 1_000)) if cut > 1 else len(data)
+        size = 1 if single else drawn
+        if at < len(data):
+            yield data[at : at + size]
         at += size
+    if at < len(data):
+        yield data[at:]
 
 
 class DeskConnection(MuxedConnection):

@@ -26,6 +26,7 @@ from swarm.transport import (
 from swarm.weights import wire
 from tests.fuzz import fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
+from tests.fuzz.rig import PIECES_MAX, pieces
 
 CORPUS = Path(__file__).parent / "corpus"
 CORPUS_BYTES_MAX = 500_000
@@ -322,6 +323,17 @@ def test_a_slow_moment_is_no_finding() -> None:
     watch = Watch(burn)
     watch.judge(b"")
     assert watch.figures.slowest_s < CPU_S_MAX
+
+
+@pytest.mark.parametrize("cut", range(6))
+def test_pieces_are_few_and_make_up_the_whole(cut: int) -> None:
+    """Each costs a read: a megabyte in pieces of a hundred bytes took all the time of an input."""
+    data = bytes(2**20)
+    cut_up = list(pieces(data, cut))
+    assert b"".join(cut_up) == data
+    assert all(cut_up)
+    assert len(cut_up) <= PIECES_MAX + 1
+    assert list(pieces(b"", cut)) == []
 
 
 def test_growing_memory_is_found() -> None:
