@@ -490,6 +490,7 @@ class HardYamux(MuxedConnection):
                 return False
             with trio.move_on_at(silent_since_s + PING_TIMEOUT_S):
                 await self._ping_event.wait()
+            await trio.lowlevel.checkpoint()  # if we slept, what came meanwhile is read first
         return True
 
 

@@ -13,6 +13,7 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable
 from libp2p.stream_muxer.yamux.yamux import (
+    FLAG_ACK,
     FLAG_RST,
     FLAG_SYN,
     TYPE_DATA,
@@ -34,6 +35,7 @@ from swarm.transport.frame_rates import (
     STREAMS_PER_S_MAX,
     Ended,
 )
+from swarm.transport.libp2p_buffers import Outbox
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_noise import NoiseSession
 from swarm.transport.libp2p_yamux import (
@@ -132,6 +134,48 @@ def test_a_peer_that_is_heard_of_is_not_dead(step: Callable[[Peer, int], Awaitab
 def test_a_silent_peer_is(step: Callable[[Peer, int], Awaitable[None]], each_s: float) -> None:
     ended = run(ends_while, step, each_s, virtual=True, timeout_s=1_000)
     assert ended == {Ended.SILENT: 1}
+
+
+@pytest.mark.parametrize("attempt", range(10))  # which task runs first is drawn
+def test_what_came_while_we_slept_counts(attempt: int) -> None:
+    async def main() -> None:
+        async with peer() as theirs:
+            await trio.testing.wait_all_tasks_blocked()
+            await theirs.raw.write(window_update(0))
+            clock = trio.lowlevel.current_clock()
+            assert isinstance(clock, trio.testing.MockClock)
+            clock.jump(10 * PING_TIMEOUT_S)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not theirs.ended
+
+    run(main, virtual=True, timeout_s=1_000)
+
+
+async def uploads_slowly() -> Counter[str]:
+    """Send for a minute, over a slow uplink, to a peer that answers pings and says nothing more."""
+    async with peer(lockstep_pipe) as theirs, trio.open_nursery() as nursery:
+        assert await theirs.raw.read(MIB) == HEADER.pack(0, TYPE_PING, FLAG_SYN, 0, 1)
+        await theirs.send(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, 1))
+        stream = await theirs.conn.open_stream()
+        nursery.start_soon(stream.write, bytes(200_000))
+        got = b""
+        with suppress(ConnectionClosedError):
+            while theirs.conn.alive and ping(2) not in got:
+                await trio.sleep(1.2 * PING_TIMEOUT_S / 50)
+                got += await theirs.raw.read(4_000)
+        ended = theirs.ended.copy()
+        nursery.cancel_scope.cancel()
+    return ended
+
+
+async def do_not_wait(outbox: Outbox) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def test_a_ping_counts_from_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not run(uploads_slowly, virtual=True, timeout_s=1_000)
+    monkeypatch.setattr(Outbox, "wait_written", do_not_wait)
+    assert run(uploads_slowly, virtual=True, timeout_s=1_000) == {Ended.SILENT: 1}
 
 
 async def sends_within(read_bytes: int, each_s: float) -> tuple[int, Counter[str]]:
@@ -357,9 +401,9 @@ class SlowReading(trio.abc.Stream):
         await self._inner.aclose()
 
 
-ANSWER_BYTES = 3 * MIB // 2
-STALL_S = 1.0
-READ_BYTES, READ_EACH_S = 8_192, 0.02  # an outbox full of data takes longer than STALL_S
+ANSWER_BYTES = MIB // 2
+STALL_S = 2.0
+READ_BYTES, READ_EACH_S = 32_768, 0.5  # at which half of the answer takes longer than STALL_S
 
 
 async def reads_slowly(each_s: float) -> tuple[bool, Counter[str]]:
@@ -374,7 +418,7 @@ async def reads_slowly(each_s: float) -> tuple[bool, Counter[str]]:
         node.serve("/test/large", answer, ServeLimits(100, ANSWER_BYTES, timeout_s=60.0))
         await ask(stranger, node, b"to begin with")
         secured = muxed(stranger, node).secured_conn
-        secured._tcp.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, 65_536)
+        secured._tcp.socket.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_RCVBUF, READ_BYTES)
         secured._tcp = SlowReading(secured._tcp, READ_BYTES, each_s)
         arrived = False
         with trio.move_on_after(30.0):
