@@ -161,7 +161,7 @@ class EventStream(YamuxStream):
 
     def _credit_sender(self) -> None:
         """Open the window again once half of it is used, and wider if that took no time at all."""
-        held = self.recv_window + len(self.buffer)
+        held = self.recv_window + len(self.buffer) + self.conn.to_come(self)
         if self.target_recv_window - held < self.target_recv_window // 2:
             return
         now_s = trio.current_time()
@@ -386,6 +386,10 @@ class HardYamux(MuxedConnection):
             self._ping_event.set()
 
     # --- streams ---
+
+    def to_come(self, stream: EventStream) -> int:
+        """What of a frame is not there yet; its whole length is taken off the window already."""
+        return self._data_left if stream is self._stream else 0
 
     def wider(self, window_bytes: int) -> int:
         """Twice a stream's window, if the connection's budget for windows has room for that."""

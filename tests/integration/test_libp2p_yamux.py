@@ -303,6 +303,26 @@ def test_a_small_part_does_not_hold_the_whole() -> None:
     assert all(isinstance(piece, bytearray) for piece in buffer._pieces)
 
 
+def test_what_is_still_to_come_of_a_frame_is_not_credited_yet() -> None:
+    """A reader between its pieces would grant the peer a whole frame more than the window."""
+
+    async def main() -> None:
+        async with listening() as (conn, peer):
+            await peer.write(syn(1) + frame(TYPE_DATA, 0, 1, DEFAULT_WINDOW_SIZE))
+            stream = await conn.accept_stream()
+            sent, most = 0, 0
+            for size in (1_000, 150_000, 5_000, DEFAULT_WINDOW_SIZE - 156_000):
+                await peer.write(bytes(size))
+                sent += size
+                assert len(await read_all(stream, size)) == size
+                to_come = DEFAULT_WINDOW_SIZE - sent
+                most = max(most, stream.recv_window)
+                assert stream.recv_window + to_come <= stream.target_recv_window
+            assert most > 0, "it was credited in between"
+
+    run(main, virtual=True)
+
+
 def test_windows_of_a_connection_share_a_budget() -> None:
     async def main() -> None:
         async with connected() as (dialled, listened):
