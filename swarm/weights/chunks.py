@@ -80,11 +80,15 @@ class ChunkStore:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._own = (directory / "lock").open("w")
-            self._take(directory)
+        except OSError as error:
+            raise StorageFailed(f"{directory}: {error.strerror}") from None
+        self._take(directory)
+        try:
             shutil.rmtree(self._partial, ignore_errors=True)  # of a process that is no more
             self._partial.mkdir()
             self._find()
         except OSError as error:
+            self._own.close()
             raise StorageFailed(f"{directory}: {error.strerror}") from None
 
     def _take(self, directory: Path) -> None:

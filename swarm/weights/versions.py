@@ -63,6 +63,7 @@ class Versions:
             for path in self._versions.glob(f"*{_PARTIAL}"):
                 _remove(path)
         self._known = {local.version: local for local in read_versions(directory)}
+        self._doubted: set[int] = set()
 
     # --- what is there -------------------------------------------------------------------------
 
@@ -71,8 +72,18 @@ class Versions:
         return tuple(self._known[version] for version in sorted(self._known))
 
     def states(self) -> dict[int, bytes]:
-        """Their state hashes by version, as `routes.cheapest_route` takes them."""
-        return {version: local.state for version, local in self._known.items()}
+        """Their state hashes by version, without those in doubt: as `routes.cheapest_route` takes
+        them."""
+        return {
+            version: local.state
+            for version, local in self._known.items()
+            if version not in self._doubted
+        }
+
+    def doubt(self, version: int) -> None:
+        """Build nothing on a version until it is made anew: its files are not what they were. It
+        is not removed, for it may be the one that serves."""
+        self._doubted.add(version)
 
     def get(self, version: int) -> LocalVersion | None:
         """A complete version; None if there is none of that number."""
@@ -81,6 +92,10 @@ class Versions:
     def manifest_body(self, version: int) -> bytes:
         """A version's manifest as it was published: what `wire.root_of` hashes."""
         return _manifest_body(self._path(version))
+
+    def manifest(self, version: int) -> Manifest:
+        """A version's manifest, decoded."""
+        return wire.decode_manifest(self.manifest_body(version))
 
     def current(self) -> LocalVersion | None:
         """The version that serves, or served when the process before ended; None: none yet."""
@@ -157,6 +172,7 @@ class Versions:
     def _forget(self, version: int) -> None:
         """Remove a version so that it is never there in part under its name."""
         self._known.pop(version, None)
+        self._doubted.discard(version)
         path = self._path(version)
         leaving = path.with_name(f"{path.name}.old{_PARTIAL}")
         with _disk(path):

@@ -221,6 +221,15 @@ def test_two_processes_cannot_have_it(tmp_path: Path) -> None:
     ChunkStore(tmp_path, 4000).close()
 
 
+@pytest.mark.parametrize("in_the_way", [".", "chunks"])
+def test_a_directory_that_cannot_be_made(tmp_path: Path, in_the_way: str) -> None:
+    path = tmp_path / "store" / in_the_way
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("a file")
+    with pytest.raises(StorageFailed, match="store"):
+        ChunkStore(tmp_path / "store", 4000)
+
+
 # --- after a restart ---------------------------------------------------------------------------
 
 
