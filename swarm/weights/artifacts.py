@@ -60,7 +60,7 @@ def suggested_chunk_bytes(size_bytes: int) -> int:
 
 
 def estimated_bytes(new: WeightsDirectory, base: WeightsDirectory | None) -> int:
-    """About what an artifact will take, from a look at one block in 16: for
+    """About what an artifact will take, from a look into each tensor: for
     `suggested_chunk_bytes`."""
     before = {} if base is None else {spec.name: spec for spec in base.specs}
     total = 0.0

@@ -15,28 +15,32 @@ in byte planes; whatever comes out smallest.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from swarm.weights.layout import DTYPE_BITS
 from swarm.weights.magnitudes import (
+    ALONE,
     SAMPLE_EVERY,
     SAMPLE_RUN,
     Classes,
+    all_of,
     choose,
-    class_bits,
-    class_mask,
+    class_words,
+    count_of,
     ranks_of,
     select,
 )
-from swarm.weights.streams import Array, Reader, Writer, malformed
+from swarm.weights.streams import TILE, Array, Reader, Writer, malformed
 
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 BLOCK_ELEMENTS_MAX = 1 << 22
 BLOCK_BYTES_MAX = 1 << 24
 """Of a block, raw. Both bounds hold, so that what applying one takes is bounded too."""
 CLASSES_MAX = 8
-DENSE = 0.5
+DENSE = 0.4
 """Where more of a class than this changed, all its members are told instead of gaps."""
 TRY_ALL = 0.45
 """Above this part of the raw size, the other methods are tried as well."""
@@ -97,10 +101,11 @@ def encode_full(new: Array, dtype: str) -> Payload:
 def encode_delta(new: Array, base: Array, dtype: str, classes: Classes) -> Payload | None:
     """From `base` to `new`, raw bytes of one size; None where they are the same."""
     after, before = as_units(new, dtype), as_units(base, dtype)
-    changed = np.flatnonzero(after != before)
-    if not len(changed):
+    differs = after != before
+    count = int(np.count_nonzero(differs))
+    if not count:
         return None
-    payload = _sparse(after, before, changed, dtype, classes)
+    payload = _sparse(after, before, differs, count, dtype, classes.thresholds)
     if len(payload.content) < TRY_ALL * new.nbytes or new.nbytes < 64:
         return payload
     others = [_planes(after ^ before, dtype, Method.XOR), encode_full(new, dtype)]
@@ -140,7 +145,7 @@ def _planes(units: Array, dtype: str, method: Method) -> Payload:
     planes = units.view(np.uint8).reshape(-1, units.itemsize)
     writer = Writer()
     for plane in range(units.itemsize):
-        writer.stream(planes[:, plane])
+        writer.stream(planes[:, plane], text=dtype not in FLOATS)
     return Payload(method, bytes(writer.content))
 
 
@@ -155,52 +160,89 @@ def _from_planes(reader: Reader, count: int, dtype: str) -> Array:
     return units
 
 
-def _sparse(after: Array, before: Array, changed: Array, dtype: str, classes: Classes) -> Payload:
-    """`changed`: the indices where both differ, ascending."""
-    steps = ordered(after[changed], dtype) - ordered(before[changed], dtype)
+def _sparse(
+    after: Array,
+    before: Array,
+    differs: Array,
+    count: int,
+    dtype: str,
+    thresholds: tuple[int, ...],
+) -> Payload:
+    """`differs`: at which elements, `count` of them."""
     writer = Writer()
-    writer.varint(len(classes.thresholds))
-    for threshold in classes.thresholds:
+    writer.varint(len(thresholds))
+    for threshold in thresholds:
         writer.varint(threshold)
-    if not classes.thresholds:
-        _write_class(writer, changed, steps, len(after))
+    if not thresholds and count > ALONE * len(after):
+        writer.varint(count << 1 | 1)
+        writer.symbols(_all_steps(after, before, dtype))
         return Payload(Method.SPARSE, bytes(writer.content))
-    magnitudes = magnitudes_of(before)
-    member_of = np.searchsorted(classes.thresholds, magnitudes[changed], side="right")
-    for number in range(len(classes.thresholds) + 1):
-        mine = member_of == number
-        bits = class_bits(magnitudes, classes.thresholds, number)
-        ranks, members = ranks_of(bits, changed[mine])
-        _write_class(writer, ranks, steps[mine], members)
+    changed = np.flatnonzero(differs)
+    old = before[changed]
+    steps = ordered(after[changed], dtype) - ordered(old, dtype)
+    if not thresholds:
+        _write_gaps(writer, changed, steps)
+        return Payload(Method.SPARSE, bytes(writer.content))
+    magnitudes = old & old.dtype.type((1 << (8 * old.itemsize - 1)) - 1)
+    member_of = np.zeros(len(changed), np.uint8)
+    for threshold in thresholds:
+        member_of += magnitudes >= old.dtype.type(threshold)
+    for number, words in enumerate(class_words(before, thresholds)):
+        mine = np.flatnonzero(member_of == number)
+        _write_class(writer, words, changed[mine], steps[mine])
     return Payload(Method.SPARSE, bytes(writer.content))
 
 
-def magnitudes_of(units: Array) -> Array:
-    """Floats without their sign, as integers."""
-    magnitudes: Array = units & units.dtype.type((1 << (8 * units.itemsize - 1)) - 1)
-    return magnitudes
+def _all_steps(after: Array, before: Array, dtype: str) -> Array:
+    """Of all elements, zigzag."""
+    told = np.empty(len(after), after.dtype)
+    for start in range(0, len(after), TILE):
+        part = slice(start, start + TILE)
+        told[part] = zigzag(ordered(after[part], dtype) - ordered(before[part], dtype))
+    return told
 
 
-def _write_class(writer: Writer, ranks: Array, steps: Array, members: int) -> None:
-    """One class: which of its members changed, and their steps (unsigned, two's complement)."""
-    signed = steps.view(f"<i{steps.itemsize}")
-    negative = signed < 0
-    sizes = np.where(negative, -steps, steps)
-    dense = len(ranks) > DENSE * members
-    writer.varint(len(ranks) << 1 | dense)
+def zigzag(steps: Array) -> Array:
+    """0, -1, 1, -2, ... (two's complement, unsigned) as 0, 1, 2, 3, ..."""
+    negative = steps.view(f"<i{steps.itemsize}") >> (8 * steps.itemsize - 1)
+    folded: Array = (steps << steps.dtype.type(1)) ^ negative.view(steps.dtype)
+    return folded
+
+
+def unzigzag(folded: Array) -> Array:
+    """The other way."""
+    one = folded.dtype.type(1)
+    steps: Array = (folded >> one) ^ np.negative(folded & one)
+    return steps
+
+
+def _write_class(writer: Writer, words: Array, places: Array, steps: Array) -> None:
+    """One class of several: which of its members changed, and their steps."""
+    members = count_of(words)
+    ranks = ranks_of(words, places)
+    if len(ranks) <= DENSE * members:
+        _write_gaps(writer, ranks, steps)
+        return
+    writer.varint(len(ranks) << 1 | 1)
+    told = np.zeros(members, steps.dtype)
+    told[ranks] = zigzag(steps)
+    writer.symbols(told)
+
+
+def _write_gaps(writer: Writer, ranks: Array, steps: Array) -> None:
+    """Elements by the gaps between them, with their steps' sizes and signs."""
+    writer.varint(len(ranks) << 1)
     if not len(ranks):
         return
-    if dense:
-        told = np.zeros(members, sizes.dtype)
-        told[ranks] = sizes
-    else:
-        gaps = np.empty(len(ranks), np.uint32)
-        gaps[0] = ranks[0]
-        np.subtract(ranks[1:], ranks[:-1], out=gaps[1:], casting="unsafe")
-        gaps[1:] -= np.uint32(1)
-        writer.symbols(gaps)
-        told = sizes - sizes.dtype.type(1)
-    writer.symbols(told)
+    gaps = np.empty(len(ranks), np.uint32)
+    gaps[0] = ranks[0]
+    np.subtract(ranks[1:], ranks[:-1], out=gaps[1:], casting="unsafe")
+    gaps[1:] -= np.uint32(1)
+    writer.symbols(gaps)
+    negative = steps.view(f"<i{steps.itemsize}") < 0
+    sizes = steps.copy()
+    np.negative(sizes, out=sizes, where=negative)
+    writer.symbols(sizes - sizes.dtype.type(1))
     writer.stream(np.packbits(negative, bitorder="little"))
 
 
@@ -235,10 +277,11 @@ def _with_base(method: Method, reader: Reader, dtype: str, before: Array) -> Arr
     if method == Method.XOR:
         return _from_planes(reader, len(before), dtype) ^ before
     thresholds = _read_thresholds(reader, dtype, before)
+    if not thresholds:
+        return _read_alone(reader, dtype, before)
     after = before.copy()
-    magnitudes = magnitudes_of(before) if thresholds else before
-    for number in range(len(thresholds) + 1):
-        _read_class(reader, dtype, before, after, thresholds, number, magnitudes)
+    for words in class_words(before, thresholds):
+        _read_class(reader, dtype, before, after, words)
     return after
 
 
@@ -246,58 +289,71 @@ def _read_thresholds(reader: Reader, dtype: str, before: Array) -> tuple[int, ..
     count = reader.varint(CLASSES_MAX - 1 if dtype in FLOATS else 0)
     most = (1 << (8 * before.itemsize - 1)) - 1
     thresholds = tuple(reader.varint(most) for _ in range(count))
-    if any(one >= other for one, other in zip((0, *thresholds), thresholds, strict=False)):
+    if any(one >= other for one, other in pairwise((0, *thresholds))):
         raise malformed("classes are not in order")
     return thresholds
 
 
-def _read_class(
-    reader: Reader,
-    dtype: str,
-    before: Array,
-    after: Array,
-    thresholds: tuple[int, ...],
-    number: int,
-    magnitudes: Array,
-) -> None:
-    """Apply one class to `after`."""
+def _read_alone(reader: Reader, dtype: str, before: Array) -> Array:
+    """Elements that are one class."""
     marked = reader.varint(len(before) << 1 | 1)
-    count, dense = marked >> 1, marked & 1
-    if not count:
-        if dense:
-            raise malformed("a dense class of nothing")
+    if not marked & 1:
+        after = before.copy()
+        ranks, steps = _read_gaps(reader, marked >> 1, len(before), before.dtype)
+        after[ranks] = _stepped(before[ranks], steps, dtype)
+        return after
+    told = _read_all(reader, marked >> 1, len(before), before.dtype)
+    after = np.empty_like(before)
+    for start in range(0, len(before), TILE):
+        part = slice(start, start + TILE)
+        after[part] = _stepped(before[part], unzigzag(told[part]), dtype)
+    return after
+
+
+def _read_class(reader: Reader, dtype: str, before: Array, after: Array, words: Array) -> None:
+    """Apply one class of several to `after`."""
+    members = count_of(words)
+    marked = reader.varint(members << 1 | 1)
+    if marked & 1:
+        told = _read_all(reader, marked >> 1, members, before.dtype)
+        places, steps = all_of(words, len(before)), unzigzag(told)
+    elif marked:
+        ranks, steps = _read_gaps(reader, marked >> 1, members, before.dtype)
+        places = select(words, ranks, len(before))
+    else:
         return
-    mask = class_mask(magnitudes, thresholds, number)
-    members = len(before) if mask is None else int(np.count_nonzero(mask))
+    after[places] = _stepped(before[places], steps, dtype)
+
+
+def _stepped(units: Array, steps: Array, dtype: str) -> Array:
+    return ordered(ordered(units, dtype) + steps, dtype)
+
+
+def _read_all(reader: Reader, count: int, members: int, dtype: np.dtype[Any]) -> Array:
+    """The steps of all members, `count` of which are not 0; zigzag."""
+    if not count:
+        raise malformed("a dense class of nothing")
+    told = reader.symbols(members, (1 << 8 * dtype.itemsize) - 1)
+    if np.count_nonzero(told) != count:
+        raise malformed("a dense class with another count")
+    return told
+
+
+def _read_gaps(
+    reader: Reader, count: int, members: int, dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
+    """Ranks, ascending and below `members`, and the steps there."""
+    if not count:
+        raise malformed("changes of nothing")
     if count > members:
         raise malformed("more changes than elements")
-    most = 1 << (8 * before.itemsize - 1)
-    if dense:
-        ranks = None
-        sizes = reader.symbols(members, most)
-    else:
-        ranks = _read_ranks(reader, count, members)
-        sizes = reader.symbols(count, most - 1) + 1
-    places = ranks if mask is None else select(mask, ranks)
-    if dense:
-        told = np.flatnonzero(sizes)
-        if len(told) != count:
-            raise malformed("a dense class with another count")
-        places, sizes = told if places is None else places[told], sizes[told]
-    assert places is not None
-    packed = reader.stream(-(-count // 8))
-    negative = np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
-    steps = sizes.astype(before.dtype)
-    np.negative(steps, out=steps, where=negative)
-    after[places] = ordered(ordered(before[places], dtype) + steps, dtype)
-
-
-def _read_ranks(reader: Reader, count: int, members: int) -> Array:
-    """Ascending, all below `members`."""
-    gaps = reader.symbols(count, members)
-    gaps += gaps.dtype.type(1)
-    ranks = np.cumsum(gaps, dtype=np.int64)
-    ranks -= 1
+    ranks = np.cumsum(reader.symbols(count, members - 1), dtype=np.int64)
+    ranks += np.arange(count)
     if int(ranks[-1]) >= members:
         raise malformed("a change after the last element")
-    return ranks
+    steps = reader.symbols(count, (1 << (8 * dtype.itemsize - 1)) - 1).astype(dtype)
+    steps += dtype.type(1)
+    packed = reader.stream(-(-count // 8))
+    negative = np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
+    np.negative(steps, out=steps, where=negative)
+    return ranks, steps

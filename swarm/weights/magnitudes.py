@@ -5,23 +5,27 @@ order; a member's rank is how many others of its class come before it.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.weights.streams import Array
+from swarm.weights.streams import TILE, Array
 
 EXPONENT_SHIFT = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 """How many bits of a float are its fraction: above them, magnitudes are powers of two."""
 SAMPLE_RUN = 1024
-SAMPLE_EVERY = 16
-"""Classes are chosen by runs of 1,024 elements, one of 16."""
+SAMPLE_EVERY = 32
+"""Classes are chosen by runs of 1,024 elements, one of 32."""
 STEPS_TOLD_APART = 8
 CLASS_COST_BITS = 800
 """What a class takes by itself: counts, and tables of three streams."""
 CHANGED_MIN = 256
 """With fewer changes in the sample than this there is one class."""
+ALONE = 0.06
+"""From this part of changed elements on there is one class, and all its members are told: nothing
+is gathered then."""
 SPARSE_SELECT = 0.012
 """Up to this part of a block's elements, members are found one by one, not all at once."""
 
@@ -38,71 +42,92 @@ class Classes:
 
 
 def classes_most(changed: float) -> int:
-    """How many classes are worth their time, where this part of the elements changed: applying
-    takes longer for each, and they gain less when much changed."""
-    return 6 if changed < 0.03 else 3 if changed < 0.2 else 2
+    """How many classes are worth their time, where this part of the elements changed. Finding
+    their members takes time in proportion to all elements for each class, and to all changes; with
+    many changes that is longer than sending the tenth or fifth that it saves."""
+    return 4 if changed < 0.03 else 2 if changed < ALONE else 1
 
 
-def class_mask(magnitudes: Array, thresholds: tuple[int, ...], number: int) -> Array | None:
-    """Which elements are members; None: all."""
-    mask = None
-    if number:
-        mask = magnitudes >= magnitudes.dtype.type(thresholds[number - 1])
-    if number < len(thresholds):
-        below = magnitudes < magnitudes.dtype.type(thresholds[number])
-        mask = below if mask is None else np.logical_and(mask, below, out=below)
-    return mask
+def class_words(units: Array, thresholds: tuple[int, ...]) -> list[Array]:
+    """For each class which elements are members, as 64-bit words, the first element lowest.
+
+    There are one more classes than `thresholds`; bits after the last element are 0.
+    """
+    count = len(units)
+    above = np.zeros((len(thresholds) + 1, -(-count // 64) * 8), np.uint8)
+    unsigned = units.dtype.type((1 << (8 * units.itemsize - 1)) - 1)
+    magnitudes = np.empty(TILE, units.dtype)
+    flags = np.empty(TILE, np.bool_)
+    for start in range(0, count, TILE):
+        tile = units[start : start + TILE]
+        size = len(tile)
+        np.bitwise_and(tile, unsigned, out=magnitudes[:size])
+        for row, threshold in zip(above[1:], thresholds, strict=True):
+            np.greater_equal(magnitudes[:size], units.dtype.type(threshold), out=flags[:size])
+            bits = np.packbits(flags[:size], bitorder="little")
+            row[start // 8 : start // 8 + len(bits)] = bits
+    above[0, : count // 8] = 0xFF
+    if count % 8:
+        above[0, count // 8] = (1 << count % 8) - 1
+    rows = [row.view("<u8") for row in above]
+    return [row & ~higher for row, higher in pairwise(rows)] + [rows[-1]]
 
 
-def class_bits(magnitudes: Array, thresholds: tuple[int, ...], number: int) -> Array:
-    """The mask as 64-bit words, the first element lowest; bits after the last are 0."""
-    mask = class_mask(magnitudes, thresholds, number)
-    assert mask is not None
-    return words_of(mask)
-
-
-def words_of(mask: Array) -> Array:
-    """A mask as 64-bit words, the first element lowest; bits after the last are 0."""
-    packed = np.packbits(mask, bitorder="little")
-    words = np.zeros(-(-len(packed) // 8) * 8, np.uint8)
-    words[: len(packed)] = packed
-    return words.view("<u8")
-
-
-def ranks_of(words: Array, places: Array) -> tuple[Array, int]:
-    """The ranks of members at `places`, and how many members there are at all."""
-    until = np.cumsum(np.bitwise_count(words), dtype=np.int64)
+def ranks_of(words: Array, places: Array) -> Array:
+    """The ranks of the members at `places`."""
+    counts = np.bitwise_count(words)
+    before = np.cumsum(counts, dtype=np.int64) - counts
     word = places >> 6
     below = (np.uint64(1) << (places & 63).astype(np.uint64)) - np.uint64(1)
-    inside = np.bitwise_count(words[word] & below)
-    before = until[word] - np.bitwise_count(words[word])
-    return before + inside, int(until[-1])
+    ranks: Array = before[word] + np.bitwise_count(words[word] & below)
+    return ranks
 
 
-def select(mask: Array, ranks: Array | None, sparse: float = SPARSE_SELECT) -> Array:
-    """The places of members by rank, ascending; None: of all. The inverse of `ranks_of`."""
-    if ranks is None:
-        return np.flatnonzero(mask)
-    if len(ranks) > sparse * len(mask):
-        return np.flatnonzero(mask)[ranks]
-    words = words_of(mask)
-    until = np.cumsum(np.bitwise_count(words), dtype=np.int64)
+def count_of(words: Array) -> int:
+    """How many members there are."""
+    return int(np.bitwise_count(words).sum(dtype=np.int64))
+
+
+def all_of(words: Array, count: int) -> Array:
+    """The places of all members, ascending; `count` is that of all elements."""
+    bits = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
+    return np.flatnonzero(bits.view(np.bool_))
+
+
+def select(words: Array, ranks: Array, count: int, sparse: float = SPARSE_SELECT) -> Array:
+    """The places of members by rank, ascending: the inverse of `ranks_of`."""
+    if len(ranks) > sparse * count:
+        return all_of(words, count)[ranks]
+    counts = np.bitwise_count(words)
+    until = np.cumsum(counts, dtype=np.int64)
     word = np.searchsorted(until, ranks, side="right")
-    left = ranks - until[word] + np.bitwise_count(words[word])  # how many members before it, in it
-    return (word << 6) + _select_in_word(words[word], left)
+    left = ranks - (until - counts)[word]  # how many members before it, in its word
+    return (word << 6) + _select_in_word(words[word], left.astype(np.uint64))
 
 
 def _select_in_word(words: Array, ranks: Array) -> Array:
-    """The place of the set bit of that rank, for each word: by halves, then a smaller half ..."""
-    place = np.zeros(len(words), np.int64)
-    left = ranks.astype(np.int64)
-    for half in (32, 16, 8, 4, 2, 1):
-        low = (words >> place.astype(np.uint64)) & np.uint64((1 << half) - 1)
-        count = np.bitwise_count(low).astype(np.int64)
-        upper = left >= count
-        left -= np.where(upper, count, 0)
-        place += np.where(upper, half, 0)
+    """Where in each word the set bit of that rank is: first the byte, by sums over bytes that are
+    compared all at once, then the bit, from a table."""
+    ones, tops = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+    sums = np.bitwise_count(words.view(np.uint8)).view("<u8") * ones  # of this byte and those below
+    at_most = (((ranks * ones) | tops) - sums) & tops
+    shift = np.bitwise_count(at_most).astype(np.uint64) << np.uint64(3)
+    inside = ranks - (((sums << np.uint64(8)) >> shift) & np.uint64(0xFF))
+    byte = (words >> shift) & np.uint64(0xFF)
+    place: Array = shift.astype(np.int64) + IN_BYTE[(byte << np.uint64(3)) | inside]
     return place
+
+
+def _in_byte() -> Array:
+    """[8 * byte + rank]: where in the byte the set bit of that rank is."""
+    table = np.zeros((256, 8), np.int64)
+    for byte in range(256):
+        places = [place for place in range(8) if byte >> place & 1]
+        table[byte, : len(places)] = places
+    return table.reshape(-1)
+
+
+IN_BYTE = _in_byte()
 
 
 def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) -> Classes:

@@ -5,9 +5,9 @@ knows beforehand how many bytes or numbers must come, and takes exactly these: n
 decides how much memory is set aside, and a frame that would grow larger is refused unread.
 
 Numbers that are mostly small go as symbols of 1, 2, 4 or 8 bits, several to a byte, and the largest
-symbol announces that the rest of the number is in another stream. zstd codes bytes with Huffman's
-code, of which a byte takes at least one bit: packing makes bytes that carry several, and what it
-wastes on each byte is spread over more numbers. Numbers too large for that give up their lowest
+symbol announces that the rest of the number follows, in symbols again. zstd codes bytes with
+Huffman's code, of which a byte takes at least one bit: packing makes bytes that carry several, and
+what is wasted on each is spread over more numbers. Numbers too large for that give up their lowest
 bits, which are noise, to plain bit planes.
 """
 
@@ -20,15 +20,37 @@ from numpy.typing import NDArray
 
 from swarm.errors import Reject, RemoteProtocolError
 
-ZSTD_LEVEL = 1
-"""Higher levels look for repetitions, which these streams have none of: slower, and no smaller."""
+NUMBERS = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_FAST,
+    min_match=7,
+    hash_log=6,
+    chain_log=6,
+    search_log=1,
+    target_length=0,
+    window_log=17,
+    write_content_size=1,
+)
+"""For numbers: little but Huffman's code. Repetitions in them are chance, and cost more than they
+save: level 1 is up to 6 % larger, and slower; level 3 is larger still."""
+TEXT = zstandard.ZstdCompressionParameters.from_level(3, write_content_size=1)
+"""For all that may repeat itself."""
 WINDOW_BYTES_MAX = 8 << 20
 """What a frame may ask the decompressor to keep."""
 VARINT_BYTES_MAX = 9
+TILE = 1 << 16
+"""How many elements are worked on at a time where nothing is kept: what fits into a cache."""
 SAMPLE = 1 << 15
 """How many numbers the width of symbols is tried on."""
-MEAN_MAX = 32
-"""Numbers that are larger on average than this many symbols of 8 bits would like, lose low bits."""
+WASTE = 1.02
+"""Of widths that cost less than this times the entropy the largest is taken, for its speed."""
+TABLE_BYTES = 130
+"""About what a Huffman table takes."""
+REST_MAX = 4
+"""How often numbers may go on in further symbols; what is left goes plainly."""
+PLAIN = 4
+"""Codes from here on: whole numbers of 1, 2, 4 or 8 bytes."""
+MIDDLE_MAX = 22
+"""Numbers whose median is larger lose low bits, so that symbols of 8 bits hold most of them."""
 
 Array = NDArray[Any]
 
@@ -40,11 +62,13 @@ def malformed(detail: str) -> RemoteProtocolError:
     return RemoteProtocolError(Reject.MALFORMED, f"a chunk of weights: {detail}")
 
 
-def compress(content: Any) -> bytes:
+def compress(content: Any, text: bool = False) -> bytes:
     """One zstd frame, which states how large its content is."""
-    found: zstandard.ZstdCompressor | None = getattr(_of_thread, "compressor", None)
+    name = "text" if text else "numbers"
+    found: zstandard.ZstdCompressor | None = getattr(_of_thread, name, None)
     if found is None:
-        found = _of_thread.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        found = zstandard.ZstdCompressor(compression_params=TEXT if text else NUMBERS)
+        setattr(_of_thread, name, found)
     return found.compress(content)
 
 
@@ -61,71 +85,88 @@ class Writer:
             number >>= 7
         self.content.append(number)
 
-    def stream(self, content: Array, packed: bytes | None = None) -> None:
-        """The bytes of an array, compressed (`packed`, where that was done already) or as they
-        are."""
+    def stream(self, content: Array, text: bool = False) -> None:
+        """The bytes of an array, compressed or as they are."""
         data = np.ascontiguousarray(content).reshape(-1).view(np.uint8).data
-        packed = compress(data) if packed is None else packed
+        packed = compress(data, text)
         smaller = len(packed) < len(data)
         kept = packed if smaller else data
         self.varint(len(kept) << 1 | smaller)
         self.content += kept
 
-    def symbols(self, numbers: Array) -> None:
+    def symbols(self, numbers: Array, depth: int = 0) -> None:
         """Unsigned numbers, mostly small. How many there are is not written."""
         if not len(numbers):
             return
-        mean = float(numbers.mean(dtype=np.float64))
-        shift = max(0, int(mean / MEAN_MAX).bit_length())
+        if depth == REST_MAX:
+            code = PLAIN + (np.min_scalar_type(numbers.max()).itemsize.bit_length() - 1)
+            self.varint(code)
+            self.stream(numbers.astype(f"<u{1 << code - PLAIN}"))
+            return
+        middle = float(np.median(numbers[:SAMPLE]))  # a mean would follow a few that are huge
+        shift = max(0, int(middle / MIDDLE_MAX).bit_length())
         high = numbers >> numbers.dtype.type(shift) if shift else numbers
-        code, parts = _best_width(high, mean)
-        self.varint(shift << 2 | code)
+        code = 3 if shift else _best_width(high[:SAMPLE], middle, depth)
+        self.varint(shift << 3 | code)
         for bit in range(shift):
             plane = (numbers >> numbers.dtype.type(bit)) & numbers.dtype.type(1)
             self.content += np.packbits(plane.astype(np.uint8), bitorder="little").data
-        for part in parts:
-            self.stream(part)
+        packed, over = _split(high, code)
+        self.stream(packed)
+        self.symbols(over, depth + 1)
 
 
-def _best_width(numbers: Array, mean: float) -> tuple[int, list[Array]]:
-    """The code of the symbols' width (1 << code bits), and the streams under it."""
-    codes = [0, 1, 2] if mean < 0.5 else [1, 2] if mean < 3 else [2, 3] if mean < 16 else [3]
-    if len(codes) > 1:
-        sample = numbers[:SAMPLE]
-        sizes = [sum(len(compress(part.data)) for part in _split(sample, code)) for code in codes]
-        codes = [codes[sizes.index(min(sizes))]]
-    return codes[0], _split(numbers, codes[0])
+def _best_width(sample: Array, middle: float, least: int) -> int:
+    """The code of the symbols' width, which is 1 << code bits; at least `least`."""
+    codes = [0, 1, 2] if middle < 1 else [1, 2] if middle < 3 else [2, 3] if middle < 12 else [3]
+    codes = [code for code in codes if code >= least] or [least]
+    if len(codes) == 1:
+        return codes[0]
+    wastes = {}
+    for code in codes:
+        packed, _ = _split(sample, code)
+        counts = np.bincount(packed)
+        counts = counts[counts > 0]
+        entropy = float((counts * np.log2(len(packed) / counts)).sum()) / 8
+        wastes[code] = len(compress(packed.data)) / (entropy + TABLE_BYTES)
+    good = [code for code in codes if wastes[code] < WASTE]
+    return max(good) if good else min(codes, key=lambda code: wastes[code])
 
 
-def _split(numbers: Array, code: int) -> list[Array]:
-    """Packed symbols, then what is over them (bytes), then what is over those (whole numbers)."""
+def _split(numbers: Array, code: int) -> tuple[Array, Array]:
+    """Packed symbols, and what is over the largest symbol, for the numbers that reach it."""
     width = 1 << code
-    last = (1 << width) - 1
-    symbols = np.minimum(numbers, last).astype(np.uint8)
-    parts = [_pack(symbols, width)]
-    over = numbers[symbols == last] - numbers.dtype.type(last)
-    if len(over):
-        parts.append(np.minimum(over, 255).astype(np.uint8))
-        wide = over[over >= 255] - numbers.dtype.type(255)
-        if len(wide):
-            parts.append(wide.astype("<u8"))
-    return parts
+    last = numbers.dtype.type((1 << width) - 1)
+    packed: Array = np.empty(-(-len(numbers) * width // 8), np.uint8)
+    overs = []
+    for start in range(0, len(numbers), TILE):
+        tile = numbers[start : start + TILE]
+        symbols = np.minimum(tile, last).astype(np.uint8)
+        # By index: a mask would be gone through with a branch for each element.
+        overs.append(tile[np.flatnonzero(symbols == last)] - last)
+        begin = start * width // 8
+        bits = _pack(symbols, width)
+        packed[begin : begin + len(bits)] = bits
+    return packed, np.concatenate(overs)
 
 
 def _pack(symbols: Array, width: int) -> Array:
-    """Symbols of `width` bits into bytes, the first lowest."""
+    """Symbols of `width` bits into bytes, the first lowest. Several bytes are joined at a time."""
     if width == 8:
         return symbols
     if width == 1:
         return np.packbits(symbols, bitorder="little")
-    each = 8 // width
-    missing = -len(symbols) % each
+    missing = -len(symbols) % (8 // width)
     if missing:
         symbols = np.concatenate([symbols, np.zeros(missing, np.uint8)])
-    packed = symbols[0::each].copy()
-    for place in range(1, each):
-        packed |= symbols[place::each] << np.uint8(place * width)
-    return packed
+    if width == 4:
+        pair = symbols.view("<u2")
+        joined: Array = (pair | pair >> np.uint16(4)).astype(np.uint8)
+        return joined
+    four = symbols.view("<u4")
+    four = four | four >> np.uint32(6)
+    low: Array = (four | four >> np.uint32(12)).astype(np.uint8)
+    return low
 
 
 def _unpack(packed: Array, width: int, count: int) -> Array:
@@ -134,12 +175,15 @@ def _unpack(packed: Array, width: int, count: int) -> Array:
         return packed
     if width == 1:
         return np.unpackbits(packed, count=count, bitorder="little")
-    each = 8 // width
-    symbols = np.empty((len(packed), each), np.uint8)
-    for place in range(each):
-        np.right_shift(packed, place * width, out=symbols[:, place])
-    symbols &= np.uint8((1 << width) - 1)
-    return symbols.reshape(-1)[:count]
+    if width == 4:
+        pair = packed.astype("<u2")
+        symbols = (pair | pair << np.uint16(4)) & np.uint16(0x0F0F)
+    else:
+        four = packed.astype("<u4")
+        four |= four << np.uint32(12)
+        symbols = (four | four << np.uint32(6)) & np.uint32(0x03030303)
+    unpacked: Array = symbols.view(np.uint8)[:count]
+    return unpacked
 
 
 class Reader:
@@ -189,43 +233,45 @@ class Reader:
             return np.frombuffer(stored, np.uint8)
         return np.frombuffer(_decompress(stored, size_bytes), np.uint8)
 
-    def symbols(self, count: int, most: int) -> Array:
-        """`count` numbers of 0 to `most`, which is below 2^63; as uint32 where that holds them."""
-        dtype = np.dtype(np.uint32 if most < 1 << 31 else np.uint64)
+    def symbols(self, count: int, most: int, depth: int = 0) -> Array:
+        """`count` numbers of 0 to `most`, in the smallest unsigned type that holds `most`."""
+        dtype = np.min_scalar_type(most)
         if not count:
             return np.empty(0, dtype)
-        marked = self.varint(63 << 2 | 3)
-        shift, width = marked >> 2, 1 << (marked & 3)
-        if most >> shift == 0 and shift:
-            raise malformed("symbols are shifted out of their range")
+        marked = self.varint(63 << 3 | 7)
+        shift, code = marked >> 3, marked & 7
+        if (shift and most >> shift == 0) or (code >= PLAIN) != (depth == REST_MAX):
+            raise malformed("symbols out of their range")
+        if code >= PLAIN:
+            return self._plain(count, most, 1 << code - PLAIN)
         planes = [self.take(-(-count // 8)) for _ in range(shift)]
-        packed = self.stream(-(-count * width // 8))
-        symbols = _unpack(packed, width, count)
+        width = 1 << code
+        symbols = _unpack(self.stream(-(-count * width // 8)), width, count)
+        last = (1 << width) - 1
+        if last > most >> shift and int(symbols.max()) > most >> shift:
+            raise malformed("a number is too large")
         numbers = symbols.astype(dtype)
-        self._add_rest(numbers, np.flatnonzero(symbols == (1 << width) - 1), most)
+        over = np.flatnonzero(symbols == last)
+        if len(over):
+            rest = self.symbols(len(over), (most >> shift) - last, depth + 1)
+            numbers[over] = rest.astype(dtype) + dtype.type(last)
         if shift:
-            if int(numbers.max()) > most >> shift:
-                raise malformed("a number is too large")
             numbers <<= dtype.type(shift)
             for bit, plane in enumerate(planes):
                 bits = np.unpackbits(np.frombuffer(plane, np.uint8), count=count, bitorder="little")
                 numbers |= bits.astype(dtype) << dtype.type(bit)
-        if int(numbers.max()) > most:
-            raise malformed("a number is too large")
+            _check_most(numbers, most)
         return numbers
 
-    def _add_rest(self, numbers: Array, over: Array, most: int) -> None:
-        """To those symbols that announce it, what is over them."""
-        if not len(over):
-            return
-        rest = self.stream(len(over))
-        numbers[over] += rest
-        wide = over[rest == 255]
-        if len(wide):
-            more = self.stream(8 * len(wide)).view("<u8")
-            if int(more.max()) > most:
-                raise malformed("a number is too large")
-            numbers[wide] += more.astype(numbers.dtype)
+    def _plain(self, count: int, most: int, size_bytes: int) -> Array:
+        numbers = self.stream(count * size_bytes).view(f"<u{size_bytes}")
+        _check_most(numbers, most)
+        return numbers.astype(np.min_scalar_type(most))
+
+
+def _check_most(numbers: Array, most: int) -> None:
+    if int(numbers.max()) > most:
+        raise malformed("a number is too large")
 
 
 def _decompress(frame: memoryview, size_bytes: int) -> bytes:

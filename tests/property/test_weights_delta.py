@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights import delta, magnitudes, streams
+from swarm.weights import delta, streams
 from swarm.weights.delta import (
     BLOCK_ELEMENTS_MAX,
     Method,
@@ -26,7 +26,7 @@ from swarm.weights.delta import (
     unit_bytes,
 )
 from swarm.weights.layout import DTYPE_BITS
-from swarm.weights.magnitudes import Classes
+from swarm.weights.magnitudes import Classes, all_of, class_words, count_of, ranks_of, select
 from swarm.weights.streams import Array, Reader, Writer
 from tests.weights_files import bf16, stepped
 
@@ -192,14 +192,20 @@ def test_symbols_come_back(numbers: list[int]) -> None:
             Reader(memoryview(bytes(writer.content))).symbols(len(numbers), max(numbers) - 1)
 
 
-@given(st.binary(min_size=1, max_size=4000), st.integers(1, 300))
-def test_ranks_and_places_are_inverse(mask_bytes: bytes, every: int) -> None:
-    mask = np.frombuffer(mask_bytes, np.uint8) > 100
-    places = np.flatnonzero(mask)[::every]
-    ranks, members = magnitudes.ranks_of(magnitudes.words_of(mask), places)
-    assert members == np.count_nonzero(mask)
-    for sparse in (0.0, 2.0):  # all at once, and one by one
-        assert np.array_equal(magnitudes.select(mask, ranks, sparse), places)
+@given(st.binary(min_size=2, max_size=4000), st.integers(1, 300))
+def test_ranks_and_places_are_inverse(content: bytes, every: int) -> None:
+    units = np.frombuffer(content[: len(content) // 2 * 2], np.uint16)
+    magnitudes = units & np.uint16(0x7FFF)
+    classes = class_words(units, (0x2000, 0x5000))
+    low, high = magnitudes < 0x2000, magnitudes >= 0x5000
+    for words, mask in zip(classes, (low, ~low & ~high, high), strict=True):
+        places = np.flatnonzero(mask)
+        assert count_of(words) == len(places)
+        assert np.array_equal(all_of(words, len(units)), places)
+        ranks = np.arange(0, len(places), every)
+        assert np.array_equal(ranks_of(words, places[ranks]), ranks)
+        for sparse in (0.0, 2.0):  # all at once, and one by one
+            assert np.array_equal(select(words, ranks, len(units), sparse), places[ranks])
 
 
 # --- bytes of a peer ---
