@@ -164,7 +164,7 @@ def test_classes_are_chosen_where_they_save() -> None:
     """An update of one size moves small weights over more roundings: classes must notice."""
     rng = np.random.default_rng(0)
     exact = rng.standard_normal(1 << 20).astype(np.float32) * 0.02
-    base, new = bf16(exact), bf16(exact + rng.standard_normal(1 << 20) * 1e-6)
+    base, new = bf16(exact), bf16(exact + rng.standard_normal(1 << 20) * 5e-7)
     chosen = choose_classes(raw(new), raw(base), "BF16")
     assert len(chosen.thresholds) >= 2
     with_classes = round_trip(new, base, "BF16", chosen)
