@@ -10,6 +10,7 @@ Memory on either side is that of a few blocks for each thread, whatever the size
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -46,6 +47,11 @@ SUGGESTED_BYTES = (
     (64 << 30, 4 << 20),
 )
 """For artifacts of up to so many bytes, chunks of so many."""
+BLOCKS_MAX = 4096
+"""Blocks of one chunk: what is remembered of a chunk does not grow with how small its blocks
+are."""
+RANGES_MAX = 1 << 19
+"""Blocks of one version. One of a trillion weights has half as many."""
 PIECE_ALIGNMENT = 64
 """Pieces of an entry begin at multiples of this many elements."""
 
@@ -103,6 +109,7 @@ class _Cutter:
 
     def __init__(self) -> None:
         self._writer = Writer()
+        self._blocks = 0
         self.raw_bytes = 0  # that the blocks stand for
 
     def __len__(self) -> int:
@@ -111,6 +118,7 @@ class _Cutter:
     def add(self, index: int, start: int, count: int, payload: Payload, raw_bytes: int) -> None:
         if not len(self):
             self._writer.content += MAGIC
+        self._blocks += 1
         for number in (index, start, count, payload.method, len(payload.content)):
             self._writer.varint(number)
         self._writer.content += payload.content
@@ -120,7 +128,12 @@ class _Cutter:
         """What was gathered, if anything."""
         if len(self):
             yield bytes(self._writer.content)
-            self._writer, self.raw_bytes = Writer(), 0
+            self._writer, self._blocks, self.raw_bytes = Writer(), 0, 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further block may be added."""
+        return self._blocks >= BLOCKS_MAX
 
 
 def _encode_full(new: WeightsDirectory, chunk_bytes: int) -> Iterator[bytes]:
@@ -131,7 +144,7 @@ def _encode_full(new: WeightsDirectory, chunk_bytes: int) -> Iterator[bytes]:
             yield from cutter.cut()
         for start, size_bytes in _full_pieces(spec, chunk_bytes):
             _add_full(cutter, new, index, spec, start, size_bytes)
-            if large or cutter.raw_bytes >= chunk_bytes:
+            if large or cutter.is_full or cutter.raw_bytes >= chunk_bytes:
                 yield from cutter.cut()
     yield from cutter.cut()
 
@@ -161,11 +174,12 @@ def _encode_delta(
         if old is None or not comparable(spec, old):
             for start, size_bytes in _full_pieces(spec, chunk_bytes):
                 _add_full(cutter, new, index, spec, start, size_bytes)
-                if len(cutter) >= chunk_bytes:
+                if cutter.is_full or len(cutter) >= chunk_bytes:
                     yield from cutter.cut()
         elif spec.sha256 != old.sha256:
             for block in _delta_blocks(new, base, spec, old, chunk_bytes):
-                if len(cutter) + len(block.payload.content) > chunk_bytes * 5 // 4:
+                grown = len(cutter) + len(block.payload.content)
+                if cutter.is_full or grown > chunk_bytes * 5 // 4:
                     yield from cutter.cut()
                 cutter.add(index, block.begin, block.size, block.payload, 0)
     yield from cutter.cut()
@@ -260,7 +274,8 @@ class Patcher:
         _check_base(base, base_state, check_base)
         self._writer = WeightsWriter(output, specs)
         self._lock = threading.Lock()
-        self._told: list[dict[int, int]] = [{} for _ in specs]  # where told ranges begin, and end
+        self._told: list[list[tuple[int, int]]] = [[] for _ in specs]  # begins and ends, sorted
+        self._ranges = 0
 
     def apply(self, chunk: bytes) -> None:
         """Patch one chunk in. Any order, any thread; a chunk that was applied changes nothing.
@@ -275,7 +290,8 @@ class Patcher:
                 self._patch(spec, told)
             except BaseException:  # not told after all: another try may come
                 with self._lock:
-                    del self._told[told.index][told.start]
+                    self._told[told.index].remove((told.start, told.start + told.count))
+                    self._ranges -= 1
                 raise
 
     def _is_same(self, spec: TensorSpec) -> bool:
@@ -284,13 +300,19 @@ class Patcher:
 
     def _claim(self, told: _Told) -> bool:
         """Whether this block is new; half told already is malformed."""
-        ranges, stop = self._told[told.index], told.start + told.count
+        ranges, mine = self._told[told.index], (told.start, told.start + told.count)
         with self._lock:
-            if ranges.get(told.start) == stop:
+            at = bisect_left(ranges, mine)
+            if at < len(ranges) and ranges[at] == mine:
                 return False
-            if any(begin < stop and told.start < end for begin, end in ranges.items()):
+            if at and ranges[at - 1][1] > mine[0]:
                 raise malformed("blocks overlap")
-            ranges[told.start] = stop
+            if at < len(ranges) and ranges[at][0] < mine[1]:
+                raise malformed("blocks overlap")
+            if self._ranges >= RANGES_MAX:
+                raise malformed("a version has too many blocks")
+            ranges.insert(at, mine)
+            self._ranges += 1
             return True
 
     def _patch(self, spec: TensorSpec, told: _Told) -> None:
@@ -325,7 +347,7 @@ class Patcher:
 
     def _copy_rest(self, index: int, spec: TensorSpec) -> None:
         old, unit = self._old.get(spec.name), unit_bytes(spec.dtype)
-        ends = sorted((begin * unit, end * unit) for begin, end in self._told[index].items())
+        ends = [(begin * unit, end * unit) for begin, end in self._told[index]]
         at = 0
         for begin, end in [*ends, (spec.size_bytes, spec.size_bytes)]:
             if begin > at and (self._base is None or old is None or not comparable(spec, old)):
@@ -364,8 +386,10 @@ def read_chunk(chunk: bytes, specs: tuple[TensorSpec, ...]) -> list[_Told]:
     reader = Reader(memoryview(chunk))
     if reader.take(len(MAGIC)) != MAGIC:
         raise malformed("it begins with other bytes")
-    blocks = []
+    blocks: list[_Told] = []
     while not reader.at_end():
+        if len(blocks) == BLOCKS_MAX:
+            raise malformed("too many blocks")
         index, start, count, method, size_bytes = (
             reader.varint(most)
             for most in (

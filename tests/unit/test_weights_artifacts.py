@@ -287,6 +287,37 @@ def test_chunks_that_are_wrong_are_refused(tmp_path: Path, new: WeightsDirectory
     assert refused.value.reason is Reject.OVERSIZE
 
 
+def test_many_small_blocks_are_bounded(
+    tmp_path: Path, new: WeightsDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a chunk nor a version may be of so many blocks that remembering them is a burden."""
+    at = indices(new)["layer.weight"]
+    blocks = [(at, place, 1, 0, bytes(2)) for place in range(artifacts.BLOCKS_MAX + 1)]
+    assert len(read_chunk(chunk_of(*blocks[:-1]), new.specs)) == artifacts.BLOCKS_MAX
+    with pytest.raises(RemoteProtocolError, match="too many blocks"):
+        read_chunk(chunk_of(*blocks), new.specs)
+    monkeypatch.setattr(artifacts, "RANGES_MAX", 3)
+    patcher = Patcher(new.specs, None, tmp_path / "made")
+    patcher.apply(chunk_of(*blocks[:3]))
+    with pytest.raises(RemoteProtocolError, match="too many blocks"):
+        patcher.apply(chunk_of(*blocks[3:5]))
+
+
+def test_many_small_tensors_go_in_several_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "BLOCKS_MAX", 10)
+    for name, value in (("base", 1), ("new", 2)):
+        tensors = {f"t{number:03}": ("U8", np.full(3, value, np.uint8)) for number in range(95)}
+        write_tensors(tmp_path / name / "m.safetensors", tensors)
+    base, new = open_weights(tmp_path / "base"), open_weights(tmp_path / "new")
+    for old in (base, None):
+        chunks = list(encode_artifact(new, old, CHUNK))
+        assert len(chunks) >= 10
+        made = patched(new, old, chunks, tmp_path / f"made{old is None}")
+        assert tree(made.path) == tree(new.path)
+
+
 def test_damaged_chunks_do_no_harm(
     tmp_path: Path, base: WeightsDirectory, new: WeightsDirectory
 ) -> None:
