@@ -19,6 +19,8 @@ SAMPLE_RUN = 1024
 SAMPLE_EVERY = 32
 """Classes are chosen by runs of 1,024 elements, one of 32."""
 STEPS_TOLD_APART = 8
+OCTAVE_BITS = 2
+"""About what it takes to say between which powers of two a step farther than that is."""
 CLASS_COST_BITS = 800
 """What a class takes by itself: counts, and tables of three streams."""
 CHANGED_MIN = 256
@@ -152,6 +154,8 @@ def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) 
     few = shift is None or len(steps) * weight < CHANGED_MIN
     most = 1 if few else classes_most(len(steps) / len(before))
     cuts, cost = _cut(_costs(table.reshape(bins, kinds) * weight), most)
+    far = steps[steps > STEPS_TOLD_APART]
+    cost += weight * float((np.log2(far) + OCTAVE_BITS).sum())
     return Classes(tuple((low + cut) << (shift or 0) for cut in cuts), cost / count)
 
 
