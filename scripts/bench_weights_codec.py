@@ -234,12 +234,14 @@ def timed(work: Callable[[], T]) -> tuple[T, float]:
 def speeds(new: WeightsDirectory, base: WeightsDirectory, folder: Path) -> tuple[float, ...]:
     """GB/s: codec encodes and applies, files to chunks and chunks to files, verifying."""
     before = {name: units.view(np.uint8) for name, units in units_of(base).items()}
-    after = {name: units.view(np.uint8) for name, units in units_of(new).items()}
-    gigabytes = sum(each.nbytes for each in after.values()) / 1e9
+    changed = {name: units.view(np.uint8) for name, units in units_of(new).items()}
+    gigabytes = sum(each.nbytes for each in before.values()) / 1e9
 
     def encode() -> dict[str, Payload | None]:
         return {
-            name: encode_delta(after[name], old, "BF16", choose_classes(after[name], old, "BF16"))
+            name: encode_delta(
+                changed[name], old, "BF16", choose_classes(changed[name], old, "BF16")
+            )
             for name, old in before.items()
         }
 
@@ -248,15 +250,18 @@ def speeds(new: WeightsDirectory, base: WeightsDirectory, folder: Path) -> tuple
     def apply() -> None:
         for name, payload in payloads.items():
             if payload is not None:
-                count, view = len(before[name]) // 2, memoryview(payload.content)
-                decode_block(payload.method, view, "BF16", count, before[name])
+                count, view = len(after[name]) // 2, memoryview(payload.content)
+                made = decode_block(payload.method, view, "BF16", count, after[name])
+                after[name] = made.view(np.uint8)
 
+    after = {name: old.copy() for name, old in before.items()}  # a block is patched in place
     _, apply_s = timed(apply)
     chunks, encode_files_s = timed(lambda: chunks_of(new, base))
     patcher = Patcher(new.specs, base, folder, check_base=False)
     _, apply_files_s = timed(lambda: [patcher.apply(chunk) for chunk in chunks])
     made, verify_s = timed(patcher.finish)
     assert made.specs == new.specs
+    assert all(np.array_equal(after[name], each) for name, each in changed.items())
     times = (encode_s, apply_s, encode_files_s, apply_files_s, verify_s)
     return tuple(gigabytes / each for each in times)
 

@@ -251,7 +251,8 @@ def decode_block(
 ) -> Array:
     """The new elements of a block, as integers; `count` of them.
 
-    `base` are the old ones' raw bytes, None where there are none. Bytes are a peer's: whatever is
+    `base` are the old ones' raw bytes, None where there are none; they may be overwritten with the
+    new ones, and are in disorder after an error. Bytes are a peer's: whatever is
     wrong with them raises `RemoteProtocolError`, and memory stays within a small multiple of the
     block's own size, which the caller has bounded.
     """
@@ -279,10 +280,9 @@ def _with_base(method: Method, reader: Reader, dtype: str, before: Array) -> Arr
     thresholds = _read_thresholds(reader, dtype, before)
     if not thresholds:
         return _read_alone(reader, dtype, before)
-    after = before.copy()
-    for words in class_words(before, thresholds):
-        _read_class(reader, dtype, before, after, words)
-    return after
+    for words in class_words(before, thresholds):  # all of them are there before any is applied
+        _read_class(reader, dtype, before, words)
+    return before
 
 
 def _read_thresholds(reader: Reader, dtype: str, before: Array) -> tuple[int, ...]:
@@ -298,31 +298,29 @@ def _read_alone(reader: Reader, dtype: str, before: Array) -> Array:
     """Elements that are one class."""
     marked = reader.varint(len(before) << 1 | 1)
     if not marked & 1:
-        after = before.copy()
         ranks, steps = _read_gaps(reader, marked >> 1, len(before), before.dtype)
-        after[ranks] = _stepped(before[ranks], steps, dtype)
-        return after
+        before[ranks] = _stepped(before[ranks], steps, dtype)
+        return before
     told = _read_all(reader, marked >> 1, len(before), before.dtype)
-    after = np.empty_like(before)
     for start in range(0, len(before), TILE):
         part = slice(start, start + TILE)
-        after[part] = _stepped(before[part], unzigzag(told[part]), dtype)
-    return after
+        before[part] = _stepped(before[part], unzigzag(told[part]), dtype)
+    return before
 
 
-def _read_class(reader: Reader, dtype: str, before: Array, after: Array, words: Array) -> None:
-    """Apply one class of several to `after`."""
+def _read_class(reader: Reader, dtype: str, units: Array, words: Array) -> None:
+    """Apply one class of several to `units`, in place."""
     members = count_of(words)
     marked = reader.varint(members << 1 | 1)
     if marked & 1:
-        told = _read_all(reader, marked >> 1, members, before.dtype)
-        places, steps = all_of(words, len(before)), unzigzag(told)
+        told = _read_all(reader, marked >> 1, members, units.dtype)
+        places, steps = all_of(words, len(units)), unzigzag(told)
     elif marked:
-        ranks, steps = _read_gaps(reader, marked >> 1, members, before.dtype)
-        places = select(words, ranks, len(before))
+        ranks, steps = _read_gaps(reader, marked >> 1, members, units.dtype)
+        places = select(words, ranks, len(units))
     else:
         return
-    after[places] = _stepped(before[places], steps, dtype)
+    units[places] = _stepped(units[places], steps, dtype)
 
 
 def _stepped(units: Array, steps: Array, dtype: str) -> Array:

@@ -37,7 +37,7 @@ TEXT = zstandard.ZstdCompressionParameters.from_level(3, write_content_size=1)
 WINDOW_BYTES_MAX = 8 << 20
 """What a frame may ask the decompressor to keep."""
 VARINT_BYTES_MAX = 9
-TILE = 1 << 16
+TILE = 1 << 18
 """How many elements are worked on at a time where nothing is kept: what fits into a cache."""
 SAMPLE = 1 << 15
 """How many numbers the width of symbols is tried on."""

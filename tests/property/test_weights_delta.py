@@ -55,7 +55,7 @@ def round_trip(
         return None
     view = memoryview(payload.content)
     count = new.nbytes // unit_bytes(dtype)
-    made = decode_block(payload.method, view, dtype, count, raw(base))
+    made = decode_block(payload.method, view, dtype, count, raw(base).copy())
     assert made.tobytes() == new.tobytes()
     return payload
 
@@ -228,7 +228,7 @@ def hostile(payload: bytes, dtype: str, method: int, base: Array | None, count: 
     """Decodes, or raises what a peer's bytes may raise, within bounded memory."""
     tracemalloc.start()
     with suppress(RemoteProtocolError):
-        decode_block(method, memoryview(payload), dtype, count, base)
+        decode_block(method, memoryview(payload), dtype, count, base)  # which is overwritten
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100 * count * unit_bytes(dtype) + (2 << 20)
@@ -360,7 +360,7 @@ def test_a_fault_in_the_order_would_be_noticed(monkeypatch: pytest.MonkeyPatch) 
     payload = encode_delta(raw(new), raw(base), "BF16", Classes((), 0.0))
     assert payload is not None
     monkeypatch.setattr(delta, "ordered", lambda units, dtype: units)
-    made = decode_block(payload.method, memoryview(payload.content), "BF16", 1000, raw(base))
+    made = decode_block(payload.method, memoryview(payload.content), "BF16", 1000, raw(base).copy())
     assert made.tobytes() != new.tobytes()
 
 

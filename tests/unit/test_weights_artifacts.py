@@ -382,9 +382,9 @@ def test_sizes_of_chunks_have_bounds(base: WeightsDirectory) -> None:
 
 
 def test_memory_is_that_of_blocks_and_not_of_the_model(tmp_path: Path) -> None:
-    """Four times the model, the same memory: counted over encoding, applying and verifying."""
+    """Three times the model, the same memory: counted over encoding, applying and verifying."""
     peaks = []
-    for size in (4_000_000, 16_000_000):
+    for size in (6_000_000, 18_000_000):
         root = tmp_path / str(size)
         write_model(root / "base", 1, size=size)
         write_model(root / "new", 2, base=1, size=size)
@@ -397,4 +397,4 @@ def test_memory_is_that_of_blocks_and_not_of_the_model(tmp_path: Path) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 256 << 20
-    assert peaks[1] < 1.5 * peaks[0]
+    assert peaks[1] < 1.3 * peaks[0]
