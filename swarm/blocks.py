@@ -7,12 +7,14 @@ banned and share no quota: see `is_public`.
 """
 
 import ipaddress
+from functools import lru_cache
 from typing import Final, NewType
 
 Block = NewType("Block", str)
 
 IPV4_BITS: Final = 24
 IPV6_BITS: Final = 56
+PARSED_MAX: Final = 4_096  # addresses whose blocks are remembered: each message asks for them
 
 # Listed and not asked of `ipaddress`, whose idea of private differs from release to release.
 _PRIVATE: Final = tuple(
@@ -31,6 +33,7 @@ _PRIVATE: Final = tuple(
 )
 
 
+@lru_cache(maxsize=PARSED_MAX)
 def block_of(ip: str | None) -> Block | None:
     """The block of an address; None for none, or for a text that is no address."""
     address = _parse(ip)
@@ -40,6 +43,7 @@ def block_of(ip: str | None) -> Block | None:
     return Block(str(ipaddress.ip_network((address, bits), strict=False)))
 
 
+@lru_cache(maxsize=PARSED_MAX)
 def is_public(ip: str | None) -> bool:
     """Whether whoever has this address is alone with its block, as far as can be known."""
     address = _parse(ip)

@@ -11,6 +11,7 @@ that lies, stalls or vanishes costs a count.
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
+from math import ceil
 from random import Random
 from typing import Any
 
@@ -60,7 +61,8 @@ Rewards = tuple[float, ...]
 
 REPLY_OVERHEAD_BYTES = 1_024
 CATCH_UP_LOOK_S = 1.0
-PRODUCERS_ENOUGH = 16  # to take in during a round, or as many as groups are wanted in stock
+PRODUCERS_ENOUGH = 8  # to take in during a round, or more where much is wanted in stock:
+PRODUCERS_PER_STOCKED_GROUP = 0.5  # each brings a group or more, which stays on offer for rounds
 SAMPLED_ROUND_S = 60.0  # at most
 CATCH_UPS_PER_LOOK_MAX = 4
 STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
@@ -102,8 +104,8 @@ class Exchange:
             identity.peer_id,
             self._offers.is_proven,
         )
-        enough = max(PRODUCERS_ENOUGH, rules.stock_groups)
-        self._sampler = ProducerSampler(enough)
+        enough = ceil(PRODUCERS_PER_STOCKED_GROUP * rules.stock_groups)
+        self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
         self._round_began = trio.current_time()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
@@ -262,7 +264,9 @@ class Exchange:
         )
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
-        heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
+        heard = await self._transport.subscribe(
+            topic, self._judge_gossip, self._admits, self._sampler.asks
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.warden.run)
             nursery.start_soon(self._drain, heard)

@@ -3,7 +3,8 @@
 If every node passed on every advert, what each node sends in a round would grow with the swarm.
 So a node takes in enough producers to choose from, others at random in each round of its own, and
 passes on what it takes in: in a small swarm everybody hears of everything, in a large one each node
-of some, and of others the next time.
+of some, and of others the next time. Nor does it ask for adverts that peers offer once it has heard
+of enough: the larger the swarm, the more of what they offer is new to it.
 """
 
 from random import Random
@@ -29,6 +30,11 @@ class ProducerSampler:
             heard = max(self._before, len(self._taken) + 1)
             self._taken[producer] = heard <= self._enough or rng.random() < self._enough / heard
         return self._taken[producer]
+
+    def asks(self) -> bool:
+        """Whether to ask for adverts that are offered: until enough producers were heard in this
+        round, what is missing may have been lost."""
+        return len(self._taken) < self._enough
 
     def next_round(self) -> None:
         """Draw anew from here on."""

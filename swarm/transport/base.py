@@ -45,6 +45,9 @@ Asked for each message that is new, before it costs anything. A message that is 
 not known from then on: another peer may bring it.
 """
 
+Asks = Callable[[], bool]
+"""Whether to ask for messages of a topic that peers offer, having heard them before us."""
+
 Gate = Callable[[PeerId, str | None], bool]
 """Whether to have a connection: (peer id that the handshake proved, its IP address) -> bool.
 
@@ -59,6 +62,11 @@ Report = Callable[[PeerId, Reject], None]
 
 def admit_all(forwarder: PeerId) -> bool:
     """For topics without a quota."""
+    return True
+
+
+def ask_always() -> bool:
+    """For topics of which all is wanted."""
     return True
 
 
@@ -192,10 +200,11 @@ class Transport(Protocol):
         ...
 
     async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic. The channel is bounded: when full, new messages are dropped
-        and counted. At most once for each topic."""
+        and counted. While `asks` says no, messages that peers offer are not asked for; those that
+        they send are heard all the same. At most once for each topic."""
         ...
 
 

@@ -65,6 +65,9 @@ LENGTH_PREFIX_BYTES_MAX = 5
 Admits = Callable[[ID, str], bool]
 """Whether to hear one more message: (forwarder, topic) -> bool."""
 
+AsksFor = Callable[[str], bool]
+"""Whether to ask for what peers offer of a topic."""
+
 Deliver = Callable[[ID, str, bytes], bool]
 """Judges and delivers one new message of ours to hear: (forwarder, topic, payload) -> forward?"""
 
@@ -77,7 +80,8 @@ log = logging.getLogger(__name__)
 class Router(GossipSub):
     """Mesh keeping as upstream, with the limits of this module."""
 
-    def __init__(self, workarounds: Workarounds) -> None:
+    def __init__(self, workarounds: Workarounds, asks: AsksFor = lambda topic: True) -> None:
+        self._asks = asks
         limits: dict[str, Any] = {}
         if workarounds.gossip_limits:
             limits = {
@@ -137,6 +141,11 @@ class Router(GossipSub):
         for peers in self.back_off.values():  # upstream keeps each that ever pruned us
             while len(peers) > BACK_OFFS_MAX:
                 del peers[next(iter(peers))]
+
+    async def handle_ihave(self, ihave_msg: rpc_pb2.ControlIHave, sender_peer_id: ID) -> None:
+        """Upstream asks for all that it has not seen."""
+        if self._asks(ihave_msg.topicID):
+            await super().handle_ihave(ihave_msg, sender_peer_id)
 
     async def handle_iwant(self, iwant_msg: rpc_pb2.ControlIWant, sender_peer_id: ID) -> None:
         """Upstream sends all that is asked for: a megabyte for every hundred bytes of asking."""

@@ -39,6 +39,7 @@ from swarm.transport.base import (
     GOSSIP_QUEUE_MAX,
     REFUSED_CONNECTIONS,
     Admit,
+    Asks,
     Gate,
     GossipMessage,
     Handler,
@@ -48,6 +49,7 @@ from swarm.transport.base import (
     TransportCounters,
     Validator,
     admit_all,
+    ask_always,
     untold,
 )
 from swarm.transport.frame_rates import FLOODS, Ended
@@ -95,6 +97,7 @@ log = logging.getLogger(__name__)
 class _Subscription:
     validate: Validator
     admit: Admit
+    asks: Asks
     send: trio.MemorySendChannel[GossipMessage]
 
 
@@ -127,7 +130,7 @@ class Libp2pTransport:
         self._reach = None if reach is None else Reach(self, self._network, reach, rng)
         self._host = HardHost(self._network, self.addresses)
         self._network.set_stream_handler(self._on_stream)
-        self._router = Router(workarounds)
+        self._router = Router(workarounds, self._asks_gossip)
         self._gossip = Gossip(
             self._host, self._router, self._admits_gossip, self._deliver, self.blame, workarounds
         )
@@ -459,14 +462,17 @@ class Libp2pTransport:
         await self._gossip.publish(topic, payload)
 
     async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
-        self._subscriptions[topic] = _Subscription(validate, admit, send)
+        self._subscriptions[topic] = _Subscription(validate, admit, asks, send)
         await self._gossip.subscribe(topic)
         return receive
+
+    def _asks_gossip(self, topic: str) -> bool:
+        return self._subscriptions[topic].asks()
 
     def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
         if self._subscriptions[topic].admit(PeerId(str(forwarder))):

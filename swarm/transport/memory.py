@@ -41,6 +41,7 @@ from swarm.transport.base import (
     GOSSIP_QUEUE_MAX,
     REFUSED_CONNECTIONS,
     Admit,
+    Asks,
     Gate,
     GossipMessage,
     Handler,
@@ -50,6 +51,7 @@ from swarm.transport.base import (
     TransportCounters,
     Validator,
     admit_all,
+    ask_always,
     untold,
 )
 from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
@@ -549,7 +551,7 @@ class MemoryTransport:
         self._network.gossip.publish(self.gossip, topic, payload)
 
     async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic, and to forward it."""
         await trio.lowlevel.checkpoint()
@@ -557,7 +559,8 @@ class MemoryTransport:
             raise LocalProtocolError(f"{topic} is subscribed to already")
         send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
         if self.is_open:
-            self._network.gossip.subscribe(self.gossip, topic, Subscription(validate, admit, send))
+            subscription = Subscription(validate, admit, asks, send)
+            self._network.gossip.subscribe(self.gossip, topic, subscription)
         else:
             send.close()
         return receive

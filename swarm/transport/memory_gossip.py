@@ -19,7 +19,7 @@ from typing import Protocol
 import trio
 
 from swarm.identity import PeerId
-from swarm.transport.base import Admit, GossipMessage, TransportCounters, Validator
+from swarm.transport.base import Admit, Asks, GossipMessage, TransportCounters, Validator
 
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1.0
@@ -85,6 +85,7 @@ class Subscription:
 
     validate: Validator
     admit: Admit
+    asks: Asks
     channel: trio.MemorySendChannel[GossipMessage]
     mesh: "dict[PeerId, GossipEnd]" = field(default_factory=dict)
     # what passed validation during each of the last heartbeats, newest last
@@ -290,7 +291,8 @@ class Gossip:
         self, source: GossipEnd, target: GossipEnd, topic: str, messages: Sequence[Message]
     ) -> None:
         def offered() -> None:
-            if topic not in target.subscriptions:
+            subscription = target.subscriptions.get(topic)
+            if subscription is None or not subscription.asks():
                 return
             missing = [m for m in messages if m.number not in target.seen]
             if missing:

@@ -32,6 +32,7 @@ from swarm.pool import Pool, PoolLimits
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import (
     Admit,
+    Asks,
     Gate,
     GossipMessage,
     Handler,
@@ -40,6 +41,7 @@ from swarm.transport.base import (
     ServeLimits,
     Validator,
     admit_all,
+    ask_always,
     untold,
 )
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
@@ -237,9 +239,9 @@ class DeskTransport:
         await trio.lowlevel.checkpoint()
 
     async def subscribe(
-        self, topic: str, validate: Validator, admit: Admit = admit_all
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
-        return await self._real.subscribe(topic, validate, admit)
+        return await self._real.subscribe(topic, validate, admit, asks)
 
 
 class Desk:

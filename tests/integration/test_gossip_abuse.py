@@ -131,6 +131,31 @@ def test_messages_are_sent_again_within_a_budget(monkeypatch: pytest.MonkeyPatch
     run(main)
 
 
+def test_what_is_offered_is_asked_for_while_it_is_wanted() -> None:
+    async def main() -> None:
+        wanted = True
+        async with (
+            open_libp2p(Identity(b"a" * 32), LOOPBACK) as a,
+            open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
+        ):
+            await a.subscribe(TOPIC, lambda peer, payload: True)
+            await b.subscribe(TOPIC, lambda peer, payload: True, asks=lambda: wanted)
+            await a.connect(b.addresses()[0])
+            await until(lambda: a._id in b._router.mesh[TOPIC])
+            await until(lambda: a._id in b._gossip.peer_queues)
+            sent: list[rpc_pb2.RPC] = []
+            b._gossip.peer_queues[a._id].push = (  # type: ignore[method-assign]
+                lambda rpc, *rest, **more: sent.append(rpc)
+            )
+            offer = rpc_pb2.ControlIHave(topicID=TOPIC, messageIDs=[b"00", b"01"])
+            for wanted, asked in ((False, 0), (True, 2)):  # noqa: B007  read by `asks`
+                await b._gossip._take(a._id, rpc_pb2.RPC(control=Control(ihave=[offer])))
+                ids = [i for rpc in sent for each in rpc.control.iwant for i in each.messageIDs]
+                assert len(ids) == asked
+
+    run(main)
+
+
 def test_a_prune_makes_nobody_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream dials the peers that it names, at the addresses that it gives."""
 

@@ -166,6 +166,29 @@ def test_gossip_in_flight_dies_with_its_connection() -> None:
     check(body, 2)
 
 
+def test_what_links_lost_is_asked_for_by_whoever_wants_it() -> None:
+    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+        for at, host in enumerate(hosts):
+            for other in hosts[:at]:
+                await link(host, other)
+        asked: list[int] = []
+
+        def asks_not() -> bool:
+            asked.append(1)
+            return False
+
+        channels = [await host.subscribe(TOPIC, accept) for host in hosts[:-1]]
+        never = await hosts[-1].subscribe(TOPIC, accept, asks=asks_not)
+        for number in range(20):
+            await hosts[0].publish(TOPIC, b"%d" % number)
+        await trio.sleep(5.0)
+        heard = [len(drain(channel)) for channel in channels[1:]]
+        assert asked
+        assert 0 < len(drain(never)) < min(heard)  # what the mesh brings is heard all the same
+
+    check(body, 16, LinkProfile(latency_s=0.01, loss=0.7))
+
+
 # --- partitions ----------------------------------------------------------------------------
 
 

@@ -19,6 +19,17 @@ def test_of_few_producers_all_are_taken_in() -> None:
         sampler.next_round()
 
 
+def test_who_has_heard_of_enough_asks_for_no_more() -> None:
+    sampler, rng = ProducerSampler(16), Random(0)
+    for _ in range(2):
+        assert sampler.asks()
+        taken(sampler, 15, rng)
+        assert sampler.asks()
+        taken(sampler, 16, rng)
+        assert not sampler.asks()
+        sampler.next_round()
+
+
 def test_of_many_about_enough_are_and_in_time_each_of_them() -> None:
     sampler, rng = ProducerSampler(16), Random(0)
     taken(sampler, 200, rng)  # the first round has to find out
