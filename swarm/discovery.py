@@ -49,6 +49,7 @@ HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
 DIAL_TIMEOUT_S = 10.0
 DIALS_AT_A_TIME_MAX = 6
+BOOTSTRAP_DIALS_MAX = 6  # at a time, beside those: peers from the book keep no place from them
 HELLOS_PER_BEAT_MAX = 4  # to those not greeted for longest; new peers come on top
 KNOWN_PEERS_TOLD = 8  # in one answer, drawn at random: it is asked for often
 DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
@@ -164,16 +165,24 @@ class Discovery:
                 await trio.sleep(NEW_PEER_LOOK_S)
 
     def _dial_bootstrap_peers(self, nursery: trio.Nursery) -> None:
-        connected = self._transport.peers()
+        connected, room = self._transport.peers(), BOOTSTRAP_DIALS_MAX
+        waiting: dict[PeerId, str] = {}
         for address in self._bootstrap:
             peer = PeerId(address.rpartition("/")[2])
             if peer in self._strangers:
                 self._unreachable[address] = f"{address} (it takes part in another run)"
             elif peer in connected:
                 self._unreachable.pop(address, None)
-            elif peer not in self._dialling:
-                self._dialling.add(peer)
-                nursery.start_soon(self._dial_bootstrap, peer, address)
+            elif peer in self._dialling:
+                room -= 1
+            else:
+                waiting.setdefault(peer, address)
+        chosen = list(waiting.items())
+        if len(chosen) > room:  # others each time: some may never answer
+            chosen = self._rng.sample(chosen, max(0, room))
+        for peer, address in chosen:
+            self._dialling.add(peer)
+            nursery.start_soon(self._dial_bootstrap, peer, address)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
         """Dial until there are peers enough. Who does not answer holds up nobody else."""
@@ -188,6 +197,8 @@ class Discovery:
         connected = self._transport.peers()
         now = trio.current_time()
         if len(connected) < PEERS_WANTED or now - self._looked_at < LOOK_AROUND_S:
+            return
+        if len(self._dialling) >= DIALS_AT_A_TIME_MAX:
             return
         nursery.start_soon(self._leave_looked_around, connected)
         for peer in self._draw(1):

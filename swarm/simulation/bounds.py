@@ -12,7 +12,12 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from swarm.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX
-from swarm.discovery import DIALS_AT_A_TIME_MAX, INSTANCES_MAX, LOOKED_AROUND_MAX
+from swarm.discovery import (
+    BOOTSTRAP_DIALS_MAX,
+    DIALS_AT_A_TIME_MAX,
+    INSTANCES_MAX,
+    LOOKED_AROUND_MAX,
+)
 from swarm.errors import Reject
 from swarm.exchange import SERVED_PEERS_MAX
 from swarm.fetching import (
@@ -81,7 +86,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "AdvertShelf._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
     "AdvertShelf._records": ADVERTS_MAX,
     "AdvertShelf._told_by": ADVERTS_MAX,
-    "Discovery._dialling": DIALS_AT_A_TIME_MAX,
+    "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
     "Discovery._heard": INSTANCES_MAX,
     "Discovery._heard[]": HEARD_INSTANCES_MAX,
     "Discovery._looked_around": LOOKED_AROUND_MAX,

@@ -19,8 +19,12 @@ from swarm.address_book import (
     AddressBook,
 )
 from swarm.discovery import (
+    BOOTSTRAP_DIALS_MAX,
     DIAL_TIMEOUT_S,
+    DIALS_AT_A_TIME_MAX,
     HEARSAY_PER_REPLY_MAX,
+    LOOK_AROUND_S,
+    PEERS_WANTED,
     Discovery,
 )
 from swarm.errors import RemoteProtocolError
@@ -200,6 +204,48 @@ def test_a_peer_that_never_answers_delays_no_hello_to_others() -> None:
         assert max(good.gaps_s()) < 6
 
     simulate(3, body)
+
+
+def test_dials_are_few_at_a_time_and_none_waits_for_ever() -> None:
+    """Most bootstrap peers and all of the book never answer, and there are more of each than may
+    be dialled at a time."""
+
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        rng = Random(1)
+        nobody = [Identity(rng.randbytes(32)).peer_id for _ in range(60)]
+        silent = [f"/memory/{100 + at}/p2p/{peer}" for at, peer in enumerate(nobody)]
+        good = Talker(world, 0)
+        own = member(world, 1, (*silent[:30], *good.transport.addresses()))
+        for peer, address in zip(nobody[30:], silent[30:], strict=True):
+            own._book.learn(peer, [address], worked=True)
+        nursery.start_soon(own.run)
+        most = 0
+        for _ in range(1200):
+            await trio.sleep(0.1)
+            most = max(most, len(own._dialling))
+        assert most <= DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX
+        assert most > DIALS_AT_A_TIME_MAX
+        assert good.asked_at
+
+    simulate(2, body)
+
+
+def test_looking_around_is_one_of_the_dials_at_a_time() -> None:
+    async def body(world: World, nursery: trio.Nursery) -> None:
+        own = member(world, 0)
+        for at in range(1, PEERS_WANTED + 1):
+            await own._transport.connect(world.join(at).addresses()[0])
+        named = [Identity(Random(at).randbytes(32)).peer_id for at in range(9)]
+        own._book.learn(named[0], [f"/memory/100/p2p/{named[0]}"], worked=True)
+        await trio.sleep(LOOK_AROUND_S)
+        own._dialling.update(named[-DIALS_AT_A_TIME_MAX:])
+        own._look_around(nursery)
+        assert len(own._dialling) == DIALS_AT_A_TIME_MAX
+        own._dialling.pop()
+        own._look_around(nursery)
+        assert named[0] in own._dialling
+
+    simulate(PEERS_WANTED + 1, body)
 
 
 def test_one_reply_leaves_few_names() -> None:
