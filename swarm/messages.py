@@ -16,6 +16,7 @@ PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
+CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -70,6 +71,10 @@ SHAPES_BYTES_MAX = 4_194_304
 FILE_NAMES_BYTES_MAX = 262_144
 ARTIFACTS_MAX = 8
 CHUNKS_MAX = 65_536
+CHUNK_BYTES_MAX = 16_777_216
+CHUNKS_PENDING_MAX = 64
+CHUNK_REQUEST_BYTES_MAX = 20_480
+CHUNK_WAIT_MS_MAX = 20_000
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -362,6 +367,30 @@ class ManifestBody(WireModel):
     artifacts: Annotated[tuple[ArtifactBody, ...], Field(min_length=1, max_length=ARTIFACTS_MAX)]
 
 
+ChunkSet = Annotated[bytes, Field(max_length=CHUNKS_MAX // 8)]  # bit i of byte j: chunk 8 j + i
+
+
+class ChunkRequest(WireModel):
+    """Asks for one chunk of an artifact, and says how far the asker is. Answered with the chunk's
+    bytes, or with none."""
+
+    type: Literal["chunk"]
+    root: HashBytes  # of the manifest
+    artifact: Annotated[int, Field(ge=0, lt=ARTIFACTS_MAX)]  # its place in the manifest
+    kind: Literal["fresh", "relayed", "named", "lost", "news"]
+    chunk: Annotated[int, Field(ge=0, lt=CHUNKS_MAX)]  # of kind `named` or `lost`, else 0
+    accused: PeerIdText | None  # of kind `lost`: who said it relays the chunk, and sent another
+    have: ChunkSet  # what the asker has
+    relaying: ChunkSet  # what of it it sends to all who ask for `relayed`
+    # what it has asked others for by name, so that it need not come from here
+    pending: Annotated[
+        tuple[Annotated[int, Field(ge=0, lt=CHUNKS_MAX)], ...], Field(max_length=CHUNKS_PENDING_MAX)
+    ]
+    wait_ms: Annotated[int, Field(ge=0, le=CHUNK_WAIT_MS_MAX)]  # for a chunk that is not there yet
+    up_bytes_per_s: Annotated[int, Field(ge=0, lt=2**50)]  # of the asker's link; 0: unknown
+    down_bytes_per_s: Annotated[int, Field(ge=0, lt=2**50)]
+
+
 Message = Annotated[
     GroupBody
     | AdvertBody
@@ -379,6 +408,7 @@ Message = Annotated[
     | ProvidersReply
     | HeadBody
     | WantManifest
-    | ManifestBody,
+    | ManifestBody
+    | ChunkRequest,
     Field(discriminator="type"),
 ]

@@ -14,6 +14,7 @@ from swarm.messages import (
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
+    ChunkRequest,
     DialBack,
     DialBackReply,
     FindProviders,
@@ -296,6 +297,20 @@ def sample_messages() -> dict[str, WireModel]:
             type="providers",
             providers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
             closer=(KnownPeer(peer_id=BOB.peer_id, addresses=()),),
+        ),
+        "chunk": ChunkRequest(
+            type="chunk",
+            root=bytes(range(32)),
+            artifact=1,
+            kind="lost",
+            chunk=9,
+            accused=BOB.peer_id,
+            have=bytes([0b10000001, 0b00000001]),
+            relaying=bytes([0b00000001, 0]),
+            pending=(3, 4),
+            wait_ms=500,
+            up_bytes_per_s=12_500_000,
+            down_bytes_per_s=0,
         ),
         "want_manifest": WantManifest(
             type="want_manifest", run_id="sample-1", root=sample_head().root

@@ -7,7 +7,7 @@ are passed on while others still come.
 
 A message starts slowly, as TCP does when it does not know the path: with ten packets' worth in a
 round trip, twice as fast in each that follows, until the link is full. Nothing is remembered from
-one message to the next.
+one message to the next, unless `warm_s` says for how long a path is.
 
 Gossip is lost as whole messages. A request or response is one transfer over TCP: nothing in it is
 lost, but lost packets are sent again, all that are missing at a time: after a round trip if enough
@@ -68,6 +68,8 @@ class SimulatedLinks:
         """`hosts` names those whose profile differs."""
         self._profile = profile
         self._hosts = dict(hosts or {})
+        self.warm_s = 0.0  # how long a path that carried something need not start slowly again
+        self._grown: dict[tuple[PeerId, PeerId], tuple[float, int]] = {}  # until when, bytes sent
         self._up_busy_until_s: dict[PeerId, float] = {}
         self._down_busy_until_s: dict[PeerId, float] = {}
 
@@ -122,13 +124,28 @@ class SimulatedLinks:
             latency_s += rng.expovariate(1.0 / path.jitter_s)
         if not reliable and path.reordering > 0.0 and rng.random() < path.reordering:
             latency_s += REORDER_S_MAX * rng.random()
-        slow_s = _slow_start_s(size, path) + repairs * _retransmit_s(packets, path)
+        slow_s = self._slow_start_s(source, target, size, path, now_s)
+        slow_s += repairs * _retransmit_s(packets, path)
         return Flight(
             first_s=start_s + latency_s,
             last_s=depart_s + latency_s + slow_s,
             wire_bytes=size,
             copies=1 if reliable else _copies(path, rng),
+            left_s=depart_s,
         )
+
+    def _slow_start_s(
+        self, source: PeerId, target: PeerId, size: int, path: LinkProfile, now_s: float
+    ) -> float:
+        if not self.warm_s:
+            return _slow_start_s(size, path)
+        until_s, before = self._grown.get((source, target), (0.0, 0))
+        if until_s < now_s:
+            before = 0
+        # what is sent while the path is warm goes on growing where the last message left off
+        slow_s = _slow_start_s(before + size, path) - _slow_start_s(before, path)
+        self._grown[source, target] = (now_s + slow_s + self.warm_s, before + size)
+        return slow_s
 
     def receive(self, target: PeerId, flight: Flight, now_s: float) -> float:
         """When a message whose last byte reaches the target's downlink now is there in full."""

@@ -340,6 +340,27 @@ class MemoryNetwork:
             finally:
                 exchange.held = False
 
+    async def _answer(
+        self, exchange: "_Exchange", service: "_Service", size: int, told: int
+    ) -> None:
+        client, server = exchange.client.peer_id, exchange.server.peer_id
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            if not left:
+                left = True
+                service.sent(client, told)
+
+        try:
+            await self._awake(server)
+            flight = self.send(server, client, size, exchange.protocol, reliable=True)
+            if service.sent is not untold:
+                self.at(flight.left_s, leave)
+            await self._land(server, client, flight)
+        finally:
+            leave()
+
     async def _serve_in_time(
         self, exchange: "_Exchange", service: "_Service", flight: Flight
     ) -> bytes:
@@ -356,10 +377,7 @@ class MemoryNetwork:
                 RUNS_ON.reset(token)
             # the client stops to read where its own limit is
             size = min(len(response), exchange.response_bytes_max + 1)
-            try:
-                await self._carry(server, client, size, exchange.protocol)
-            finally:
-                service.sent(client, len(response))
+            await self._answer(exchange, service, size, len(response))
         if patience.cancelled_caught:
             service.count_refused()
             raise RequestRefused(f"{exchange.protocol}: over {service.limits.timeout_s} s")

@@ -34,7 +34,8 @@ SEEN_MESSAGES_MAX = 8192  # newest message ids that a host remembers
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A message on its way: when its first and last byte reach the receiver's downlink.
+    """A message on its way: when its first and last byte reach the receiver's downlink, and when
+    its sender's uplink is free again.
 
     `copies` is how often it arrives: 0 means lost, 2 duplicated.
     """
@@ -43,6 +44,7 @@ class Flight:
     last_s: float
     wire_bytes: int
     copies: int
+    left_s: float = 0.0
 
 
 class Wire(Protocol):

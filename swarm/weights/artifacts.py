@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from swarm.errors import Reject, RemoteProtocolError, WeightsMismatch
+from swarm.messages import CHUNK_BYTES_MAX
 from swarm.weights.delta import (
     BLOCK_BYTES_MAX,
     BLOCK_ELEMENTS_MAX,
@@ -36,7 +37,6 @@ from swarm.weights.streams import Array, Reader, Writer, malformed
 from swarm.weights.tensors import READ_BYTES, WeightsDirectory, WeightsWriter
 
 MAGIC = b"SWC\x01"
-CHUNK_BYTES_MAX = 16 << 20
 """A chunk as it is sent."""
 CHUNK_TARGET_MAX = CHUNK_BYTES_MAX // 2
 CHUNK_TARGET_MIN = 1 << 12

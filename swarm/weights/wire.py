@@ -21,6 +21,7 @@ from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId, peer_id_of, public_key_of
 from swarm.messages import (
     ARTIFACTS_MAX,
+    CHUNK_BYTES_MAX,
     CHUNKS_MAX,
     MANIFEST_BYTES_MAX,
     ArtifactBody,
@@ -38,7 +39,6 @@ DTYPES = (
     *("U64", "I64", "F64", "C64", "F4", "F6_E2M3", "F6_E3M2"),
 )
 
-CHUNK_BYTES_MAX = 16_777_216
 OVERHEAD_PER_CHUNK_BYTES_MAX = 4_096  # how far an artifact may exceed twice its state's size
 
 

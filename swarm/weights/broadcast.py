@@ -1,0 +1,610 @@
+"""An artifact on its way through the swarm: what one node sends, asks for and believes.
+
+`ChunkService` answers requests for chunks, of as many artifacts as are in flight, and lets answers
+out no faster than the uplink takes them. `Broadcast` is one artifact: it asks, verifies each chunk
+before it is stored, served or counted, and is complete when all are there. What goes to whom is
+decided in `picking`.
+
+A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
+and not asked again in this broadcast.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Literal, Protocol
+
+import trio
+
+from swarm import codec
+from swarm.errors import (
+    LocalProtocolError,
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
+from swarm.identity import PeerId
+from swarm.messages import (
+    CHUNK_BYTES_MAX,
+    CHUNK_REQUEST_BYTES_MAX,
+    CHUNK_WAIT_MS_MAX,
+    CHUNKS_MAX,
+    CHUNKS_PENDING_MAX,
+    CHUNKS_PROTOCOL,
+    ChunkRequest,
+)
+from swarm.transport.base import ServeLimits, Transport
+from swarm.weights.manifest import ChunkRef
+from swarm.weights.pacing import Pacer
+from swarm.weights.picking import Picker, from_bytes, members, to_bytes
+from swarm.weights.topology import Plan, Strategy
+
+NEIGHBOURS_MAX = 128  # that are asked; the publisher and a planned parent always are
+RELAYED_AT_ONCE = 2  # requests for what a neighbour relays that wait there, at least
+PUBLISHER_AT_ONCE = 4
+RELAYED_AT_ONCE_MAX = 16
+RELAYED_AHEAD_S = 0.5  # of the downlink, at all neighbours together
+RELAYED_BYTES_MIN = 8_388_608  # at all together, where the downlink is slow or not known
+FRESH_AT_ONCE = 8  # requests for fresh chunks that wait at the publisher
+NAMED_AT_ONCE = 2  # chunks asked of one neighbour by their numbers
+NAMED_IN_ALL = 16
+PLANNED_AT_ONCE = 6  # chunks asked of a planned parent, in order, at least
+PLANNED_AT_ONCE_MAX = 24
+PLANNED_AHEAD_S = 0.4  # of the downlink
+PARK_S = 10.0  # how long a request waits for a chunk
+NAMED_PARK_S = 0.5  # where another may have it sooner
+RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more
+RELAY_AHEAD_COPIES = 1  # or of what it owes, in chunks to all, if that is more
+SLOW_UP_S = 1.5  # who needs longer to send one chunk to all does not relay
+NEWS_S = 0.5  # between two unasked tellings to one neighbour
+TICK_S = 0.1
+AVOID_S = 0.4  # a neighbour that had nothing to give
+RETRY_S = 1.0  # one that does not take part yet
+IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
+GAP_WEIGHT = 0.1  # of the newest gap in that mean
+STALL_S = 6.0  # without a chunk from a planned parent, after which anybody is asked
+ANSWER_S = 60.0  # for the bytes of an answer, once it is on its way
+BYTES_PER_S_MIN = 16_384  # slower answers are given up
+ANSWER_STALLED_S = 3.0  # after which an answer is taken to wait for its reader, and what it takes
+ANSWER_BYTES_PER_S = 131_072.0  # at this rate
+PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer, or one chunk if that is more
+SERVED_PEERS_MAX = 1_024  # whose bytes are counted
+
+Blame = Callable[[PeerId, Reject, str], None]
+Kind = Literal["fresh", "relayed", "named", "lost", "news"]
+ORDER: tuple[Kind, ...] = ("fresh", "lost", "named", "relayed")  # in which requests are answered
+
+CHUNK_LIMITS = ServeLimits(
+    request_bytes_max=CHUNK_REQUEST_BYTES_MAX,
+    response_bytes_max=CHUNK_BYTES_MAX,
+    concurrent_max=1024,  # most wait and hold nothing but their place
+    concurrent_per_peer_max=32,
+    timeout_s=PARK_S + ANSWER_S + CHUNK_BYTES_MAX / BYTES_PER_S_MIN,
+)
+
+
+class ChunkSource(Protocol):
+    """Where chunks are kept, by their number in the artifact. Both do their work off the loop."""
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here."""
+        ...
+
+    async def write(self, chunk: int, data: bytes) -> None:
+        """Keep a chunk. It has been verified."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactKey:
+    """Which artifact: the root of its manifest (32 bytes), and its place in it."""
+
+    root: bytes
+    artifact: int
+
+
+@dataclass(slots=True)
+class BroadcastCounters:
+    """What one broadcast cost. Chunks that came twice are in `duplicate`."""
+
+    chunks_in: Counter[str] = field(default_factory=Counter)  # by kind of request
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duplicate_bytes: int = 0
+    corrupt_bytes: int = 0
+    distrusted: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Leaving:
+    """An answer on its way."""
+
+    size_bytes: int
+    begun_s: float
+    stalled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A request that has no answer yet."""
+
+    peer: PeerId
+    broadcast: "Broadcast"
+    kind: Kind
+    chunk: int
+    done: trio.Event = field(default_factory=trio.Event)
+    found: int | None = None
+
+
+class ChunkService:
+    """Answers requests for chunks. At most one of a transport."""
+
+    def __init__(self, transport: Transport, up_bytes_per_s: float = 0.0) -> None:
+        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown."""
+        self.transport = transport
+        self.pacer = Pacer(up_bytes_per_s)
+        self._broadcasts: dict[ArtifactKey, Broadcast] = {}
+        self._waiting: dict[Kind, dict[_Waiting, None]] = {kind: {} for kind in ORDER}
+        self._served_bytes: Counter[PeerId] = Counter()
+        self._leaving: dict[PeerId, list[_Leaving]] = {}
+        transport.serve(CHUNKS_PROTOCOL, self._serve, CHUNK_LIMITS, self._sent)
+
+    def add(self, broadcast: "Broadcast") -> None:
+        """Answer for an artifact from now on."""
+        if broadcast.key in self._broadcasts:
+            raise LocalProtocolError("this artifact is broadcast already")
+        self._broadcasts[broadcast.key] = broadcast
+
+    def remove(self, broadcast: "Broadcast") -> None:
+        """Stop to answer for it; requests that wait get nothing."""
+        self._broadcasts.pop(broadcast.key, None)
+        for waiting in [each for kind in self._waiting.values() for each in kind]:
+            if waiting.broadcast is broadcast:
+                waiting.done.set()
+
+    async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
+        request = codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        broadcast = self._broadcasts.get(ArtifactKey(request.root, request.artifact))
+        if broadcast is None:
+            raise RequestRefused("that artifact is not here")
+        broadcast.hear(peer, request)
+        if request.kind == "news" or broadcast.holds_back(peer, request):
+            return b""
+        chunk = await self._find(_Waiting(peer, broadcast, request.kind, request.chunk), request)
+        if chunk is None:
+            return b""
+        data = await broadcast.source.read(chunk)
+        broadcast.counters.bytes_out += len(data)
+        return data
+
+    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
+        """The chunk that answers a request, once there is one and the uplink has room."""
+        queue = self._waiting[waiting.kind]
+        queue[waiting] = None
+        try:
+            self.pump()
+            if waiting.found is None:
+                with trio.move_on_after(request.wait_ms / 1e3):
+                    await waiting.done.wait()
+        finally:
+            queue.pop(waiting, None)
+        return waiting.found
+
+    def pump(self) -> None:
+        """Let out what may go: fresh chunks first, for others wait to pass them on."""
+        for kind in ORDER:
+            queue = self._waiting[kind]
+            while queue and (waiting := self._next(queue)) is not None:
+                del queue[waiting]
+                waiting.done.set()
+
+    def _next(self, queue: dict[_Waiting, None]) -> _Waiting | None:
+        """The request to answer next: of who was sent least, if there is something for it."""
+        now_s = trio.current_time()
+        asked: set[PeerId] = set()
+        for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
+            if waiting.kind in ("fresh", "relayed") and waiting.peer in asked:
+                continue
+            asked.add(waiting.peer)
+            broadcast = waiting.broadcast
+            if not self.pacer.has_room(broadcast.chunk_bytes):
+                return None
+            out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))
+            if out_bytes + broadcast.chunk_bytes > max(PEER_OUT_BYTES_MAX, broadcast.chunk_bytes):
+                continue
+            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
+            if found is not None:
+                waiting.found = found
+                size = broadcast.refs[found].size_bytes
+                self.pacer.start(size, now_s)
+                self._count(waiting.peer, size)
+                self._leaving.setdefault(waiting.peer, []).append(_Leaving(size, now_s))
+                return waiting
+        return None
+
+    def _count(self, peer: PeerId, size_bytes: int) -> None:
+        if len(self._served_bytes) >= SERVED_PEERS_MAX and peer not in self._served_bytes:
+            there = set(self.transport.peers())
+            for gone in [each for each in self._served_bytes if each not in there]:
+                del self._served_bytes[gone]
+        self._served_bytes[peer] += size_bytes
+
+    def _sent(self, peer: PeerId, size_bytes: int) -> None:
+        answers = self._leaving.get(peer, [])
+        answer = next((each for each in answers if each.size_bytes == size_bytes), None)
+        if answer is None:  # one without a chunk
+            return
+        answers.remove(answer)
+        if not answers:
+            del self._leaving[peer]
+        now_s = trio.current_time()
+        if not answer.stalled:
+            self.pacer.done(size_bytes, now_s - answer.begun_s, now_s)
+        self.pump()
+
+    def release_stalled(self, now_s: float) -> None:
+        """Answers that their readers take slowly do not occupy the uplink: others may leave."""
+        for answer in [each for answers in self._leaving.values() for each in answers]:
+            limit_s = ANSWER_STALLED_S + answer.size_bytes / ANSWER_BYTES_PER_S
+            if not answer.stalled and now_s - answer.begun_s >= limit_s:
+                answer.stalled = True
+                self.pacer.give_up(answer.size_bytes)
+
+
+class Broadcast:
+    """One artifact, from this node's side. `run` it, and it is `complete` some time."""
+
+    def __init__(
+        self,
+        service: ChunkService,
+        key: ArtifactKey,
+        refs: Sequence[ChunkRef],
+        source: ChunkSource,
+        publisher: PeerId,
+        *,
+        have: int,
+        rng: Random,
+        blame: Blame,
+        plan: Plan | None = None,
+        down_bytes_per_s: float = 0.0,
+    ) -> None:
+        """`have`: the chunks that are here, bit i for chunk i."""
+        if not 0 < len(refs) <= CHUNKS_MAX:
+            raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
+        self.key = key
+        self.refs = tuple(refs)
+        self.source = source
+        self.publisher = publisher
+        self.chunk_bytes = max(ref.size_bytes for ref in refs)
+        self.counters = BroadcastCounters()
+        self.complete = trio.Event()
+        self._service = service
+        self._transport = service.transport
+        self._own = service.transport.peer_id
+        self._rng = rng
+        self._blame = blame
+        self._plan = plan
+        self._down = down_bytes_per_s
+        self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
+        giver = None if publisher == self._own else publisher
+        self.picker = Picker(len(refs), have, rng, giver)
+        self._asked: dict[PeerId, trio.CancelScope] = {}
+        self._avoid_until_s: dict[PeerId, float] = {}
+        self._named: Counter[PeerId] = Counter()  # in flight
+        self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
+        self._told_s: dict[PeerId, float] = {}
+        self._fresh_asked = 0
+        self._progress_s = 0.0  # when the last chunk came
+        self._gap_s = 0.0  # between two chunks, in the mean
+        self._unread = trio.Event()
+        self.links: dict[PeerId, tuple[int, int]] = {}  # what peers say of theirs, up and down
+        if self.picker.complete:
+            self.complete.set()
+
+    # --- for the service -------------------------------------------------------------------
+
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
+        """Learn how far a peer is from what it asks."""
+        now_s = trio.current_time()
+        have, relaying = from_bytes(request.have), from_bytes(request.relaying)
+        self.picker.learn(peer, have, relaying, request.pending, now_s)
+        self._avoid_until_s.pop(peer, None)
+        if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
+            self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
+
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
+        """Whether to send nothing, for what is asked will come from elsewhere."""
+        if request.kind not in ("named", "lost"):
+            return False
+        if self._plan is not None and peer in self._plan.order:
+            return False
+        accused = PeerId(request.accused) if request.accused else None
+        return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
+
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
+        """What to answer a request with now, if anything."""
+        if kind in ("named", "lost"):
+            known = chunk < len(self.refs)
+            return self.picker.wanted_by(peer, chunk, now_s) if known else None
+        if kind == "fresh":
+            return self.picker.fresh_for(peer, now_s)
+        return self.picker.relayed_for(peer, now_s, spare=self._service.pacer.is_idle())
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve what is here and fetch what is not, until cancelled."""
+        self._service.add(self)
+        self._progress_s = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    self._keep_neighbours(nursery)
+                    self._tick(nursery)
+                    with trio.move_on_after(TICK_S):
+                        await self._unread.wait()
+                    self._unread = trio.Event()
+        finally:
+            self._service.remove(self)
+
+    def _keep_neighbours(self, nursery: trio.Nursery) -> None:
+        there = set(self._transport.peers())
+        for peer in [peer for peer in self._asked if peer not in there]:
+            self._asked.pop(peer).cancel()
+            self._told_s.pop(peer, None)
+            self.picker.leave(peer)
+        newcomers = sorted(there - self._asked.keys())
+        room = NEIGHBOURS_MAX - len(self._asked)
+        if len(newcomers) > room:
+            parent = self._parent()
+            first = [peer for peer in newcomers if peer in (self.publisher, parent)]
+            rest = [peer for peer in newcomers if peer not in first]
+            newcomers = first + self._rng.sample(rest, max(0, min(len(rest), room - len(first))))
+        for peer in newcomers:
+            scope = self._asked[peer] = trio.CancelScope()
+            nursery.start_soon(self._ask, peer, scope)
+
+    def _tick(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        rate = self._service.pacer.rate()
+        others = sum(1 for each in self.picker.neighbours.values() if each.have != self.picker.all)
+        self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
+        if self.publisher == self._own:
+            self.picker.reclaim(now_s)
+        self._service.release_stalled(now_s)
+        self._service.pump()
+        if self.picker.complete:
+            self._tell(nursery, now_s)
+            return
+        if self._parent() is None:
+            self._ask_fresh(nursery)
+            self._pull(nursery, now_s)
+            self._tell(nursery, now_s)
+
+    def _parent(self) -> PeerId | None:
+        """The planned parent, so long as it delivers."""
+        if self._plan is None or self._plan.strategy is Strategy.SWARM:
+            return None
+        parent = self._plan.parent_of(self._own, self.publisher)
+        if parent is None or parent not in self._transport.peers() or self._is_distrusted(parent):
+            return None
+        limit_s = max(STALL_S, 4.0 * self.picker.cycle_s)
+        return parent if trio.current_time() - self._progress_s < limit_s else None
+
+    def _is_distrusted(self, peer: PeerId) -> bool:
+        neighbour = self.picker.neighbours.get(peer)
+        return neighbour is not None and neighbour.distrusted
+
+    # --- asking ----------------------------------------------------------------------------
+
+    async def _ask(self, peer: PeerId, scope: trio.CancelScope) -> None:
+        """All that is asked of one neighbour without being asked by number."""
+        self.picker.meet(peer)
+        self._relayed[peer] = 0
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow_plan, peer)
+                while not self.picker.complete and not self._is_distrusted(peer):
+                    if self._parent() is None:
+                        for _ in range(self._to_park(peer) - self._relayed[peer]):
+                            self._relayed[peer] += 1
+                            nursery.start_soon(self._take_relayed, peer)
+                    await trio.sleep(TICK_S)
+        self._relayed.pop(peer, None)
+
+    def _to_park(self, peer: PeerId) -> int:
+        """How many requests should wait at a neighbour: as many as it relays chunks that are not
+        here, so that it need not wait for us, within bounds."""
+        picker = self.picker
+        least = PUBLISHER_AT_ONCE if peer == self.publisher else RELAYED_AT_ONCE
+        known = (picker.meet(peer).relaying & picker.missing()).bit_count()
+        down_bytes = max(RELAYED_BYTES_MIN, RELAYED_AHEAD_S * self._down)
+        room = int(down_bytes / self.chunk_bytes) - self._relayed.total()
+        return max(least, min(known, RELAYED_AT_ONCE_MAX, self._relayed[peer] + room))
+
+    async def _take_relayed(self, peer: PeerId) -> None:
+        """Have a request wait at a neighbour for what it relays, again and again."""
+        try:
+            while not self.picker.complete and not self._is_distrusted(peer):
+                if not await self._request(peer, "relayed", 0, PARK_S):
+                    await trio.sleep(RETRY_S * (0.5 + self._rng.random()))
+                if self._parent() is not None or self._relayed[peer] > self._to_park(peer):
+                    return
+        finally:
+            self._relayed[peer] -= 1
+
+    async def _follow_plan(self, peer: PeerId) -> None:
+        """Ask a planned parent for all chunks in order, a few at a time."""
+        if self._parent() != peer:
+            return
+        async with trio.open_nursery() as nursery:
+            ahead = int(PLANNED_AHEAD_S * self._down / self.chunk_bytes)
+            for _ in range(min(PLANNED_AT_ONCE_MAX, max(PLANNED_AT_ONCE, ahead))):
+                nursery.start_soon(self._take_planned, peer)
+
+    async def _take_planned(self, peer: PeerId) -> None:
+        picker = self.picker
+        while not picker.complete and self._parent() == peer:
+            wanted = picker.missing() & ~picker.pending
+            if not wanted:
+                await trio.sleep(TICK_S)
+                continue
+            if not await self._take_named(peer, (wanted & -wanted).bit_length() - 1, PARK_S):
+                await trio.sleep(TICK_S)
+
+    def _ask_fresh(self, nursery: trio.Nursery) -> None:
+        """Take on more to relay, where the uplink will soon have sent what is owed."""
+        publisher, picker = self.publisher, self.picker
+        if publisher not in self._asked or self._is_distrusted(publisher):
+            return
+        rate = self._service.pacer.rate()
+        if rate and picker.cycle_s > SLOW_UP_S and len(picker.neighbours) > 2:
+            return
+        owed = picker.copies_owed() * self.chunk_bytes
+        others = max(1, len(picker.neighbours) - 1)
+        ahead = max(RELAY_AHEAD_S * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
+        while self._fresh_asked < FRESH_AT_ONCE:
+            if owed + self._fresh_asked * others * self.chunk_bytes >= ahead:
+                return
+            self._fresh_asked += 1
+            nursery.start_soon(self._take_fresh, publisher)
+
+    async def _take_fresh(self, publisher: PeerId) -> None:
+        try:
+            if not await self._request(publisher, "fresh", 0, PARK_S):
+                await trio.sleep(RETRY_S * self._rng.random())
+        finally:
+            self._fresh_asked -= 1
+
+    def _pull(self, nursery: trio.Nursery, now_s: float) -> None:
+        idle = now_s - self._progress_s > max(IDLE_S, 2.0 * self._gap_s)
+        while self._named.total() < NAMED_IN_ALL:
+            found = self.picker.pull(now_s, lambda peer: self._is_free(peer, now_s), idle=idle)
+            if found is None:
+                return
+            peer, chunk = found
+            nursery.start_soon(self._take_named, peer, chunk, NAMED_PARK_S)
+            self._expect(peer, chunk)
+
+    def _is_free(self, peer: PeerId, now_s: float) -> bool:
+        return (
+            self._named[peer] < NAMED_AT_ONCE
+            and peer in self._asked
+            and self._avoid_until_s.get(peer, 0.0) <= now_s
+        )
+
+    def _expect(self, peer: PeerId, chunk: int) -> None:
+        self.picker.pending |= 1 << chunk
+        self._named[peer] += 1
+
+    async def _take_named(self, peer: PeerId, chunk: int, wait_s: float) -> bool:
+        """Ask for a chunk by its number. Returns whether it came."""
+        if not self.picker.pending >> chunk & 1:
+            self._expect(peer, chunk)
+        try:
+            accused = self.picker.accused(chunk) if peer == self.publisher else None
+            kind: Kind = "named" if accused is None else "lost"
+            await self._request(peer, kind, chunk, wait_s, accused)
+            if came := bool(self.picker.have >> chunk & 1):
+                return came
+            self._avoid_until_s[peer] = trio.current_time() + AVOID_S
+            return came
+        finally:
+            self._named[peer] -= 1
+            self.picker.give_up(chunk)
+
+    def _tell(self, nursery: trio.Nursery, now_s: float) -> None:
+        """Tell neighbours that have not heard for a while how far we are."""
+        for peer in self._asked:
+            neighbour = self.picker.neighbours.get(peer)
+            if neighbour is None or (neighbour.have == self.picker.all and peer != self.publisher):
+                continue
+            told_s = self._told_s.get(peer, 0.0)
+            if now_s - told_s >= max(NEWS_S, self.picker.cycle_s / 2):
+                self._told_s[peer] = now_s
+                nursery.start_soon(self._request, peer, "news", 0, 0.0)
+
+    async def _request(
+        self, peer: PeerId, kind: Kind, chunk: int, wait_s: float, accused: PeerId | None = None
+    ) -> bool:
+        """Ask a neighbour for a chunk, and take what comes. Returns whether it takes part."""
+        picker, count = self.picker, len(self.refs)
+        self._told_s[peer] = trio.current_time()
+        request = ChunkRequest(
+            type="chunk",
+            root=self.key.root,
+            artifact=self.key.artifact,
+            kind=kind,
+            chunk=chunk,
+            accused=accused,
+            have=to_bytes(picker.have, count),
+            relaying=to_bytes(picker.relaying, count),
+            pending=tuple(members(picker.pending))[:CHUNKS_PENDING_MAX],
+            wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
+            up_bytes_per_s=int(self._service.pacer.rate()),
+            down_bytes_per_s=int(self._down),
+        )
+        try:
+            data = await self._transport.request(
+                peer,
+                CHUNKS_PROTOCOL,
+                codec.encode(request),
+                timeout_s=wait_s + ANSWER_S + self.chunk_bytes / BYTES_PER_S_MIN,
+                response_bytes_max=self.chunk_bytes,
+            )
+        except RemoteProtocolError as error:
+            self._distrust(peer, error.reason, error.detail)
+            return False
+        except PeerUnreachable:
+            return False
+        except TransportError:
+            return False
+        if data:
+            await self._take(peer, kind, data)
+        return True
+
+    async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
+        """Keep a chunk that is one of the artifact's."""
+        counters, picker = self.counters, self.picker
+        chunk = self._numbers.get(hashlib.sha256(data).digest())
+        if chunk is None:
+            counters.corrupt_bytes += len(data)
+            self._distrust(peer, Reject.MALFORMED, "a chunk that the manifest does not list")
+            return
+        counters.bytes_in += len(data)
+        if picker.have >> chunk & 1:
+            counters.duplicate_bytes += len(data)
+            counters.chunks_in["duplicate " + kind] += 1
+            return
+        await self.source.write(chunk, data)
+        if picker.have >> chunk & 1:  # came twice at a time
+            counters.duplicate_bytes += len(data)
+            return
+        counters.chunks_in[kind] += 1
+        now_s = trio.current_time()
+        self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)
+        self._progress_s = now_s
+        # whoever gets a chunk of the publisher's that nobody else relays passes it on
+        named = kind in ("named", "lost") and peer == self.publisher and not self._is_relayed(chunk)
+        picker.got(chunk, relay=kind == "fresh" or named, now_s=self._progress_s)
+        if picker.complete:
+            self.complete.set()
+        self._unread.set()
+        self._service.pump()
+
+    def _is_relayed(self, chunk: int) -> bool:
+        return any(
+            neighbour.relaying >> chunk & 1 and not neighbour.distrusted
+            for neighbour in self.picker.neighbours.values()
+        )
+
+    def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
+        neighbour = self.picker.meet(peer)
+        if not neighbour.distrusted:
+            neighbour.distrusted = True
+            self.counters.distrusted += 1
+        self._blame(peer, reason, detail)

@@ -1,0 +1,83 @@
+"""How many bytes of answers may be on their way at once. Pure.
+
+An uplink should always have something to send, and what is sent next should be decided as late as
+possible: what is on its way can neither be called back nor give way to something more urgent. So
+as many bytes are let out as the link carries in the time that an answer takes on an empty link,
+and half as many again, by which more is tried where the link is faster than it was taken for. The
+rate is the best of the last seconds, the time the least of them (as in BBR, Cardwell et al. 2016).
+"""
+
+from collections import deque
+
+GAIN = 1.5
+IDLE_SHARE = 0.5  # of what the link carries in the time of an answer
+ANSWERS_MIN = 4  # on their way at once, whatever is measured
+MEMORY_S = 10.0
+TIME_S = 0.15  # that an answer takes, before one has left
+BUCKET_S = 0.25  # over which a rate is measured
+SAMPLES_MAX = 4096
+
+
+class Pacer:
+    """Lets answers out. `rate_bytes_per_s` starts as what was measured earlier, if anything was."""
+
+    def __init__(self, rate_bytes_per_s: float = 0.0) -> None:
+        self._given = rate_bytes_per_s
+        self._out_bytes = 0
+        self._out = 0
+        self._bucket_since_s = 0.0  # set when the first answer leaves
+        self._bucket_bytes = 0
+        self._was_full = False
+        self._rates: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
+        self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether an answer of that size may leave now."""
+        if self._out < ANSWERS_MIN:
+            return True
+        least_s = self._times[0][1] if self._times else TIME_S
+        room = self._out_bytes + size_bytes <= GAIN * self.rate() * least_s
+        self._was_full |= not room
+        return room
+
+    def is_idle(self) -> bool:
+        """Whether the uplink will soon have nothing to send."""
+        least_s = self._times[0][1] if self._times else TIME_S
+        return self._out_bytes <= IDLE_SHARE * self.rate() * least_s
+
+    def rate(self) -> float:
+        """Bytes a second that the uplink was seen to carry; at first what was given."""
+        return max((rate for _, rate in self._rates), default=self._given)
+
+    def start(self, size_bytes: int, now_s: float) -> None:
+        """An answer is on its way."""
+        if not self._out:  # the time without any says nothing of the link
+            self._bucket_since_s, self._bucket_bytes, self._was_full = now_s, 0, False
+        if not self._rates:
+            self._rates.append((now_s, self._given))
+        self._out += 1
+        self._out_bytes += size_bytes
+
+    def give_up(self, size_bytes: int) -> None:
+        """It waits for its reader, and says nothing of the link."""
+        self._out -= 1
+        self._out_bytes -= size_bytes
+
+    def done(self, size_bytes: int, took_s: float, now_s: float) -> None:
+        """It has left."""
+        self._out -= 1
+        self._out_bytes -= size_bytes
+        while self._times and self._times[-1][1] >= took_s:
+            self._times.pop()
+        self._times.append((now_s, took_s))
+        while self._times[0][0] < now_s - MEMORY_S:
+            self._times.popleft()
+        self._bucket_bytes += size_bytes
+        if (width_s := now_s - self._bucket_since_s) >= BUCKET_S:
+            rate = self._bucket_bytes / width_s
+            # a pause says nothing of the link: only what is more than was known counts then
+            if self._was_full or rate > self.rate():
+                self._rates.append((now_s, rate))
+            while len(self._rates) > 1 and self._rates[0][0] < now_s - MEMORY_S:
+                self._rates.popleft()
+            self._bucket_since_s, self._bucket_bytes, self._was_full = now_s, 0, False

@@ -1,0 +1,112 @@
+"""Broadcasts of weights over simulated links: near the bound, through churn and lies."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm.simulation import broadcasts
+from swarm.simulation.broadcasts import BroadcastCase, simulate
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.profiles import links_of
+from swarm.weights.picking import Picker
+from swarm.weights.topology import Strategy
+
+MB = 1_000_000
+LINK = LinkProfile(latency_s=0.028, up_bytes_per_s=12.5 * MB, down_bytes_per_s=12.5 * MB)
+EQUAL = BroadcastCase(20 * MB, 131_072, (LINK,) * 9, "swarm", seed=3)
+
+
+@pytest.fixture(scope="module")
+def plain() -> broadcasts.BroadcastResult:
+    return simulate(EQUAL)
+
+
+def test_a_swarm_comes_near_the_bound_and_the_publisher_sends_each_chunk_once(
+    plain: broadcasts.BroadcastResult,
+) -> None:
+    assert plain.unfinished == 0
+    assert len(plain.times_s) == 8
+    assert plain.bound_s == pytest.approx(1.6)
+    assert plain.over_bound < 1.6
+    assert plain.publisher_copies < 1.05
+    assert plain.duplicate_share < 0.02
+
+
+def test_the_same_seed_gives_the_same_broadcast_and_another_does_not(
+    plain: broadcasts.BroadcastResult,
+) -> None:
+    assert simulate(EQUAL) == plain
+    assert simulate(replace(EQUAL, seed=4)) != plain
+
+
+@pytest.mark.parametrize(
+    ("strategy", "shape", "least", "most"),
+    [
+        ("star", Strategy.STAR, 7.9, 8.6),
+        ("chain", Strategy.CHAIN, 1.0, 1.6),
+        ("tree", Strategy.TREE, 1.9, 2.6),
+    ],
+)
+def test_each_shape_takes_what_theory_says(
+    strategy: str, shape: Strategy, least: float, most: float
+) -> None:
+    result = simulate(replace(EQUAL, strategy=strategy))
+    assert result.strategy is shape
+    assert least < result.over_bound < most
+
+
+def test_peers_that_leave_cost_the_others_little(plain: broadcasts.BroadcastResult) -> None:
+    result = simulate(replace(EQUAL, leave_share=0.25))
+    assert result.unfinished == 0
+    assert len(result.times_s) == 6
+    assert result.last_s < 2.0 * plain.last_s
+
+
+def test_peers_that_send_garbage_are_found_out_and_cost_little(
+    plain: broadcasts.BroadcastResult,
+) -> None:
+    result = simulate(replace(EQUAL, corrupt_share=0.25))
+    assert result.unfinished == 0
+    assert result.distrusted >= 12  # two of them, by each of six
+    # no more than what is on its way when the first comes: then a peer is asked no more
+    assert result.corrupt_bytes <= 2 * 6 * 16 * EQUAL.chunk_bytes
+    assert result.last_s < 1.5 * plain.last_s
+
+
+def test_without_distrust_garbage_would_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgive(self: broadcasts.Broadcast, peer: str, reason: str, detail: str) -> None:
+        self.counters.distrusted += 1
+
+    kept = simulate(replace(EQUAL, corrupt_share=0.25))
+    monkeypatch.setattr(broadcasts.Broadcast, "_distrust", forgive)
+    forgiven = simulate(replace(EQUAL, corrupt_share=0.25))
+    assert forgiven.corrupt_bytes > 3 * kept.corrupt_bytes
+
+
+def test_handing_chunks_out_twice_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: a publisher that forgets what it has given away."""
+    give = Picker.fresh_for
+
+    def forgetful(self: Picker, peer: broadcasts.PeerId, now_s: float) -> int | None:
+        chunk = give(self, peer, now_s)
+        if chunk is not None and chunk % 2:
+            self.fresh |= 1 << chunk
+        return chunk
+
+    monkeypatch.setattr(Picker, "fresh_for", forgetful)
+    result = simulate(EQUAL)
+    assert result.publisher_copies > 1.3
+
+
+def test_unlike_links_do_not_hold_each_other_up() -> None:
+    links = links_of("volunteer", 4)[:1] + links_of("volunteer", 8)
+    result = simulate(BroadcastCase(40 * MB, 131_072, links, "swarm", seed=1))
+    assert result.unfinished == 0
+    assert result.over_bound < 2.5
+
+
+def test_a_late_joiner_is_served_by_all_with_the_publisher_gone() -> None:
+    """Peers that together hold every chunk suffice."""
+    result = simulate(replace(EQUAL, publisher_leaves_s=1.2 * 1.6 + 0.3, late_s=4.0))
+    assert result.unfinished == 0
+    assert result.last_s < 4.0 + 2.5 * 1.6

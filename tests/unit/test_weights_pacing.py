@@ -1,0 +1,74 @@
+"""How many bytes of answers may be on their way."""
+
+from swarm.weights.pacing import ANSWERS_MIN, Pacer
+
+MB = 1_000_000
+
+
+def drive(pacer: Pacer, rate: float, seconds: float, latency_s: float = 0.05) -> int:
+    """Answers of 0.1 MB over a link of that rate, as many at a time as the pacer lets out; the
+    most bytes that were out at once in the second half."""
+    now_s, free_s, most = 0.0, 0.0, 0
+    out: list[tuple[float, float]] = []
+    while now_s < seconds:
+        while pacer.has_room(MB // 10):
+            pacer.start(MB // 10, now_s)
+            free_s = max(free_s, now_s) + 0.1 * MB / rate
+            out.append((free_s + latency_s, now_s))
+        if now_s > seconds / 2:
+            most = max(most, len(out) * MB // 10)
+        now_s, begun_s = out.pop(0)
+        pacer.done(MB // 10, now_s - begun_s, now_s)
+    for left_s, begun_s in out:
+        pacer.done(MB // 10, left_s - begun_s, left_s)
+    return most
+
+
+def test_it_finds_the_rate_of_a_link_that_it_knows_nothing_of() -> None:
+    for rate in (2 * MB, 12 * MB, 100 * MB):
+        pacer = Pacer()
+        drive(pacer, rate, 6.0)
+        assert 0.8 * rate < pacer.rate() < 1.3 * rate
+
+
+def test_what_is_on_its_way_is_little_more_than_the_link_holds() -> None:
+    rate = 12 * MB
+    most = drive(Pacer(), rate, 6.0)
+    assert most < 2.5 * rate * 0.06
+    assert most > rate * 0.05  # and never so little that the link would wait
+
+
+def test_it_starts_with_the_rate_that_was_measured_before() -> None:
+    known, unknown = Pacer(12 * MB), Pacer()
+    assert known.rate() == 12 * MB
+    assert unknown.rate() == 0.0
+
+    def let_out(pacer: Pacer) -> int:
+        count = 0
+        while pacer.has_room(MB // 10):
+            pacer.start(MB // 10, 0.0)
+            count += 1
+        return count
+
+    assert let_out(unknown) == ANSWERS_MIN
+    assert let_out(known) > 2 * ANSWERS_MIN
+
+
+def test_a_pause_does_not_make_the_link_look_slow() -> None:
+    pacer = Pacer()
+    drive(pacer, 12 * MB, 3.0)
+    before = pacer.rate()
+    pacer.start(1000, 60.0)
+    pacer.done(1000, 0.05, 60.05)
+    pacer.start(1000, 61.0)
+    pacer.done(1000, 0.05, 61.05)
+    assert pacer.rate() == before
+
+
+def test_an_answer_that_waits_for_its_reader_makes_room() -> None:
+    pacer = Pacer()
+    while pacer.has_room(MB):
+        pacer.start(MB, 0.0)
+    assert not pacer.has_room(MB)
+    pacer.give_up(MB)
+    assert pacer.has_room(MB)
