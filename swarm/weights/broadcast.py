@@ -57,13 +57,21 @@ PLANNED_AT_ONCE_MAX = 24
 PLANNED_AHEAD_S = 0.4  # of the downlink
 PARK_S = 10.0  # how long a request waits for a chunk
 NAMED_PARK_S = 0.5  # where another may have it sooner
-RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more
+RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
+RELAY_AHEAD_S_MIN = 0.2
+RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
 RELAY_AHEAD_COPIES = 1  # or of what it owes, in chunks to all, if that is more
 SLOW_UP_S = 1.5  # who needs longer to send one chunk to all does not relay
+SLOW_UP_SHARE = 0.25  # nor who has less than this of the others' mean uplink
+UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more than this
+SLOW_CYCLE_SHARE = 0.05  # and needs more than this of the whole transfer to send one chunk to all
 NEWS_S = 0.5  # between two unasked tellings to one neighbour
+NEWS_TIMEOUT_S = 10.0
 TICK_S = 0.1
-AVOID_S = 0.4  # a neighbour that had nothing to give
-RETRY_S = 1.0  # one that does not take part yet
+AVOID_S = 0.4  # a neighbour that had nothing to give; twice as long each time
+AVOID_S_MAX = 12.8
+RETRY_S = 1.0  # one that does not take part yet; half as long again each time
+RETRY_S_MAX = 15.0
 IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
 GAP_WEIGHT = 0.1  # of the newest gap in that mean
 STALL_S = 6.0  # without a chunk from a planned parent, after which anybody is asked
@@ -174,10 +182,18 @@ class ChunkService:
         broadcast.hear(peer, request)
         if request.kind == "news" or broadcast.holds_back(peer, request):
             return b""
-        chunk = await self._find(_Waiting(peer, broadcast, request.kind, request.chunk), request)
-        if chunk is None:
-            return b""
-        data = await broadcast.source.read(chunk)
+        waiting = _Waiting(peer, broadcast, request.kind, request.chunk)
+        leaves = False
+        try:
+            chunk = await self._find(waiting, request)
+            if chunk is None:
+                return b""
+            data = await broadcast.source.read(chunk)
+            leaves = True
+        finally:
+            if waiting.found is not None and not leaves:  # cancelled, or the disk failed
+                broadcast.picker.failed(peer, waiting.found)
+                self._sent(peer, broadcast.refs[waiting.found].size_bytes)
         broadcast.counters.bytes_out += len(data)
         return data
 
@@ -279,6 +295,7 @@ class Broadcast:
         self.refs = tuple(refs)
         self.source = source
         self.publisher = publisher
+        self._size_bytes = sum(ref.size_bytes for ref in refs)
         self.chunk_bytes = max(ref.size_bytes for ref in refs)
         self.counters = BroadcastCounters()
         self.complete = trio.Event()
@@ -296,7 +313,10 @@ class Broadcast:
         self._avoid_until_s: dict[PeerId, float] = {}
         self._named: Counter[PeerId] = Counter()  # in flight
         self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
+        self._avoid_s: dict[PeerId, float] = {}  # how long next time
+        self._retry_s: dict[PeerId, float] = {}
         self._told_s: dict[PeerId, float] = {}
+        self._telling: set[PeerId] = set()
         self._fresh_asked = 0
         self._progress_s = 0.0  # when the last chunk came
         self._gap_s = 0.0  # between two chunks, in the mean
@@ -313,6 +333,7 @@ class Broadcast:
         have, relaying = from_bytes(request.have), from_bytes(request.relaying)
         self.picker.learn(peer, have, relaying, request.pending, now_s)
         self._avoid_until_s.pop(peer, None)
+        self._retry_s.pop(peer, None)
         if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
             self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
 
@@ -355,8 +376,12 @@ class Broadcast:
         there = set(self._transport.peers())
         for peer in [peer for peer in self._asked if peer not in there]:
             self._asked.pop(peer).cancel()
-            self._told_s.pop(peer, None)
+        for peer in [peer for peer in self.picker.neighbours if peer not in there]:
             self.picker.leave(peer)
+            for about in (self.links, self._told_s, self._avoid_until_s):
+                about.pop(peer, None)
+            self._avoid_s.pop(peer, None)
+            self._retry_s.pop(peer, None)
         newcomers = sorted(there - self._asked.keys())
         room = NEIGHBOURS_MAX - len(self._asked)
         if len(newcomers) > room:
@@ -371,7 +396,10 @@ class Broadcast:
     def _tick(self, nursery: trio.Nursery) -> None:
         now_s = trio.current_time()
         rate = self._service.pacer.rate()
-        others = sum(1 for each in self.picker.neighbours.values() if each.have != self.picker.all)
+        complete = sum(
+            1 for each in self.picker.neighbours.values() if each.have == self.picker.all
+        )
+        others = len(self._asked) - complete
         self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
         if self.publisher == self._own:
             self.picker.reclaim(now_s)
@@ -431,7 +459,9 @@ class Broadcast:
         try:
             while not self.picker.complete and not self._is_distrusted(peer):
                 if not await self._request(peer, "relayed", 0, PARK_S):
-                    await trio.sleep(RETRY_S * (0.5 + self._rng.random()))
+                    wait_s = self._retry_s.get(peer, RETRY_S)
+                    self._retry_s[peer] = min(RETRY_S_MAX, 1.5 * wait_s)  # until it asks us
+                    await trio.sleep(wait_s * (0.5 + self._rng.random()))
                 if self._parent() is not None or self._relayed[peer] > self._to_park(peer):
                     return
         finally:
@@ -462,16 +492,29 @@ class Broadcast:
         if publisher not in self._asked or self._is_distrusted(publisher):
             return
         rate = self._service.pacer.rate()
-        if rate and picker.cycle_s > SLOW_UP_S and len(picker.neighbours) > 2:
+        total_s = self._size_bytes / (self._down or rate or 1.0)
+        if rate and len(self._asked) > 2 and self._is_slow(rate, total_s):
             return
         owed = picker.copies_owed() * self.chunk_bytes
-        others = max(1, len(picker.neighbours) - 1)
-        ahead = max(RELAY_AHEAD_S * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
+        others = max(1, len(self._asked) - 1)
+        ahead_s = min(RELAY_AHEAD_S, max(RELAY_AHEAD_S_MIN, RELAY_AHEAD_SHARE * total_s))
+        ahead = max(ahead_s * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
         while self._fresh_asked < FRESH_AT_ONCE:
             if owed + self._fresh_asked * others * self.chunk_bytes >= ahead:
                 return
             self._fresh_asked += 1
             nursery.start_soon(self._take_fresh, publisher)
+
+    def _is_slow(self, rate: float, total_s: float) -> bool:
+        """Whether chunks would come to the others later through us than through them."""
+        if self.picker.cycle_s > SLOW_UP_S:
+            return True
+        ups = [up for up, _ in self.links.values() if up]
+        if len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here
+            return self.picker.cycle_s > UNSURE_CYCLE_SHARE * total_s
+        if not ups or rate >= SLOW_UP_SHARE * sum(ups) / len(ups):
+            return False
+        return self.picker.cycle_s > SLOW_CYCLE_SHARE * total_s
 
     async def _take_fresh(self, publisher: PeerId) -> None:
         try:
@@ -509,10 +552,13 @@ class Broadcast:
             accused = self.picker.accused(chunk) if peer == self.publisher else None
             kind: Kind = "named" if accused is None else "lost"
             await self._request(peer, kind, chunk, wait_s, accused)
-            if came := bool(self.picker.have >> chunk & 1):
-                return came
-            self._avoid_until_s[peer] = trio.current_time() + AVOID_S
-            return came
+            if self.picker.have >> chunk & 1:
+                self._avoid_s.pop(peer, None)
+                return True
+            avoid_s = self._avoid_s.get(peer, AVOID_S)
+            self._avoid_until_s[peer] = trio.current_time() + avoid_s
+            self._avoid_s[peer] = min(AVOID_S_MAX, 2.0 * avoid_s)
+            return False
         finally:
             self._named[peer] -= 1
             self.picker.give_up(chunk)
@@ -526,7 +572,16 @@ class Broadcast:
             told_s = self._told_s.get(peer, 0.0)
             if now_s - told_s >= max(NEWS_S, self.picker.cycle_s / 2):
                 self._told_s[peer] = now_s
-                nursery.start_soon(self._request, peer, "news", 0, 0.0)
+                if peer not in self._telling:
+                    self._telling.add(peer)
+                    nursery.start_soon(self._tell_one, peer)
+
+    async def _tell_one(self, peer: PeerId) -> None:
+        try:
+            with trio.move_on_after(NEWS_TIMEOUT_S):
+                await self._request(peer, "news", 0, 0.0)
+        finally:
+            self._telling.discard(peer)
 
     async def _request(
         self, peer: PeerId, kind: Kind, chunk: int, wait_s: float, accused: PeerId | None = None

@@ -20,8 +20,11 @@ from swarm.identity import PeerId
 FANOUTS = (2, 3, 4, 6, 8)  # of trees that are tried
 PLANNED_PEERS_MAX = 512  # in one plan; those beyond take part as a swarm does
 SLOW_SHARE = 0.5  # an uplink is slow if it carries less than this of what its place asks of it
-SWARM_OVERHEAD = 1.06  # of its transfer time over the bound; measured, see BENCHMARKS.md
+HOP_LATENCIES = 2.5  # before a chunk is at the next hop: connections start slowly
+SWARM_OVERHEAD = 1.04  # of its transfer time over the bound; measured, see BENCHMARKS.md
+SWARM_LAST_CHUNKS = 2.0  # times what one chunk takes to all from an ordinary uplink
 SWARM_ROUND_TRIPS = 3.0  # before it is under way, and at its end
+DEPTH_COST = 0.05  # by which each level below the first counts as longer: all below it depend on it
 FROM_PUBLISHER = -1
 
 
@@ -96,7 +99,7 @@ def tree_s(
 
     A parent shares its uplink evenly among its children, so a path is as fast as the least of these
     shares and of the downlinks on it; its first chunk needs, at each hop, the time of one chunk to
-    all children of that parent, and the latency. `latency_s` is one way, of one hop.
+    all children of that parent, and a few latencies. `latency_s` is one way, of one hop.
     """
     links = {link.peer: link for link in peers}
     children = [0] * len(plan.order)
@@ -115,7 +118,7 @@ def tree_s(
             share = links[plan.order[parent]].up_bytes_per_s / children[parent]
             rate, delay = rates[parent], delays[parent]
         rates.append(min(rate, share, links[peer].down_bytes_per_s))
-        delays.append(delay + latency_s + chunk_bytes / share)
+        delays.append(delay + HOP_LATENCIES * latency_s + chunk_bytes / share)
     return max(
         (size_bytes / rate + delay for rate, delay in zip(rates, delays, strict=True)), default=0.0
     )
@@ -136,7 +139,7 @@ def swarm_s(
     if not peers:
         return 0.0
     ups = sorted(peer.up_bytes_per_s for peer in peers)
-    last_s = len(peers) * chunk_bytes / ups[len(ups) // 2]
+    last_s = SWARM_LAST_CHUNKS * len(peers) * chunk_bytes / ups[len(ups) // 2]
     fluid_s = SWARM_OVERHEAD * bound_s(size_bytes, up_bytes_per_s, peers)
     return fluid_s + last_s + SWARM_ROUND_TRIPS * 2.0 * latency_s
 
@@ -212,8 +215,20 @@ def choose(
     peers: Sequence[PeerLink],
     latency_s: float,
 ) -> Prediction:
-    """The fastest shape. A swarm needs no rates, so it is what is taken where none are known."""
-    return predictions(size_bytes, chunk_bytes, up_bytes_per_s, peers, latency_s)[0]
+    """The fastest shape, where what depends on many others staying has to be faster by more.
+
+    A swarm needs no rates, so it is what is taken where none are known.
+    """
+    found = predictions(size_bytes, chunk_bytes, up_bytes_per_s, peers, latency_s)
+    return min(found, key=lambda each: each.time_s * (1.0 + DEPTH_COST * (depth(each.plan) - 1)))
+
+
+def depth(plan: Plan) -> int:
+    """How many hops the last peer is from the publisher; 1 for a swarm, in which none depends."""
+    depths: list[int] = []
+    for parent in plan.parents:
+        depths.append(1 if parent == FROM_PUBLISHER else depths[parent] + 1)
+    return max(depths, default=1)
 
 
 def _by_uplink(peers: Sequence[PeerLink]) -> tuple[PeerId, ...]:
