@@ -72,6 +72,8 @@ def run(row: Row) -> tuple[Row, BroadcastResult, float]:
 def rows(options: argparse.Namespace) -> list[Row]:
     """What is run, in the order of the tables."""
     sizes = [20 * MB, 200 * MB, 16_000 * MB] if options.full else [20 * MB, 200 * MB]
+    if options.sizes:
+        sizes = [size * MB for size in options.sizes if size * MB in CHUNK_BYTES]
     counts = [8, 32, 128] if options.full else options.peers
     return [
         Row(mix, peers, size, name, options.seed)
@@ -80,6 +82,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
         for mix in ("equal", "volunteer")
         for name in ROWS
         if options.full or peers <= 8 or name not in SLOW_ROWS
+        if name.startswith(tuple(options.rows))
     ]
 
 
@@ -101,6 +104,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--full", action="store_true", help="N = 128 and 16 GB as well")
     parser.add_argument("--peers", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--rows", nargs="+", default=[""], help="only rows that begin so")
+    parser.add_argument("--sizes", type=int, nargs="+", help="in MB, of those above")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
