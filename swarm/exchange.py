@@ -389,6 +389,8 @@ class Exchange:
             return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
+            if peer == producer:
+                self._offers.is_back(producer, trio.current_time())
             self._fetcher.wake()
         return True
 

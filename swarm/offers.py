@@ -211,6 +211,13 @@ class OfferTable:
             known.failures += 1
             known.rests_until = now + known.rest_s
 
+    def is_back(self, producer: PeerId, now: float) -> None:
+        """Note that a producer has just told us of new groups itself: a first failure, such as of
+        one that slept, is forgotten. One that failed again although it speaks stays left alone."""
+        known = self._producers.get(producer)
+        if known and known.failures == 1:
+            known.rests_until = min(known.rests_until, now)
+
     def addresses(self, producer: PeerId) -> tuple[str, ...]:
         """Where the producer may be dialled, by its newest advert."""
         known = self._producers.get(producer)

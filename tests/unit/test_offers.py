@@ -3,6 +3,8 @@
 from collections import Counter
 from random import Random
 
+import pytest
+
 from swarm.identity import PeerId
 from swarm.messages import AdvertBody, AdvertEntry
 from swarm.offers import OfferLimits, OfferTable
@@ -152,6 +154,25 @@ def test_one_that_goes_on_to_advertise_while_it_rests_gets_none() -> None:
         table.hear(advert(name, 2, range(4, 8), created_at_s=second), ME, float(second))
         if second > began:
             assert not table.choose(1, Random(0), float(second))
+
+
+@pytest.mark.parametrize(("failures", "asked_again"), [(1, True), (2, False)])
+def test_one_that_speaks_itself_is_forgiven_a_first_failure_and_no_second(
+    failures: int, asked_again: bool
+) -> None:
+    table = OfferTable(OfferLimits())
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), name, 0.0)
+    for second in range(40):  # it is not silent meanwhile
+        table.hear(advert(name, 1, range(4), created_at_s=second), name, float(second))
+    began = resting(table, name, failures)
+    table.hear(advert(name, 2, range(4, 8), created_at_s=50), name, began + 1.0)
+    assert not table.available(began + 1.0)  # the advert may have been on its way for long
+    table.is_back(name, began + 1.0)
+    assert bool(table.available(began + 1.0)) == asked_again
+    table.rest(name, 30.0, began + 2.0)  # it fails again: that is one more in a row
+    table.is_back(name, began + 3.0)
+    assert not table.available(began + 3.0)
 
 
 def test_what_others_hold_is_still_chosen_while_its_producer_rests() -> None:
