@@ -31,7 +31,7 @@ ROWS = {
     "planned": ("planned", {}),
     "planned, 20 % leave": ("planned", {"leave_share": LEAVE_SHARE}),
     "planned, 10 % corrupt": ("planned", {"corrupt_share": CORRUPT_SHARE}),
-    "planned, rates unknown": ("swarm", {"rates_known": False}),
+    "swarm, rates unknown": ("swarm", {"rates_known": False}),
 }
 SLOW_ROWS = ("star",)  # only with few peers: it takes longest and says least
 
