@@ -15,6 +15,7 @@ ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
 PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
+HEADS_PROTOCOL = "/swarm/heads/1.0.0"
 MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
 CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
 
@@ -62,6 +63,9 @@ ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
 HAVE_REPLY_BYTES_MAX = 256
 HEAD_BYTES_MAX = 32_768
+HEADS_PER_REPLY_MAX = 16
+WANT_HEADS_BYTES_MAX = 512
+HEADS_REPLY_BYTES_MAX = HEADS_PER_REPLY_MAX * (HEAD_BYTES_MAX + 256)
 ORDER_PEERS_MAX = 512
 WANT_MANIFEST_BYTES_MAX = 512
 MANIFEST_BYTES_MAX = 16_777_216
@@ -326,6 +330,24 @@ class HeadBody(WireModel):
     parents: Annotated[bytes, Field(max_length=2 * ORDER_PEERS_MAX)]  # u16 little-endian
 
 
+class WantHeads(WireModel):
+    """Asks for the heads that the responder believes: how a late joiner catches up."""
+
+    type: Literal["want_heads"]
+    run_id: RunId
+
+
+class HeadsReply(WireModel):
+    """Signed heads: the newest of each policy, then those of older versions that can be had here,
+    newest first."""
+
+    type: Literal["heads"]
+    records: Annotated[
+        tuple[Annotated[bytes, Field(max_length=HEAD_BYTES_MAX)], ...],
+        Field(max_length=HEADS_PER_REPLY_MAX),
+    ]
+
+
 class WantManifest(WireModel):
     """Asks for the manifest with this root; the answer is the encoded `ManifestBody` itself."""
 
@@ -407,6 +429,8 @@ Message = Annotated[
     | FindProviders
     | ProvidersReply
     | HeadBody
+    | WantHeads
+    | HeadsReply
     | WantManifest
     | ManifestBody
     | ChunkRequest,

@@ -31,6 +31,10 @@ class Kind(StrEnum):
     PROVIDERS = "providers"  # who takes part in a run
     ADVERT = "advert"  # by gossip: its forwarder pays
     CONNECT = "connect"
+    HEAD = "head"  # of weights, by gossip: its forwarder pays
+    HEADS = "heads"  # those that are believed
+    MANIFEST = "manifest"
+    CHUNK = "chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.PROVIDERS: Rate(1.0, 20.0),  # a lookup asks each peer once, and once a minute at most
     Kind.ADVERT: Rate(200.0, 2_000.0),  # a neighbour hands over those of the whole swarm
     Kind.CONNECT: Rate(1.0, 30.0),
+    Kind.HEAD: Rate(10.0, 100.0),  # one for each version, and one where a plan changes
+    Kind.HEADS: Rate(1.0, 12.0),  # one in 10 s and one at each connecting
+    Kind.MANIFEST: Rate(2.0, 24.0),  # one for each version, and some of older ones
+    Kind.CHUNK: Rate(4_000.0, 40_000.0),  # 64 KiB each at 2 Gbit/s
 }
 BAD_ADVERT_COST: Final = 8.0  # a bad advert costs its forwarder as much as so many good ones
 

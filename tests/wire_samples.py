@@ -22,6 +22,7 @@ from swarm.messages import (
     Have,
     HaveReply,
     HeadBody,
+    HeadsReply,
     Hello,
     HelloReply,
     KnownPeer,
@@ -29,6 +30,7 @@ from swarm.messages import (
     ProvidersReply,
     RecentAdverts,
     Want,
+    WantHeads,
     WantManifest,
     WireModel,
 )
@@ -167,6 +169,12 @@ have_replies = st.builds(
     type=st.just("have_reply"),
     held=st.lists(st.integers(0, 15), max_size=16).map(tuple),
 )
+want_heads = st.builds(WantHeads, type=st.just("want_heads"), run_id=run_ids)
+heads_replies = st.builds(
+    HeadsReply,
+    type=st.just("heads"),
+    records=st.lists(st.binary(max_size=200), max_size=8).map(tuple),
+)
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     hellos,
     hello_replies,
@@ -176,6 +184,8 @@ plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     groups_replies,
     haves,
     have_replies,
+    want_heads,
+    heads_replies,
 )
 
 
@@ -312,6 +322,8 @@ def sample_messages() -> dict[str, WireModel]:
             up_bytes_per_s=12_500_000,
             down_bytes_per_s=0,
         ),
+        "want_heads": WantHeads(type="want_heads", run_id="sample-1"),
+        "heads": HeadsReply(type="heads", records=(codec.sign_head(sample_head(), ALICE),)),
         "want_manifest": WantManifest(
             type="want_manifest", run_id="sample-1", root=sample_head().root
         ),

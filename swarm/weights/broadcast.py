@@ -37,7 +37,9 @@ from swarm.messages import (
     CHUNKS_PROTOCOL,
     ChunkRequest,
 )
+from swarm.quotas import Kind as Quota
 from swarm.transport.base import ServeLimits, Transport
+from swarm.warden import Warden
 from swarm.weights.manifest import ChunkRef
 from swarm.weights.pacing import Pacer
 from swarm.weights.picking import Picker, from_bytes, members, to_bytes
@@ -151,8 +153,12 @@ class _Waiting:
 class ChunkService:
     """Answers requests for chunks. At most one of a transport."""
 
-    def __init__(self, transport: Transport, up_bytes_per_s: float = 0.0) -> None:
-        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown."""
+    def __init__(
+        self, transport: Transport, up_bytes_per_s: float = 0.0, warden: Warden | None = None
+    ) -> None:
+        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown.
+        `warden` holds peers to their quotas, and malformed requests against them; None: nobody."""
+        self._warden = warden
         self.transport = transport
         self.pacer = Pacer(up_bytes_per_s)
         self._broadcasts: dict[ArtifactKey, Broadcast] = {}
@@ -175,7 +181,7 @@ class ChunkService:
                 waiting.done.set()
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
-        request = codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        request = self._read(peer, payload)
         broadcast = self._broadcasts.get(ArtifactKey(request.root, request.artifact))
         if broadcast is None:
             raise RequestRefused("that artifact is not here")
@@ -196,6 +202,16 @@ class ChunkService:
                 self._sent(peer, broadcast.refs[waiting.found].size_bytes)
         broadcast.counters.bytes_out += len(data)
         return data
+
+    def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
+        if self._warden is None:
+            return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
+        self._warden.check_quota(Quota.CHUNK, peer)
+        judge = self._warden.ledger.judge
+        request: ChunkRequest = judge(
+            peer, codec.decode, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX
+        )
+        return request
 
     async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
         """The chunk that answers a request, once there is one and the uplink has room."""
@@ -306,6 +322,7 @@ class Broadcast:
         self._blame = blame
         self._plan = plan
         self._down = down_bytes_per_s
+        self.down_measured = 0.0  # told to others in place of what was known before
         self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
         giver = None if publisher == self._own else publisher
         self.picker = Picker(len(refs), have, rng, giver)
@@ -345,6 +362,18 @@ class Broadcast:
             return False
         accused = PeerId(request.accused) if request.accused else None
         return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
+
+    def planned_parent(self) -> PeerId | None:
+        """Whom the plan has this node take its chunks from; None: from anybody."""
+        return None if self._plan is None else self._plan.parent_of(self._own, self.publisher)
+
+    async def tell(self, peer: PeerId) -> None:
+        """Tell a peer how far we are."""
+        await self._request(peer, "news", 0, 0.0)
+
+    def replan(self, plan: Plan) -> None:
+        """Serve by another plan from now on. One whose own parent changes is run anew instead."""
+        self._plan = plan
 
     def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
         """What to answer a request with now, if anything."""
@@ -601,7 +630,7 @@ class Broadcast:
             pending=tuple(members(picker.pending))[:CHUNKS_PENDING_MAX],
             wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
             up_bytes_per_s=int(self._service.pacer.rate()),
-            down_bytes_per_s=int(self._down),
+            down_bytes_per_s=int(self.down_measured or self._down),
         )
         try:
             data = await self._transport.request(

@@ -72,6 +72,7 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
         messages.HOLDERS_PROTOCOL,
         messages.adverts_topic("<run id>"),
         messages.weights_topic("<run id>"),
+        messages.HEADS_PROTOCOL,
         messages.MANIFEST_PROTOCOL,
     ):
         assert any(f"`{protocol}`" in heading for heading in headings)

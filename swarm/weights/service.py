@@ -1,0 +1,606 @@
+"""One policy's weights on one node: hear of versions, get them, load them, give them on.
+
+A version is heard of by its head, by gossip or from any peer. Its manifest is fetched by root from
+whoever has it, the cheapest way to it is chosen, and for each step one broadcast brings the chunks
+that are missing. Then it is patched, verified and loaded, while the version before serves. What is
+here is given on: heads, manifests, and the chunks of the newest versions.
+
+Only the newest version is worth getting. One that is heard of while an older is on its way ends
+that; what was fetched stays in the store, and counts wherever the newer one needs the same.
+
+Nothing that a peer sends, and no full disk, ends the service: each try ends in an `Outcome`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from swarm import codec
+from swarm.address_book import RunSync
+from swarm.errors import (
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    StorageFailed,
+    TransportError,
+    WeightsMismatch,
+)
+from swarm.identity import PeerId
+from swarm.messages import (
+    HEADS_PROTOCOL,
+    HEADS_REPLY_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    MANIFEST_PROTOCOL,
+    WANT_HEADS_BYTES_MAX,
+    WANT_MANIFEST_BYTES_MAX,
+    HeadBody,
+    HeadsReply,
+    WantHeads,
+    WantManifest,
+    weights_topic,
+)
+from swarm.quotas import Kind
+from swarm.transport.base import ServeLimits, Transport
+from swarm.warden import Warden
+from swarm.weights import making, wire
+from swarm.weights.broadcast import BYTES_PER_S_MIN, ChunkService
+from swarm.weights.chunks import ChunkStore
+from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
+from swarm.weights.manifest import Manifest
+from swarm.weights.routes import Route, Step, cheapest_route, full_bytes
+from swarm.weights.sharing import Sharing
+from swarm.weights.swap import Applied, Engine, Made, apply_version
+from swarm.weights.topology import bound_s
+from swarm.weights.versions import Versions
+from swarm.weights.wire import HeadVerdict
+
+HEADS_LOOK_S: Final = 1.0  # for peers that connected
+HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
+HEADS_TIMEOUT_S: Final = 20.0
+MANIFEST_ANSWER_S: Final = 20.0  # beyond what its size takes on the slowest link
+MANIFEST_AGAIN_S: Final = 1.0  # after nobody had it
+MANIFESTS_CACHED_MAX: Final = 4
+OLDER_MANIFESTS_MAX: Final = 8  # looked into for a way of several steps
+ROUTES_MAX: Final = 4  # tried for one version; each but the last puts a base in doubt
+RETRY_S: Final = 15.0  # after a version could not be made; doubled at each failure in a row
+RETRY_S_MAX: Final = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRules:
+    """What this node does for one policy of a run."""
+
+    heads: HeadRules
+    policy: str
+    follows: bool = True  # gets each newer version; else only serves what is here
+    shared_versions: int = 2  # whose chunks it gives on
+    patch_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one try to get a version.
+
+    `bases`: what each step was made from, None the full snapshot; `bound_s`: the least time in
+    which all peers that took part could have had the chunks, by the rates that they report; None
+    where those are not known.
+    """
+
+    applied: Applied
+    bases: tuple[int | None, ...] = ()
+    bound_s: float | None = None
+    reused_bytes: int = 0  # of chunks that were here already
+    doubts: tuple[str, ...] = ()  # what was wrong with versions here that it was not built on
+
+    @classmethod
+    def of_current(cls, version: int) -> "Outcome":
+        """Of a version that serves already."""
+        return cls(Applied(version, version, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the version on its way is."""
+
+    version: int
+    phase: str  # manifest, fetch, patch
+    fetched_bytes: int = 0
+    total_bytes: int = 0
+
+
+Tell = Callable[[Outcome], None]
+
+
+def _keep_quiet(outcome: Outcome) -> None:
+    pass
+
+
+class NoEngine:
+    """For nodes on which a version is files and nothing else."""
+
+    async def pause(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def load(self, directory: Path) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def resume(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+@dataclass(slots=True)
+class _Try:
+    """What is known of the version on its way, for `Outcome` and `Progress`."""
+
+    version: int
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    phase: str = "manifest"
+    bases: list[int | None] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    bound_s: float = 0.0
+    is_bound_known: bool = True
+    reused_bytes: int = 0
+    fetched_bytes: int = 0
+    fetch_s: float = 0.0
+    patch_s: float = 0.0
+
+
+class WeightsService:
+    """One policy of one run, on one transport."""
+
+    def __init__(
+        self,
+        rules: WeightsRules,
+        transport: Transport,
+        warden: Warden,
+        directory: Path,
+        versions: Versions,
+        store: ChunkStore,
+        *,
+        now_s: Callable[[], float],
+        rng: Random,
+        run_sync: RunSync,
+        engine: Engine | None = None,
+        tell: Tell = _keep_quiet,
+    ) -> None:
+        """`directory` is that of `versions`; heads are kept beside them. `run_sync`: where what
+        hashes, patches and writes goes. `tell` learns of each outcome; it must be quick."""
+        self.rules = rules
+        self.heads = HeadTable(rules.heads, now_s)
+        self.versions = versions
+        self.warden = warden
+        self.now_s = now_s
+        self.run_sync = run_sync
+        self.sharing = Sharing(
+            ChunkService(transport, warden=warden), store, warden.ledger, rng=rng, run_sync=run_sync
+        )
+        self._transport = transport
+        self._directory = directory / "heads"
+        self._store = store
+        self._rng = rng
+        self._engine = engine or NoEngine()
+        self._tell = tell
+        self._news = trio.Event()
+        self._told_by: OrderedDict[bytes, PeerId] = OrderedDict()  # of roots on their way
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()  # manifests by root
+        self._try: _Try | None = None
+        self.heard = trio.Event()  # set once any peer has answered with its heads
+        self.refused: str | None = None  # why the last head was not believed
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve, listen and follow until cancelled."""
+        self._transport.serve(
+            HEADS_PROTOCOL,
+            self._serve_heads,
+            ServeLimits(WANT_HEADS_BYTES_MAX, HEADS_REPLY_BYTES_MAX, concurrent_max=16),
+        )
+        self._transport.serve(
+            MANIFEST_PROTOCOL,
+            self._serve_manifest,
+            ServeLimits(
+                WANT_MANIFEST_BYTES_MAX,
+                MANIFEST_BYTES_MAX,
+                concurrent_max=16,
+                timeout_s=MANIFEST_ANSWER_S + MANIFEST_BYTES_MAX / BYTES_PER_S_MIN,
+            ),
+        )
+        for record in await self.run_sync(load_heads, self._directory):
+            self._hear_own(record)
+        topic = weights_topic(self.rules.heads.run_id)
+        heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
+        async with trio.open_nursery() as nursery:
+            self.sharing.nursery = nursery
+            await self.share_held()
+            nursery.start_soon(self._drain, heard)
+            nursery.start_soon(self._ask_for_heads)
+            if self.rules.follows:
+                nursery.start_soon(self._follow)
+            task_status.started()
+
+    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
+        async for _ in heard:  # the validator has taken each head in already
+            pass
+
+    def progress(self) -> Progress | None:
+        """Of the version on its way; None: there is none."""
+        current = self._try
+        if current is None:
+            return None
+        have, total = self.sharing.progress_of(current.version)
+        return Progress(current.version, current.phase, have, total)
+
+    # --- heads -----------------------------------------------------------------------------
+
+    def _admits(self, peer: PeerId) -> bool:
+        return not self.warden.is_banned(peer) and self.warden.allows(Kind.HEAD, peer)
+
+    def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
+        try:
+            return self._hear(peer, payload)
+        except RemoteProtocolError:
+            return False
+
+    def _hear(self, peer: PeerId, record: bytes) -> bool:
+        """Take in a head. Whether it is new, and so to be passed on."""
+        try:
+            head, verdict = self.warden.ledger.judge(peer, self.heads.hear, record)
+        except RemoteProtocolError as error:
+            self.refused = error.detail
+            if error.reason is Reject.FUTURE:
+                self.refused += "; is the clock right, here and at the publisher's?"
+            raise
+        if verdict is HeadVerdict.OLD:
+            return False
+        self._told_by[head.root] = peer
+        while len(self._told_by) > MANIFESTS_CACHED_MAX:
+            self._told_by.popitem(last=False)
+        if head.policy == self.rules.policy:
+            self._notice(head, verdict)
+        return True
+
+    def _notice(self, head: HeadBody, verdict: HeadVerdict) -> None:
+        if verdict is HeadVerdict.NEW_PLAN:
+            self.sharing.replan(head.root, wire.plan_of(head))
+            return
+        if self._try is not None and self._try.version < head.version:
+            self._try.scope.cancel()
+        self._news.set()
+
+    def _hear_own(self, record: bytes) -> None:
+        """A head that was kept from before; left out where the run's rules no longer allow it."""
+        try:
+            self.heads.hear(record)
+        except RemoteProtocolError as error:
+            self.refused = error.detail
+
+    async def announce(self, record: bytes) -> HeadBody:
+        """Tell the swarm of a head of our own."""
+        head, verdict = self.heads.hear(record)
+        if verdict is HeadVerdict.NEW_PLAN:
+            self.sharing.replan(head.root, wire.plan_of(head))
+        await self.run_sync(self._save_head, head.version)
+        await self._transport.publish(weights_topic(self.rules.heads.run_id), record)
+        return head
+
+    def _save_head(self, version: int) -> None:
+        record = self.heads.record(self.rules.policy, version)
+        if record is not None:
+            held = [local.version for local in self.versions.held()]
+            save_head(self._directory, version, record, held)
+
+    async def _serve_heads(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.HEADS, peer)
+        asked = self.warden.ledger.judge(
+            peer, codec.decode, payload, WantHeads, WANT_HEADS_BYTES_MAX
+        )
+        self._check_run(peer, asked.run_id)
+        records = self.heads.records(self.rules.policy, self.sharing.versions())
+        return codec.encode(HeadsReply(type="heads", records=records))
+
+    def _check_run(self, peer: PeerId, run_id: str) -> None:
+        if run_id != self.rules.heads.run_id:
+            self.warden.ledger.reject(peer, Reject.OTHER_RUN)
+            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
+
+    async def _ask_for_heads(self) -> None:
+        """Ask each peer on connecting, and now and then any."""
+        asked: set[PeerId] = set()
+        again_s = trio.current_time() + HEADS_AGAIN_S
+        async with trio.open_nursery() as nursery:
+            while True:
+                peers = self._transport.peers()
+                asked &= set(peers)
+                new = [peer for peer in peers if peer not in asked]
+                if not new and peers and trio.current_time() >= again_s:
+                    new = [self._rng.choice(peers)]
+                    again_s = trio.current_time() + HEADS_AGAIN_S * (0.75 + self._rng.random() / 2)
+                for peer in new:
+                    asked.add(peer)
+                    nursery.start_soon(self._ask_heads, peer)
+                await trio.sleep(HEADS_LOOK_S)
+
+    async def _ask_heads(self, peer: PeerId) -> None:
+        request = WantHeads(type="want_heads", run_id=self.rules.heads.run_id)
+        try:
+            payload = await self._transport.request(
+                peer,
+                HEADS_PROTOCOL,
+                codec.encode(request),
+                timeout_s=HEADS_TIMEOUT_S,
+                response_bytes_max=HEADS_REPLY_BYTES_MAX,
+            )
+            reply = self.warden.ledger.judge(
+                peer, codec.decode, payload, HeadsReply, HEADS_REPLY_BYTES_MAX
+            )
+        except (TransportError, RemoteProtocolError):
+            return
+        for record in reply.records:
+            try:
+                self._hear(peer, record)
+            except RemoteProtocolError:
+                break
+        self.heard.set()
+
+    # --- manifests -------------------------------------------------------------------------
+
+    async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.MANIFEST, peer)
+        asked = self.warden.ledger.judge(
+            peer, codec.decode, payload, WantManifest, WANT_MANIFEST_BYTES_MAX
+        )
+        self._check_run(peer, asked.run_id)
+        body = await self._body_here(asked.root)
+        if body is None:
+            raise RequestRefused("that manifest is not here")
+        return body
+
+    async def _body_here(self, root: bytes) -> bytes | None:
+        body = self._bodies.get(root)
+        if body is not None:
+            return body
+        version = self.sharing.version_of(root)
+        if version is None or self.versions.get(version) is None:
+            return None
+        try:
+            read: bytes = await self.run_sync(self.versions.manifest_body, version)
+        except StorageFailed:  # it has just been let go
+            return None
+        return read
+
+    async def _manifest(self, head: HeadBody, *, at_any_price: bool) -> tuple[bytes, Manifest]:
+        """The manifest of a head, from here or from whoever has it.
+
+        Raises:
+            RequestRefused: nobody had it, and it is not wanted `at_any_price`.
+            RemoteProtocolError: its publisher's fault.
+        """
+        body = await self._body_here(head.root)
+        while body is None:
+            body = await self._fetch_body(head)
+            if body is None and not at_any_price:
+                raise RequestRefused(f"nobody has the manifest of version {head.version}")
+            if body is None:
+                await trio.sleep(MANIFEST_AGAIN_S)
+        try:
+            manifest: Manifest = await self.run_sync(wire.open_manifest, body, head)
+        except RemoteProtocolError as error:
+            self.warden.ledger.reject(PeerId(head.publisher), error.reason)
+            raise
+        self._bodies[head.root] = body
+        while len(self._bodies) > MANIFESTS_CACHED_MAX:
+            self._bodies.popitem(last=False)
+        return body, manifest
+
+    async def _fetch_body(self, head: HeadBody) -> bytes | None:
+        """The bytes with a head's root; None: no peer had them. Other bytes cost their sender."""
+        first = [PeerId(head.publisher), self._told_by.get(head.root)]
+        peers = list(self._transport.peers())
+        self._rng.shuffle(peers)
+        peers.sort(key=lambda peer: first.index(peer) if peer in first else len(first))
+        request = WantManifest(type="want_manifest", run_id=self.rules.heads.run_id, root=head.root)
+        for peer in peers:
+            try:
+                body = await self._transport.request(
+                    peer,
+                    MANIFEST_PROTOCOL,
+                    codec.encode(request),
+                    timeout_s=MANIFEST_ANSWER_S + head.manifest_bytes / BYTES_PER_S_MIN,
+                    response_bytes_max=head.manifest_bytes,
+                )
+            except TransportError:
+                continue
+            except RemoteProtocolError as error:  # longer than was asked for
+                self.warden.ledger.reject(peer, error.reason)
+                continue
+            if await self.run_sync(wire.root_of, body) == head.root:
+                return body
+            self.warden.ledger.reject(peer, Reject.WRONG_HASH)
+        return None
+
+    # --- getting versions ------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Get the newest version, again and again."""
+        retry_s = RETRY_S
+        while True:
+            self._news = trio.Event()
+            head = self.heads.newest(self.rules.policy)
+            if head is None or not await self._is_wanted(head):
+                retry_s = RETRY_S
+                await self._news.wait()
+                continue
+            outcome = await self._get(head)
+            if outcome is None:
+                continue  # a newer one came
+            self._tell(outcome)
+            if outcome.applied.failure is not None:
+                with trio.move_on_after(retry_s):
+                    await self._news.wait()
+                retry_s = min(2.0 * retry_s, RETRY_S_MAX)
+
+    async def _is_wanted(self, head: HeadBody) -> bool:
+        current = await self.run_sync(self.versions.current)
+        return current is None or current.version < head.version
+
+    async def _get(self, head: HeadBody) -> Outcome | None:
+        """One try to have a version serve; None: it was dropped for a newer one."""
+        current = self._try = _Try(head.version)
+        applied: Applied | None = None
+        serving = await self.run_sync(self.versions.current)
+        try:
+            with current.scope:
+                applied = await apply_version(
+                    head.version,
+                    lambda: self._make(head, current),
+                    self.versions,
+                    self._engine,
+                    run_sync=self.run_sync,
+                )
+        except StorageFailed as error:  # not even what was begun could be cleared away
+            before = None if serving is None else serving.version
+            applied = Applied(head.version, before, str(error))
+        finally:
+            self._try = None
+            if applied is None or applied.failure is not None:
+                self.sharing.drop(head.version)
+        if applied is None:
+            return None
+        if applied.failure is None:
+            try:
+                await self._settle(head)
+            except StorageFailed as error:  # it serves; what should have gone takes room still
+                current.doubts.append(str(error))
+        is_known = current.is_bound_known and 0.0 < current.bound_s <= current.fetch_s
+        bound = current.bound_s if is_known else None  # faster than it: rates were not measured
+        return Outcome(
+            applied, tuple(current.bases), bound, current.reused_bytes, tuple(current.doubts)
+        )
+
+    async def _settle(self, head: HeadBody) -> None:
+        """A version serves: keep its head, let older ones go."""
+        await self.run_sync(self._save_head, head.version)
+        self.sharing.keep_newest(self.rules.shared_versions)
+        await self.run_sync(self.versions.prune)
+
+    async def _make(self, head: HeadBody, current: _Try) -> Made:
+        """Fetch, verify and patch a version, by the cheapest way from what is here."""
+        for left in reversed(range(ROUTES_MAX)):
+            known = await self._learn(head)
+            manifests = {version: manifest for version, (_, manifest) in known.items()}
+            before = self.versions.states()
+            route: Route = await self.run_sync(
+                cheapest_route, head.version, before, manifests, self._store.has
+            )
+            try:
+                for step in route.steps:
+                    await self._take_step(step, known, head, current)
+            except WeightsMismatch as error:
+                current.doubts.append(str(error))
+                if not left or len(self.versions.states()) >= len(before):
+                    raise
+                continue  # a base is in doubt now: another way
+            return Made(
+                head.version,
+                current.fetch_s,
+                current.patch_s,
+                current.fetched_bytes,
+                full_bytes(manifests[head.version]),
+            )
+        raise WeightsMismatch(f"version {head.version}: no base is what it was")
+
+    async def _learn(self, head: HeadBody) -> dict[int, tuple[bytes, Manifest]]:
+        """The manifests that may lead to a version: its own, and where that has no delta on what is
+        here, those of versions between. Older ones that nobody has are done without."""
+        found = {head.version: await self._manifest(head, at_any_price=True)}
+        held = self.versions.states()
+        bases = {artifact.base_version for artifact in found[head.version][1].artifacts}
+        if not held or max(held) in bases or max(held) >= head.version:
+            return found
+        between = [each for each in self.heads.older(self.rules.policy) if max(held) < each.version]
+        for older in between[:OLDER_MANIFESTS_MAX]:
+            try:
+                found[older.version] = await self._manifest(older, at_any_price=False)
+            except (RequestRefused, RemoteProtocolError):
+                continue
+        return found
+
+    async def _take_step(
+        self,
+        step: Step,
+        known: dict[int, tuple[bytes, Manifest]],
+        newest: HeadBody,
+        current: _Try,
+    ) -> None:
+        body, manifest = known[step.version]
+        head = self.heads.of(self.rules.policy, step.version) or newest
+        started_s = trio.current_time()
+        current.phase = "fetch"
+        shared = await self.sharing.fetch(
+            step.version,
+            head.root,
+            manifest.artifacts.index(step.artifact),
+            step.artifact.chunks,
+            PeerId(head.publisher),
+            wire.plan_of(newest),
+            on_behalf=current.version,
+        )
+        current.fetch_s += trio.current_time() - started_s
+        current.fetched_bytes += shared.fetched_bytes
+        current.reused_bytes += step.artifact.size_bytes - shared.missing_bytes
+        if shared.fetched_bytes:
+            self._count_bound(current, shared.missing_bytes, PeerId(head.publisher))
+        current.phase, started_s = "patch", trio.current_time()
+        try:
+            await self.run_sync(
+                making.make,
+                step,
+                body,
+                manifest,
+                self.versions,
+                self._store,
+                self.rules.patch_threads,
+            )
+        except RemoteProtocolError as error:
+            self.warden.ledger.reject(PeerId(head.publisher), error.reason)
+            raise
+        current.bases.append(step.artifact.base_version)
+        current.patch_s += trio.current_time() - started_s
+
+    def _count_bound(self, current: _Try, size_bytes: int, publisher: PeerId) -> None:
+        """Add the least time for these bytes, by the rates that are known."""
+        up = self.sharing.links.get(publisher, (0, 0))[0]
+        peers = self.sharing.peer_links(without=publisher)
+        if not up or any(not peer.down_bytes_per_s for peer in peers):
+            current.is_bound_known = False
+            return
+        current.bound_s += bound_s(size_bytes, up, peers)
+
+    # --- sharing what is here --------------------------------------------------------------
+
+    async def share_held(self) -> None:
+        """Give on the chunks of the newest complete versions, as far as the store has them: all
+        artifacts of the newest, the deltas of those before it."""
+        held = self.versions.held()[-self.rules.shared_versions :]
+        for local in held:
+            await self.share(local.version, deltas_only=local is not held[-1])
+
+    async def share(self, version: int, *, deltas_only: bool = False) -> None:
+        """Give on what the store has of a version that is complete here."""
+        body: bytes = await self.run_sync(self.versions.manifest_body, version)
+        manifest: Manifest = await self.run_sync(wire.decode_manifest, body)
+        root = wire.root_of(body)
+        head = self.heads.of(self.rules.policy, version)
+        plan = wire.plan_of(head) if head is not None and head.root == root else None
+        for index, artifact in enumerate(manifest.artifacts):
+            whole = all(map(self._store.has, artifact.chunks)) and artifact.chunks
+            if whole and not (deltas_only and artifact.base_version is None):
+                await self.sharing.give(
+                    version, root, index, artifact.chunks, manifest.publisher, plan
+                )

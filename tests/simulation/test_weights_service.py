@@ -1,0 +1,286 @@
+"""Versions among hosts of a simulated network: who learns of them, what is fetched, from whom."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from swarm import codec
+from swarm.errors import ConfigError, Reject, RequestRefused
+from swarm.messages import (
+    CHUNKS_PROTOCOL,
+    HEADS_PROTOCOL,
+    HEADS_REPLY_BYTES_MAX,
+    MANIFEST_PROTOCOL,
+    HeadsReply,
+    WantHeads,
+    WantManifest,
+)
+from swarm.quotas import RATES, Kind
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.weights_faults import FAST, SETTLED_S
+from swarm.simulation.weights_hosts import LINK, POLICY, PUBLISHER, RUN_ID, Host, Hosts, open_hosts
+from swarm.weights import wire
+from swarm.weights.topology import Strategy
+
+Play = Callable[[Hosts], Awaitable[None]]
+
+
+def play(scene: Play, directory: Path, hosts: int = 4, link: LinkProfile = FAST) -> None:
+    async def main() -> None:
+        async with open_hosts(0, directory, hosts, link) as there:
+            await scene(there)
+
+    deterministic_run(main, seed=0)
+
+
+async def ask(host: Host, other: Host, protocol: str, message: Any) -> bytes:
+    return await host.transport.request(
+        other.peer_id,
+        protocol,
+        codec.encode(message),
+        timeout_s=60.0,
+        response_bytes_max=HEADS_REPLY_BYTES_MAX,
+    )
+
+
+ASKED = 200  # at once
+
+
+async def answers(host: Host, other: Host, protocol: str, message: Any) -> int:
+    """How many of many requests are answered before one is refused."""
+    for answered in range(ASKED):
+        try:
+            await ask(host, other, protocol, message)
+        except RequestRefused:
+            return answered
+    return ASKED
+
+
+def test_who_comes_late_learns_of_it_from_any_peer(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        await hosts.start(1)
+        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.kill(PUBLISHER)
+        late = await hosts.start(2)
+        assert await hosts.until_all_have(1, range(2, 3))
+        assert late.has_exactly(hosts.source(1))
+        assert late.outcomes[-1].bases == (None,)
+
+    play(scene, tmp_path)
+
+
+def test_a_host_that_comes_back_gives_on_what_it_had(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        await hosts.start(1)
+        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.kill(PUBLISHER)
+        await hosts.kill(1)
+        again = await hosts.start(1)
+        assert again.serving == 1
+        await hosts.start(2)
+        assert await hosts.until_all_have(1, range(2, 3))
+        assert again.store.figures().stored == 0
+
+    play(scene, tmp_path)
+
+
+def test_a_version_costs_its_delta_and_who_slept_takes_few_steps(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        for number in (1, 2):
+            await hosts.start(number)
+        assert await hosts.until_all_have(1, range(1, 3))
+        full = hosts[1].outcomes[-1].applied.bytes_fetched
+        await hosts.kill(2)
+        for version in range(2, 8):
+            await hosts.publish(version)
+            assert await hosts.until_all_have(version, range(1, 2))
+        assert all(each.bases == (each.applied.wanted - 1,) for each in hosts[1].outcomes[1:])
+        delta = hosts[1].outcomes[-1].applied.bytes_fetched
+        assert 0 < delta < full / 5
+        slept = await hosts.start(2)
+        assert await hosts.until_all_have(7, range(2, 3))
+        assert slept.outcomes[-1].bases in ((1, 5), (1, 3), (1, 5, 6), (1, 2, 6), (1, 3, 5))
+        assert len(slept.outcomes[-1].bases) <= 3
+        assert slept.outcomes[-1].applied.bytes_saved > 0
+        assert slept.has_exactly(hosts.source(7))
+
+    play(scene, tmp_path)
+
+
+def test_the_publisher_goes_on_after_a_restart_without_a_version_more(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        await hosts.start(1)
+        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.kill(PUBLISHER)
+        again = await hosts.start(PUBLISHER)
+        assert again.publisher is not None
+        assert await again.publisher.publish(hosts.source(1)) is None
+        head = again.service.heads.newest(POLICY)
+        assert head is not None
+        assert (head.version, head.sequence) == (1, 1)
+        with pytest.raises(ConfigError, match="take 2 or more"):
+            await again.publisher.publish(hosts.source(2), 1)
+        await hosts.publish(2)
+        assert await hosts.until_all_have(2, range(1, 2))
+        assert hosts[1].outcomes[-1].bases == (1,)
+
+    play(scene, tmp_path)
+
+
+def test_a_publisher_that_lost_its_disk_counts_on_from_what_peers_know(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(5)
+        await hosts.start(1)
+        assert await hosts.until_all_have(5, range(1, 2))
+        await hosts.kill(PUBLISHER)
+        (hosts[PUBLISHER].directory).rename(tmp_path / "lost")
+        again = await hosts.start(PUBLISHER)
+        assert again.publisher is not None
+        await again.service.heard.wait()
+        published = await again.publisher.publish(hosts.source(6))
+        assert published is not None
+        assert published.version == 6
+        assert await hosts.until_all_have(6, range(1, 2))
+        assert hosts[1].has_exactly(hosts.source(6))
+
+    play(scene, tmp_path)
+
+
+def test_the_publisher_plans_once_it_knows_links_and_again_when_peers_leave(
+    tmp_path: Path,
+) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        for number in range(1, 5):
+            await hosts.start(number)
+        first = await hosts.publish(1)
+        assert first.strategy is Strategy.SWARM  # no link is known
+        assert await hosts.until_all_have(1, range(1, 5))
+        publisher = hosts[PUBLISHER]
+        assert await hosts.until(lambda: bool(publisher.spreads))
+        assert publisher.spreads[-1].version == 1
+        assert all(up and down for up, down in publisher.service.sharing.links.values())
+        slow = LinkProfile(latency_s=0.02, up_bytes_per_s=4e3, down_bytes_per_s=2e6)
+        hosts.world.links.change(publisher.peer_id, slow)
+        await hosts.publish(2)
+        head = publisher.service.heads.newest(POLICY)
+        assert head is not None
+        plan = wire.plan_of(head)
+        assert plan.strategy is not Strategy.SWARM
+        assert set(plan.order) == {hosts.world.peer_id(number) for number in range(1, 5)}
+        await trio.sleep(1.0)
+        await hosts.kill(4)
+        assert await hosts.until_all_have(2, range(1, 4))
+        assert all(hosts[number].has_exactly(hosts.source(2)) for number in range(1, 4))
+        head = publisher.service.heads.newest(POLICY)
+        assert head is not None
+        assert head.sequence == 1
+        plan = wire.plan_of(head)
+        assert set(plan.order) == {hosts.world.peer_id(number) for number in range(1, 4)}
+
+    play(scene, tmp_path, hosts=5, link=LINK)
+
+
+def test_who_asks_too_often_is_refused(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        one = await hosts.start(1)
+        assert await hosts.until_all_have(1, range(1, 2))
+        head = one.service.heads.newest(POLICY)
+        assert head is not None
+        requests = {
+            Kind.HEADS: (HEADS_PROTOCOL, WantHeads(type="want_heads", run_id=RUN_ID)),
+            Kind.MANIFEST: (
+                MANIFEST_PROTOCOL,
+                WantManifest(type="want_manifest", run_id=RUN_ID, root=head.root),
+            ),
+        }
+        for kind, (protocol, message) in requests.items():
+            answered = await answers(one, hosts[PUBLISHER], protocol, message)
+            assert RATES[kind].burst / 2 <= answered < ASKED
+
+    play(scene, tmp_path)
+
+
+def test_a_request_for_chunks_that_is_none_is_held_against_its_sender(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        one = await hosts.start(1)
+        with pytest.raises(RequestRefused):
+            await ask(
+                one, hosts[PUBLISHER], CHUNKS_PROTOCOL, WantHeads(type="want_heads", run_id=RUN_ID)
+            )
+        assert hosts[PUBLISHER].blamed(one.peer_id) == {Reject.MALFORMED: 1}
+
+    play(scene, tmp_path)
+
+
+def test_a_chunk_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        one = await hosts.start(1)
+        assert await hosts.until_all_have(1, range(1, 2))
+        for path in (one.directory / "store").glob("chunks/*/*"):
+            path.unlink()
+            path.mkdir()  # reads fail, and not as those of a file that is gone
+        late = await hosts.start(2, connect=False)
+        await late.transport.connect(one.transport.addresses()[0])
+        await trio.sleep(SETTLED_S)
+        assert late.serving is None
+        assert one.serving == 1
+        await late.transport.connect(hosts[PUBLISHER].transport.addresses()[0])
+        assert await hosts.until_all_have(1, range(2, 3))
+        assert late.blamed(one.peer_id) == {}
+
+    play(scene, tmp_path)
+
+
+def test_what_is_asked_of_another_run_is_refused(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        one = await hosts.start(1)
+        with pytest.raises(RequestRefused):
+            await ask(
+                one,
+                hosts[PUBLISHER],
+                HEADS_PROTOCOL,
+                WantHeads(type="want_heads", run_id="another"),
+            )
+        own = WantHeads(type="want_heads", run_id=RUN_ID)
+        reply = codec.decode(
+            await ask(one, hosts[PUBLISHER], HEADS_PROTOCOL, own), HeadsReply, HEADS_REPLY_BYTES_MAX
+        )
+        assert len(reply.records) == 1
+
+    play(scene, tmp_path)
+
+
+def test_a_store_without_room_is_one_line_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    async def scene(hosts: Hosts) -> None:
+        await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        small = await hosts.start(1, store_bytes=100_000)
+        assert await hosts.until(lambda: bool(small.failures()))
+        assert "the store may hold 100000" in small.failures()[0]
+        assert small.serving is None
+        await trio.sleep(SETTLED_S)
+        assert small.chunks() == set()
+
+    play(scene, tmp_path, link=LINK)
