@@ -191,12 +191,49 @@ def _add_weights(commands: Any) -> None:
     ls.set_defaults(run_command=_list_weights)
     verify = actions.add_parser("verify", help="hash weights, compare them bit for bit")
     verify.add_argument("directory", type=Path, metavar="DIR", help="of safetensors files")
+    _add_publish(actions)
+    _add_fetch(actions)
     wanted = verify.add_mutually_exclusive_group()
     wanted.add_argument(
         "--manifest", type=Path, metavar="FILE", help="default: the one beside a node's version"
     )
     wanted.add_argument("--against", type=Path, metavar="DIR", help="other weights")
     verify.set_defaults(run_command=_verify_weights)
+
+
+def _add_transfer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="FILE", help="default: a swarm of its own")
+    parser.add_argument("--policy", default="policy", metavar="NAME", help="default: policy")
+    parser.add_argument("--peer", dest="peers", action="append", metavar="ADDR", help="repeatable")
+    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
+    parser.add_argument(
+        "--announce", action="append", metavar="ADDR", help="address that others shall dial"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
+    parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
+    parser.add_argument(
+        "--store-bytes", type=int, metavar="N", help="for chunks, at most; default: 64 GiB"
+    )
+
+
+def _add_publish(actions: Any) -> None:
+    publish = actions.add_parser("publish", help="offer weights to a swarm, and serve them")
+    publish.add_argument("directory", type=Path, metavar="DIR", help="of safetensors files")
+    publish.add_argument(
+        "--once", action="store_true", help="leave when all peers that came have everything"
+    )
+    publish.add_argument("--follow", action="store_true", help="a new version whenever DIR changes")
+    _add_transfer(publish)
+    publish.set_defaults(run_command=_publish_weights)
+
+
+def _add_fetch(actions: Any) -> None:
+    fetch = actions.add_parser("fetch", help="get the newest weights from a swarm")
+    fetch.add_argument("--publisher", metavar="PEERID", help="whose; default: as the run says")
+    fetch.add_argument("--out", type=Path, metavar="DIR", help="copy them here")
+    fetch.add_argument("--follow", action="store_true", help="stay, get each version, and share")
+    _add_transfer(fetch)
+    fetch.set_defaults(run_command=_fetch_weights)
 
 
 def _config(options: argparse.Namespace) -> Any:
@@ -322,6 +359,33 @@ def _verify_weights(options: argparse.Namespace) -> int:
     for line in verdict.lines:
         _say(line)
     return EXIT_OK if verdict.is_same else EXIT_FAILED
+
+
+def _transfer(options: argparse.Namespace) -> Any:
+    from node.config import RUN_VARIABLE
+    from node.weights_transfer import STORE_BYTES_MAX, TransferOptions
+
+    return TransferOptions(
+        _config(options),
+        run_given=bool(options.run) or RUN_VARIABLE in os.environ,
+        policy=options.policy,
+        publisher=getattr(options, "publisher", None),
+        store_bytes=STORE_BYTES_MAX if options.store_bytes is None else options.store_bytes,
+    )
+
+
+def _publish_weights(options: argparse.Namespace) -> int:
+    from node.weights_transfer import publish
+
+    return publish(
+        _transfer(options), options.directory, _say, once=options.once, follow=options.follow
+    )
+
+
+def _fetch_weights(options: argparse.Namespace) -> int:
+    from node.weights_transfer import fetch
+
+    return fetch(_transfer(options), options.out, _say, follow=options.follow)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,10 @@ SURFACE = {
     "prepare": "--data-dir --model --run",
     "simulate": "--nodes --plot --profile --scenario --seed",
     "weights ls": "data_dir",
+    "weights publish": "--announce --data-dir --follow --key-file --listen --once --peer --policy "
+    "--run --store-bytes directory",
+    "weights fetch": "--announce --data-dir --follow --key-file --listen --out --peer --policy "
+    "--publisher --run --store-bytes",
     "weights verify": "--against --manifest directory",
 }
 
