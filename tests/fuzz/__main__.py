@@ -6,6 +6,7 @@ A run is a child process under atheris, which ends at the first finding. What it
 
 import argparse
 import importlib
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,15 @@ def write_seeds(target: str) -> int:
     return 0
 
 
+def write_again(path: Path, target: str) -> Path:
+    """A program that is this child again: a merge starts it by its first argument, in a shell, and
+    this module is no program."""
+    command = shlex.join([sys.executable, "-m", "tests.fuzz", target, "--child"])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path.absolute()
+
+
 def fuzz_here(target: str, runs: int, arguments: list[str]) -> None:
     """In the child: fuzz until `runs` or a finding, and exit."""
     import atheris
@@ -92,7 +102,9 @@ def fuzz_here(target: str, runs: int, arguments: list[str]) -> None:
             return bytes(atheris.Mutate(data, len(data)))
         return bytes(changed[:bytes_max])
 
-    atheris.Setup([sys.argv[0], *arguments], judge, custom_mutator=mutate)
+    folder.mkdir(parents=True, exist_ok=True)
+    again = write_again(folder / "again", target)
+    atheris.Setup([str(again), *arguments], judge, custom_mutator=mutate)
     atheris.Fuzz()
 
 

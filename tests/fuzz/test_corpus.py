@@ -283,7 +283,7 @@ async def _reading_without_a_boundary(self: Any) -> None:
 
 
 CONNECTION_FAULTS = {
-    "a handshake raises": (_handshake_raises, "UnicodeDecodeError"),
+    "a handshake raises": (_handshake_raises, "UnicodeDecodeError|ConnectionClosedError"),
     "nobody's signature": (_signature_unchecked, "without a signature"),
     "no windows": (_no_windows, "window has room"),
     "a frame ends more than its connection": (_frame_error_escapes, "KeyError"),
