@@ -4,7 +4,7 @@ Production nodes with scripted policies in a simulated network, after a warm-up,
 What is counted is on the wire: gossip with all that is passed on, requests, answers, handshakes.
 
     python scripts/bench_bytes.py                 # 8 to 64 nodes
-    python scripts/bench_bytes.py --most 512      # takes an hour
+    python scripts/bench_bytes.py --least 128 --most 512      # an hour of a whole core
 """
 
 import argparse
@@ -62,6 +62,7 @@ def per_node_round(report: Report) -> Counter[str]:
 def main() -> int:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--least", type=int, default=SIZES[0], help="nodes in the smallest swarm")
     parser.add_argument("--most", type=int, default=64, help="nodes in the largest swarm")
     parser.add_argument("--local", type=int, default=4, help="I")
     parser.add_argument("--external", type=int, default=4, help="J")
@@ -72,10 +73,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=4, help="that are counted")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if not any(options.least <= size <= options.most for size in SIZES):
+        parser.error(f"no size of {SIZES} is between --least and --most")
     print("KB that a node sends in a round, mean")
     print("nodes      all" + "".join(f"{name:>10}" for name in COLUMNS) + "   J used   real s")
     totals: dict[int, float] = {}
-    for nodes in (size for size in SIZES if size <= options.most):
+    for nodes in (size for size in SIZES if options.least <= size <= options.most):
         report = measure(nodes, options)
         kinds = per_node_round(report)
         totals[nodes] = sum(kinds.values())
