@@ -171,6 +171,8 @@ def test_killed_peer_is_gone_within_seconds() -> None:
 def test_stopped_peer_delays_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_S", 0.5)
     monkeypatch.setattr(libp2p_yamux, "PING_TIMEOUT_S", 10.0)
+    # where the socket is full, no ping is written: then that it takes nothing shows it
+    monkeypatch.setattr(libp2p_yamux, "WRITE_STALL_MAX_S", 10.0)
 
     async def main() -> None:
         async with open_libp2p(Identity(b"a" * 32), LOOPBACK) as a, child() as (process, address):
