@@ -268,6 +268,9 @@ class _Simulation:
                 await self._live()
                 self._check_reach()
                 self._conclude()
+                for host in self._hosts:  # else what they still answer outlives their pools
+                    if host.nursery is not None:
+                        self._world.crash(host.number)
                 self._nursery.cancel_scope.cancel()
         return self._report
 
