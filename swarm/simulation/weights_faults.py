@@ -73,15 +73,6 @@ def _line(host: Host) -> str:
     return f"{doubts}version {applied.wanted} from {bases}"
 
 
-async def _at_version(hosts: Hosts, version: int, numbers: range) -> None:
-    """All these hosts have a version, which is published first."""
-    await hosts.start(PUBLISHER)
-    await hosts.publish(version)
-    for number in numbers:
-        await hosts.start(number)
-    assert await hosts.until_all_have(version, numbers)
-
-
 # --- faults ------------------------------------------------------------------------------------
 
 
@@ -128,7 +119,7 @@ async def receiver_killed(hosts: Hosts) -> FaultRow:
 
 
 @contextmanager
-def _files_up_to(size_bytes: int) -> Iterator[None]:
+def files_up_to(size_bytes: int) -> Iterator[None]:
     """The disk takes no file larger than this: the kernel refuses, as it does on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
@@ -140,10 +131,10 @@ def _files_up_to(size_bytes: int) -> Iterator[None]:
 
 async def disk_full(hosts: Hosts) -> FaultRow:
     """There is no room for the next version; later there is."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     receiver = hosts[1]
     await hosts.publish(2)
-    with _files_up_to(4_096):
+    with files_up_to(4_096):
         await hosts.until(lambda: bool(receiver.failures()))
         seen, meanwhile = _line(receiver), receiver.serving
         old_is_whole = receiver.has_exactly(hosts.source(1))
@@ -159,7 +150,7 @@ async def disk_full(hosts: Hosts) -> FaultRow:
 
 async def corrupt_chunk(hosts: Hosts) -> FaultRow:
     """One peer's disk turned over a bit of each chunk after it was verified: it serves garbage."""
-    await _at_version(hosts, 1, range(1, 3))
+    await hosts.all_at(1, range(1, 3))
     liar = hosts[2]
     for path in (liar.directory / "store").glob("chunks/*/*"):
         data = bytearray(path.read_bytes())
@@ -189,7 +180,7 @@ def _told(blamed: dict[Reject, int]) -> str:
 
 async def wrong_base(hosts: Hosts) -> FaultRow:
     """Somebody wrote to the files of the version that the delta is based on."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     receiver = hosts[1]
     current = receiver.service.versions.current()
     assert current is not None
@@ -210,7 +201,7 @@ async def wrong_base(hosts: Hosts) -> FaultRow:
 
 async def forged_manifest(hosts: Hosts) -> FaultRow:
     """A peer tells of a version under its own key, and answers for the manifest with another."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     forger = hosts.world.join(2)
     body = hosts[PUBLISHER].service.versions.manifest_body(1)
     head = hosts[PUBLISHER].service.heads.newest(POLICY)
@@ -255,7 +246,7 @@ async def forged_manifest(hosts: Hosts) -> FaultRow:
 
 async def overtaken(hosts: Hosts) -> FaultRow:
     """Two more versions are published while one is on its way."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     receiver = hosts[1]
     hosts.world.links.change(hosts[PUBLISHER].peer_id, SLOW)
     await hosts.publish(2)
@@ -281,7 +272,7 @@ def _is_on_its_way(host: Host, version: int) -> bool:
 
 async def clock_skew(hosts: Hosts) -> FaultRow:
     """The receiver's clock is an hour slow, until somebody sets it."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     receiver = hosts[1]
     receiver.clock_s = -3_600.0
     await hosts.publish(2)
@@ -300,7 +291,7 @@ async def clock_skew(hosts: Hosts) -> FaultRow:
 
 async def replayed(hosts: Hosts) -> FaultRow:
     """A peer gossips, and answers with, the head of an older version."""
-    await _at_version(hosts, 1, range(1, 2))
+    await hosts.all_at(1, range(1, 2))
     service = hosts[PUBLISHER].service
     old = service.heads.record(POLICY, 1)
     assert old is not None

@@ -239,6 +239,14 @@ class Hosts:
         """Wait until a version serves on these hosts."""
         return await self.until(lambda: all(self[each].serving == version for each in numbers))
 
+    async def all_at(self, version: int, numbers: range) -> None:
+        """Start the publisher, publish a version, start these hosts, and wait for it there."""
+        await self.start(PUBLISHER)
+        await self.publish(version)
+        for number in numbers:
+            await self.start(number)
+        assert await self.until_all_have(version, numbers)
+
 
 @asynccontextmanager
 async def open_hosts(

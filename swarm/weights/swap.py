@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import trio
 
 from swarm.address_book import RunSync
-from swarm.errors import ChildFailed, SwarmError
+from swarm.errors import ChildFailed, StorageFailed, StoreFull, SwarmError
 from swarm.weights.versions import LocalVersion, Versions
 
 LOAD_TIMEOUT_S: Final = 600.0
@@ -117,18 +117,23 @@ async def _swap(
 ) -> str | None:
     """Why the version before serves on; None: the new one does."""
 
-    async def load(version: LocalVersion) -> None:
-        await engine.load(version.directory)
-        await run_sync(versions.make_current, version.version)
+    async def load(version: LocalVersion) -> str | None:
+        failure = await _attempt(lambda: engine.load(version.directory), load_timeout_s)
+        if failure is None:
+            try:  # ours, so only what a disk may do is told: anything else is a fault of this code
+                await run_sync(versions.make_current, version.version)
+            except (StorageFailed, StoreFull) as error:
+                failure = f"{type(error).__name__}: {error}"
+        return failure
 
     failure = await _attempt(engine.pause, load_timeout_s)
     if failure is not None:
         failure = f"the engine did not pause: {failure}"
     else:
-        failure = await _attempt(lambda: load(local), load_timeout_s)
+        failure = await load(local)
         if failure is not None:
             failure = f"the engine did not load version {local.version}: {failure}"
-            await _go_back(before, load, load_timeout_s, failure)
+            await _go_back(before, load, failure)
     resumed = await _attempt(engine.resume, load_timeout_s)
     if resumed is not None:
         raise ChildFailed(f"the engine did not resume: {resumed}")
@@ -137,14 +142,13 @@ async def _swap(
 
 async def _go_back(
     before: LocalVersion | None,
-    load: Callable[[LocalVersion], Awaitable[None]],
-    timeout_s: float,
+    load: Callable[[LocalVersion], Awaitable[str | None]],
     failure: str,
 ) -> None:
     """A load that failed may have left anything in the engine: load the version before again."""
     if before is None:
         raise ChildFailed(f"{failure}; there is no version before it")
-    again = await _attempt(lambda: load(before), timeout_s)
+    again = await load(before)
     if again is not None:
         raise ChildFailed(f"{failure}; nor version {before.version} again: {again}")
 

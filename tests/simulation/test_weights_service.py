@@ -62,10 +62,7 @@ async def answers(host: Host, other: Host, protocol: str, message: Any) -> int:
 
 def test_who_comes_late_learns_of_it_from_any_peer(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        await hosts.start(1)
-        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.all_at(1, range(1, 2))
         await hosts.kill(PUBLISHER)
         late = await hosts.start(2)
         assert await hosts.until_all_have(1, range(2, 3))
@@ -77,10 +74,7 @@ def test_who_comes_late_learns_of_it_from_any_peer(tmp_path: Path) -> None:
 
 def test_a_host_that_comes_back_gives_on_what_it_had(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        await hosts.start(1)
-        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.all_at(1, range(1, 2))
         await hosts.kill(PUBLISHER)
         await hosts.kill(1)
         again = await hosts.start(1)
@@ -94,11 +88,7 @@ def test_a_host_that_comes_back_gives_on_what_it_had(tmp_path: Path) -> None:
 
 def test_a_version_costs_its_delta_and_who_slept_takes_few_steps(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        for number in (1, 2):
-            await hosts.start(number)
-        assert await hosts.until_all_have(1, range(1, 3))
+        await hosts.all_at(1, range(1, 3))
         full = hosts[1].outcomes[-1].applied.bytes_fetched
         await hosts.kill(2)
         for version in range(2, 8):
@@ -119,10 +109,7 @@ def test_a_version_costs_its_delta_and_who_slept_takes_few_steps(tmp_path: Path)
 
 def test_the_publisher_goes_on_after_a_restart_without_a_version_more(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        await hosts.start(1)
-        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.all_at(1, range(1, 2))
         await hosts.kill(PUBLISHER)
         again = await hosts.start(PUBLISHER)
         assert again.publisher is not None
@@ -141,10 +128,7 @@ def test_the_publisher_goes_on_after_a_restart_without_a_version_more(tmp_path: 
 
 def test_a_publisher_that_lost_its_disk_counts_on_from_what_peers_know(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(5)
-        await hosts.start(1)
-        assert await hosts.until_all_have(5, range(1, 2))
+        await hosts.all_at(5, range(1, 2))
         await hosts.kill(PUBLISHER)
         (hosts[PUBLISHER].directory).rename(tmp_path / "lost")
         again = await hosts.start(PUBLISHER)
@@ -196,10 +180,8 @@ def test_the_publisher_plans_once_it_knows_links_and_again_when_peers_leave(
 
 def test_who_asks_too_often_is_refused(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        one = await hosts.start(1)
-        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.all_at(1, range(1, 2))
+        one = hosts[1]
         head = one.service.heads.newest(POLICY)
         assert head is not None
         requests = {
@@ -232,10 +214,8 @@ def test_a_request_for_chunks_that_is_none_is_held_against_its_sender(tmp_path: 
 
 def test_a_chunk_that_cannot_be_read_ends_nothing(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
-        await hosts.start(PUBLISHER)
-        await hosts.publish(1)
-        one = await hosts.start(1)
-        assert await hosts.until_all_have(1, range(1, 2))
+        await hosts.all_at(1, range(1, 2))
+        one = hosts[1]
         for path in (one.directory / "store").glob("chunks/*/*"):
             path.unlink()
             path.mkdir()  # reads fail, and not as those of a file that is gone

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,24 +14,17 @@ from swarm.weights.chunks import ChunkStore
 from swarm.weights.manifest import Artifact, ChunkRef, Manifest
 from swarm.weights.tensors import open_weights
 from swarm.weights.versions import Versions
+from tests import weights_samples
 from tests.unit.test_weights_chunks import chunk, ref
 from tests.weights_files import write_model
-from tests.wire_samples import ALICE
 
 Output = pytest.CaptureFixture[str]
 
 
 def manifest_of(directory: Path, version: int) -> Manifest:
     artifact = Artifact(None, None, (ChunkRef(bytes(32), 100),))
-    return Manifest(
-        run_id="sample-1",
-        policy="actor",
-        version=version,
-        publisher=ALICE.peer_id,
-        created_at_s=1_800_000_000 + version,
-        tensors=open_weights(directory).specs,
-        artifacts=(artifact,),
-    )
+    manifest = weights_samples.manifest_of(version, (artifact,), {})
+    return replace(manifest, tensors=open_weights(directory).specs)
 
 
 @pytest.fixture

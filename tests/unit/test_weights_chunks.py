@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
+from swarm.simulation.weights_faults import files_up_to
 from swarm.weights.chunks import PIN_SETS_MAX, ChunkStore
 from swarm.weights.manifest import ChunkRef
 from tests.unit.chunk_child import CHUNK_BYTES
@@ -150,17 +150,6 @@ def test_a_chunk_over_the_bound(store: ChunkStore) -> None:
 
 
 # --- the disk ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def files_up_to(size_bytes: int) -> Iterator[None]:
-    """What the kernel grants a process, as a quota would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_file_that_the_disk_cuts_short_is_no_chunk(tmp_path: Path) -> None:

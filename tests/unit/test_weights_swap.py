@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from swarm.errors import ChildFailed, StoreFull
+from swarm.errors import ChildFailed, StorageFailed, StoreFull
 from swarm.weights import wire
 from swarm.weights.swap import Applied, Made, apply_version
 from swarm.weights.versions import Versions
@@ -169,6 +169,27 @@ def test_a_load_that_fails_brings_the_old_version_back(world: World) -> None:
     assert applied.paused_s == PAUSE_S + 2 * LOAD_S
     assert world.engine.calls == ["pause", "load", "load", "resume"]
     assert world.serves(1)
+
+
+@pytest.mark.parametrize("fault", [StorageFailed("no room"), KeyError("bug")])
+def test_in_the_load_a_disk_may_fail_and_our_code_may_not(
+    world: World, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    make_current, faults = world.versions.make_current, [fault]
+
+    def refuse_once(version: int) -> None:
+        if faults:
+            raise faults.pop()
+        make_current(version)
+
+    monkeypatch.setattr(world.versions, "make_current", refuse_once)
+    if isinstance(fault, KeyError):
+        with pytest.raises(KeyError):
+            world.apply()
+    else:
+        failure = world.apply().failure
+        assert failure == "the engine did not load version 2: StorageFailed: no room"
+        assert world.serves(1)
 
 
 def test_an_engine_that_hangs_has_failed(world: World) -> None:
