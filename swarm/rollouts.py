@@ -6,11 +6,14 @@ them is in `swarm.codec`, and what a prompt or an answer is, only the node's `ta
 
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import NewType
 
+from swarm.errors import LocalProtocolError
 from swarm.identity import PeerId
 
 GroupId = NewType("GroupId", bytes)  # SHA-256 of the domain-tagged payload; 32 bytes
+Spans = tuple[tuple[int, int], ...]  # (policy version, how many tokens in a row it made)
 
 
 class FinishReason(StrEnum):
@@ -34,13 +37,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled answer. The columns are as long as each other, EOS included where sampled."""
+    """One sampled answer. The columns are as long as each other, EOS included where sampled.
+
+    `spans` says which policy version made which tokens, where the weights were replaced between two
+    of them; empty: `policy_version` made them all. Rollouts on the wire carry no spans.
+    """
 
     text: str
     token_ids: tuple[int, ...]  # of the producer's tokenizer
     logprobs: tuple[float, ...]  # natural log, of the distribution that was sampled from
     finish_reason: FinishReason
-    policy_version: int  # optimizer updates behind the policy that generated it
+    policy_version: int  # optimizer updates behind the oldest policy that made a token of it
+    spans: Spans = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +79,46 @@ class VerifiedGroup:
     group: RolloutGroup
     prompt: str  # regenerated from the task
     rewards: tuple[float, ...]  # one for each completion, by this node's own verifier, in [0, 1]
+
+
+def version_spans(completion: Completion) -> Spans:
+    """Runs of (policy version, tokens), in order, that add up to the completion's tokens.
+
+    Raises:
+        LocalProtocolError: its spans say something else; for those of a peer ask `spans_fault`.
+    """
+    fault = spans_fault(completion)
+    if fault is not None:
+        raise LocalProtocolError(f"spans of a completion: {fault}")
+    if completion.spans or not completion.token_ids:
+        return completion.spans
+    return ((completion.policy_version, len(completion.token_ids)),)
+
+
+def spans_fault(completion: Completion) -> str | None:
+    """What is wrong with a completion's spans; None: nothing, as if there are none."""
+    spans, tokens = completion.spans, len(completion.token_ids)
+    if not spans:
+        return None
+    if any(count < 1 for _, count in spans):
+        return "a run without tokens"
+    if sum(count for _, count in spans) != tokens:
+        return f"{sum(count for _, count in spans)} tokens in runs, {tokens} in all"
+    if any(later < earlier for (earlier, _), (later, _) in pairwise(spans)):
+        return "a version before an older one"
+    if spans[0][0] != completion.policy_version:
+        return f"version {completion.policy_version} is not the oldest, {spans[0][0]} is"
+    return None
+
+
+def oldest_version(group: RolloutGroup) -> int:
+    """The oldest policy version that made a token of the group.
+
+    Raises:
+        LocalProtocolError: it has no completions, or spans that make no sense.
+    """
+    if not group.completions:
+        raise LocalProtocolError("a group without completions has no policy version")
+    for completion in group.completions:
+        version_spans(completion)
+    return min(completion.policy_version for completion in group.completions)

@@ -60,6 +60,7 @@ def completion_record(completion: Completion) -> dict[str, Any]:
         "logprobs": array("d", completion.logprobs).tobytes(),
         "finish_reason": completion.finish_reason.value,
         "policy_version": completion.policy_version,
+        "spans": completion.spans,
     }
 
 
@@ -70,6 +71,7 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
         logprobs=tuple(array("d", record["logprobs"])),
         finish_reason=FinishReason(record["finish_reason"]),
         policy_version=record["policy_version"],
+        spans=tuple((version, count) for version, count in record["spans"]),
     )
 
 
