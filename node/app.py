@@ -133,6 +133,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         micro_batch_tokens=config.micro_batch_tokens,
         completion_tokens_max=config.run.sampling.max_new_tokens,
         foreign_logprob_min=config.foreign_logprob_min,
+        **config.run.training.model_dump(),
         seed=config.seed,
         threads=config.threads,
     )

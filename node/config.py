@@ -24,12 +24,14 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from node.config_errors import Source, config_error
 from node.engines.base import Sampling
 from node.tasks.registry import environment
+from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.invite import Invitation
@@ -212,6 +214,34 @@ class HeldOutRules(_Frozen):
     tasks: Annotated[int, Field(ge=1, le=10_000)] = 200
 
 
+class TrainingRules(_Frozen):
+    """The loss by name, and its parameters; None: what the loss has by itself
+    (`node.training.spec.LOSSES`)."""
+
+    loss: str = DEFAULT_LOSS
+    aggregation: Aggregation | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    behaviour_weight_max: float | None = None
+    second_moment_max: float | None = None
+    unknown_share_max: float | None = None
+
+    @field_validator("loss")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        loss_parameters(name, {})
+        return name
+
+    @model_validator(mode="after")
+    def _suits_the_loss(self) -> Self:
+        try:
+            loss_parameters(self.loss, self.model_dump(exclude={"loss"}))
+        except ValueError as error:
+            raise ConfigError(f"training.loss = {self.loss}: {error}") from None
+        return self
+
+
 class RunConfig(_Frozen):
     """What all nodes of a run share; any difference makes another run id."""
 
@@ -220,6 +250,7 @@ class RunConfig(_Frozen):
     sampling: SamplingRules = SamplingRules()
     limits: RunLimits = RunLimits()
     held_out: HeldOutRules = HeldOutRules()
+    training: TrainingRules = TrainingRules()
     models: tuple[str, ...] = ()  # allowed model names; empty: any
     reward: Literal["exact", "partial"] = "exact"  # exact: 1 for a full score, else 0
     publishers: Annotated[
@@ -230,9 +261,12 @@ class RunConfig(_Frozen):
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`. A run without publishers has the id that it
-        had before there were any, so that nodes of different releases meet."""
+        """`<name>-<fingerprint of everything in here>`. A run without publishers, or without rules
+        for training, has the id that it had before there were any, so that nodes of different
+        releases meet."""
         unset = set() if self.publishers else {"publishers"}
+        if self.training == TrainingRules():
+            unset.add("training")
         rules = canonical_json(self.model_dump(mode="json", exclude=unset))
         return f"{self.name}-{hashlib.sha256(rules.encode()).hexdigest()[:RUN_HASH_CHARS]}"
 

@@ -265,6 +265,7 @@ class Sapo:
             tuple(completions[at] for at in kept),
             tuple(advantages[at] for at in kept),
             False,
+            verified.group.producer,
         )
 
     # --- evaluating and telling ------------------------------------------------------------

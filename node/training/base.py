@@ -1,6 +1,7 @@
 """What the round needs from a trainer. `trainer_process` is the real one, in a process of its own;
 `scripted` stands in where a simulation needs none of the learning."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,16 @@ class TrainingGroup:
     With `own_tokens` the completions' token ids are this trainer's own and are used as they are;
     otherwise they are ignored and the text is encoded again with the trainer's tokenizer, with
     EOS added where the completion finished by itself.
+
+    A completion's log-probs are used, with its token ids, by the losses that correct for the policy
+    that generated it. None, as many as not fit, all zero, above zero or not finite: unknown.
     """
 
     prompt: str
     completions: tuple[Completion, ...]
     advantages: tuple[float, ...]
     own_tokens: bool
+    source: str = ""  # who generated it; bounds made from data are made for each source alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,15 @@ class TrainReport:
     skipped_completions: int  # too long: for the context, the run's limit or the memory
     seconds: float
     unlikely_tokens: int = 0  # foreign ones left out, below `foreign_logprob_min`
+    # of losses that use behaviour log-probs; the last five at the first update, over known tokens
+    mask_fraction: float = 0.0  # of tokens, left out by the loss
+    unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs
+    left_out_groups: int = 0  # over the share of the batch that may lack them
+    known_tokens: int = 0
+    effective_share: float = math.nan  # effective sample size of the weights over their number
+    mismatch_k1: float = math.nan  # KL from the behaviour policy to the one before the update
+    mismatch_k3: float = math.nan  # the same by the estimator that is never below zero
+    weight_max: float = math.nan  # the largest of proximal / behaviour
 
 
 @dataclass(frozen=True, slots=True)

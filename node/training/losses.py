@@ -1,9 +1,11 @@
-"""The policy loss and how token losses become one number. Small pure functions.
+"""The clipped policy loss and how token losses become one number. Small pure functions.
 
 The clipped surrogate is the one of PPO with separate bounds below and above (GRPO: 0.2 and 0.2,
-DAPO and the paper on rollout sharing: 0.2 and 0.28).
+DAPO and the paper on rollout sharing: 0.2 and 0.28). Losses that weigh stale data by what generated
+it are in `corrections.py`; which loss has which name, `objectives.py` says. Token tensors are (T,).
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -38,6 +40,31 @@ def clipped_tokens(
     above = (advantages > 0) & (ratio > 1.0 + clip_high)
     below = (advantages < 0) & (ratio < 1.0 - clip_low)
     return above | below
+
+
+def dual_clipped_surrogate(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float,
+) -> torch.Tensor:
+    """The clipped surrogate, and at most `dual_clip` |A| where A < 0 (dual-clip PPO, arXiv
+    1912.09729; DAPO's recipe takes 10). Without it a negative token weighs as much as its ratio
+    is large, without bound."""
+    each = clipped_surrogate(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    if math.isinf(dual_clip):
+        return each
+    return torch.where(advantages < 0, torch.minimum(each, -dual_clip * advantages), each)
+
+
+def dual_clipped_tokens(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, dual_clip: float
+) -> torch.Tensor:
+    """Which tokens get no gradient because the dual clip acts on them (booleans)."""
+    ratio = (logprobs - old_logprobs).clamp(-LOG_RATIO_MAX, LOG_RATIO_MAX).exp()
+    return (advantages < 0) & (ratio > dual_clip)
 
 
 def token_weights(lengths: Sequence[int], aggregation: Aggregation) -> list[float]:

@@ -1,5 +1,6 @@
-"""Which foreign groups a round trains on: the sampling rule of SAPO (arXiv 2509.08721, §5), with a
-bound on what any one producer can make of a batch."""
+"""Which groups a batch is made of: of foreign ones by the rule of SAPO (arXiv 2509.08721, §5), with
+a bound on what any one producer can make of a batch; and how much of it may be of unknown policies.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -45,3 +46,20 @@ def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
     if completions <= kept_max:
         return list(range(completions))
     return sorted(rng.sample(range(completions), kept_max))
+
+
+def within_unknown_share(groups: Sequence[tuple[int, int]], share_max: float) -> list[int]:
+    """Which groups of a batch are used, by their places in order, where completions without
+    behaviour log-probs may be at most `share_max` of those used.
+
+    Each group is (completions, those without). Groups that lack none are all used; the others in
+    their order, each whole or not at all, as long as the share allows.
+    """
+    used = [place for place, (_, lacking) in enumerate(groups) if lacking == 0]
+    total = sum(groups[place][0] for place in used)
+    lacking_total = 0
+    for place, (completions, lacking) in enumerate(groups):
+        if lacking and lacking_total + lacking <= share_max * (total + completions):
+            used.append(place)
+            total, lacking_total = total + completions, lacking_total + lacking
+    return sorted(used)

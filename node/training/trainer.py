@@ -12,16 +12,20 @@ denominator of the loss: means are over the tokens that are trained.
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import DynamicCache
 
-from node.training import lean, losses
+from node.training import corrections, lean, losses
 from node.training.base import TrainingGroup, TrainReport
+from node.training.objectives import OBJECTIVES, Tokens
 from node.training.policy import Policy
+from node.training.samplers import within_unknown_share
 from node.training.spec import TrainerSpec
 from swarm.rollouts import FinishReason
+
+LOGPROB_ERROR_MAX = 1e-3  # how far above zero rounding may put a log-prob
 
 
 @dataclass(slots=True)
@@ -33,6 +37,9 @@ class _Row:
     own: bool
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
+    behaviour: torch.Tensor | None = None  # log-probs under the policy that generated it, if known
+    source: str = ""
+    kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
 
 
 @dataclass(slots=True)
@@ -41,6 +48,11 @@ class _Unit:
 
     prompt: list[int]
     rows: list[_Row]
+
+    @property
+    def lacking(self) -> int:
+        """Rows without behaviour log-probs."""
+        return sum(row.behaviour is None for row in self.rows)
 
 
 @dataclass(slots=True)
@@ -51,8 +63,18 @@ class _Sums:
     own_logprob: float = 0.0
     foreign_logprob: float = 0.0
     clipped: float = 0.0
+    masked: int = 0
     unlikely: int = 0
     tokens: int = 0
+    known: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # old, behaviour
+
+    def mismatch(self) -> corrections.Mismatch:
+        """Over the tokens whose behaviour is known."""
+        old, behaviour = zip(*self.known, strict=True) if self.known else ((), ())
+        empty = torch.zeros(0)
+        return corrections.mismatch(
+            torch.cat(old) if old else empty, torch.cat(behaviour) if behaviour else empty
+        )
 
 
 class GroupTrainer:
@@ -68,6 +90,7 @@ class GroupTrainer:
         """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits."""
         self.policy = policy
         self.spec = spec
+        self._objective, self._set_to = OBJECTIVES[spec.loss], spec.loss_parameters()
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
@@ -80,32 +103,42 @@ class GroupTrainer:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
         started, version = time.perf_counter(), self.policy_version
         units, skipped = self._prepare(groups)
+        informative, units = len(units), self._within_share(units)
         rows = [row for unit in units for row in unit.rows]
         for row, weight in zip(
             rows,
-            losses.token_weights([len(row.tokens) for row in rows], self.spec.aggregation),
+            losses.token_weights([len(row.tokens) for row in rows], self._set_to.aggregation),
             strict=True,
         ):
             row.weight = weight
         kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
         batches = list(pack(units, self.micro_batch_tokens, kinds))
         try:
-            first, grad_norm, clipped, seen = self._updates(batches)
+            first, grad_norm, whole = self._updates(batches)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         own = sum(len(row.tokens) for row in rows if row.own)
         foreign = first.tokens - own
+        far = first.mismatch()
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
             grad_norm=grad_norm,
             trained_tokens=first.tokens if self.policy_version > version else 0,
-            clip_fraction=clipped / seen if seen else 0.0,
+            clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
             skipped_completions=skipped,
             unlikely_tokens=first.unlikely,
+            mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
+            unknown_tokens=first.tokens - far.tokens if self._objective.uses_behaviour else 0,
+            left_out_groups=informative - len(units),
+            known_tokens=far.tokens,
+            effective_share=far.effective_share,
+            mismatch_k1=far.k1,
+            mismatch_k3=far.k3,
+            weight_max=far.weight_max,
             seconds=time.perf_counter() - started,
         )
 
@@ -122,22 +155,25 @@ class GroupTrainer:
                 result.append([next(values).tolist() if row is not None else [] for row in rows])
         return result
 
-    def _updates(self, batches: Sequence[Sequence[_Unit]]) -> tuple[_Sums, float, float, int]:
-        """All optimizer steps of one batch: sums and norm of the first, clipping over all."""
+    def _updates(self, batches: Sequence[Sequence[_Unit]]) -> tuple[_Sums, float, _Sums]:
+        """All optimizer steps of one batch: sums and norm of the first, and what was clipped,
+        masked and seen over all."""
         if not batches:
-            return _Sums(), 0.0, 0.0, 0
+            return _Sums(), 0.0, _Sums()
         if self.spec.updates_per_batch > 1:
             self._remember_old(batches)
-        first, first_norm, clipped, seen = _Sums(), 0.0, 0.0, 0
+        first, first_norm, whole = _Sums(), 0.0, _Sums()
         for step in range(self.spec.updates_per_batch):
             sums = _Sums()
+            self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
             grad_norm = torch.nn.utils.clip_grad_norm_(
                 self.policy.model.parameters(), self.spec.grad_norm_max
             )
-            clipped += sums.clipped
-            seen += sums.tokens
+            whole.clipped += sums.clipped
+            whole.masked += sums.masked
+            whole.tokens += sums.tokens
             if step == 0:
                 first, first_norm = sums, float(grad_norm)
             finite = math.isfinite(sums.loss) and math.isfinite(float(grad_norm))
@@ -147,7 +183,7 @@ class GroupTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             if not finite:  # one such step would spoil the weights for good
                 break
-        return first, first_norm, clipped, seen
+        return first, first_norm, whole
 
     def _remember_old(self, batches: Sequence[Sequence[_Unit]]) -> None:
         with torch.no_grad():
@@ -156,21 +192,56 @@ class GroupTrainer:
                 for row, values in zip(rows, self._forward(batch), strict=True):
                     row.old_logprobs = values
 
+    def _decide_kept(self, batches: Sequence[Sequence[_Unit]]) -> None:
+        """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
+        if self._objective.keep is None:
+            return
+        rows, found = [], []
+        with torch.no_grad():
+            for batch in batches:
+                here = [row for unit in batch for row in unit.rows]
+                rows += here
+                found += [
+                    self._tokens(row, values)
+                    for row, values in zip(here, self._forward(batch), strict=True)
+                ]
+        numbers = {name: number for number, name in enumerate(sorted({r.source for r in rows}))}
+        sources = [torch.full((len(row.tokens),), numbers[row.source]) for row in rows]
+        kept = self._objective.keep(
+            Tokens(
+                torch.cat([each.logprobs for each in found]),
+                torch.cat([each.proximal for each in found]),
+                torch.cat([each.behaviour for each in found]),
+                torch.cat([each.advantages for each in found]),
+            ),
+            torch.cat(sources).to(self.policy.device),
+            self._set_to,
+        )
+        for row, here in zip(rows, kept.split([len(row.tokens) for row in rows]), strict=True):
+            row.kept = here
+
+    def _tokens(self, row: _Row, values: torch.Tensor) -> Tokens:
+        old = values.detach() if row.old_logprobs is None else row.old_logprobs
+        behaviour = old if row.behaviour is None else row.behaviour
+        return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
+
     def _backward(self, batch: Sequence[_Unit], sums: _Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
         loss = torch.zeros((), device=self.policy.device)
         for row, values in zip(rows, self._forward(batch), strict=True):
-            old = values.detach() if row.old_logprobs is None else row.old_logprobs
-            advantages = torch.full_like(values, row.advantage)
-            bounds = (self.spec.clip_low, self.spec.clip_high)
-            each = losses.clipped_surrogate(values, old, advantages, *bounds)
+            tokens = self._tokens(row, values)
+            old = tokens.proximal
+            each, clipped, masked = self._objective.losses(tokens, self._set_to)
             if self.spec.foreign_logprob_min is not None and not row.own:
                 unlikely = old < self.spec.foreign_logprob_min
                 each = each.masked_fill(unlikely, 0.0)
                 sums.unlikely += int(unlikely.sum())
             loss = loss + row.weight * each.sum()
-            sums.clipped += float(losses.clipped_tokens(values, old, advantages, *bounds).sum())
+            sums.clipped += float(clipped.sum())
+            sums.masked += int(masked.sum())
             sums.tokens += len(row.tokens)
+            if row.behaviour is not None:
+                sums.known.append((old, row.behaviour))
             total = float(old.sum())
             sums.own_logprob += total if row.own else 0.0
             sums.foreign_logprob += 0.0 if row.own else total
@@ -189,6 +260,13 @@ class GroupTrainer:
                 units.append(_Unit(prompt, kept))
         return units, skipped
 
+    def _within_share(self, units: list[_Unit]) -> list[_Unit]:
+        """Those units that the share of rows without behaviour log-probs leaves in the batch."""
+        if not self._objective.uses_behaviour:
+            return units
+        counts = [(len(unit.rows), unit.lacking) for unit in units]
+        return [units[i] for i in within_unknown_share(counts, self._set_to.unknown_share_max)]
+
     def _rows(self, group: TrainingGroup) -> tuple[list[int], list[_Row | None], int]:
         prompt = self.policy.encode_prompt(group.prompt)
         rows: list[_Row | None] = []
@@ -200,9 +278,18 @@ class GroupTrainer:
                 limit = self.spec.completion_tokens_max
                 if completion.finish_reason is FinishReason.STOP:
                     tokens.append(self.policy.eos_id)
-            row = _Row(tokens, advantage, group.own_tokens)
+            row = _Row(tokens, advantage, group.own_tokens, source=group.source)
+            if self._objective.uses_behaviour and group.own_tokens:
+                row.behaviour = self._behaviour(tokens, completion.logprobs)
             rows.append(row if self._fits(prompt, row, limit) else None)
         return prompt, rows, rows.count(None)
+
+    def _behaviour(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
+        """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
+        whole = len(logprobs) == len(tokens) and any(logprobs)
+        if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):
+            return None
+        return torch.tensor(logprobs, dtype=torch.float32, device=self.policy.device)
 
     def _fits(self, prompt: list[int], row: _Row, completion_tokens_max: int | None) -> bool:
         count = len(row.tokens)

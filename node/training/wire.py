@@ -93,6 +93,7 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[TrainingGroup]:
             completions=tuple(completion_of(c) for c in record["completions"]),
             advantages=tuple(record["advantages"]),
             own_tokens=record["own_tokens"],
+            source=record["source"],
         )
         for record in records
     ]

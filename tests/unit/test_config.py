@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from node.app import trainer_spec
 from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config_errors import flag_of
 from node.engines.base import Sampling
@@ -109,6 +110,20 @@ def test_the_run_id_follows_from_all_rules() -> None:
 def test_a_run_without_publishers_keeps_its_id() -> None:
     """The one that it had before a run could name publishers: written down, not computed."""
     assert make_run().run_id == make_run(publishers=()).run_id == "test-01fd61e7dd6a"
+
+
+def test_a_run_without_rules_for_training_keeps_its_id_and_another_loss_is_another_run() -> None:
+    plain = make_run()
+    assert make_run(training={}).run_id == plain.run_id
+    assert make_run(training={"loss": "sapo"}).run_id == plain.run_id == "test-01fd61e7dd6a"
+    assert make_run(training={"loss": "m2po"}).run_id != plain.run_id
+
+
+def test_the_run_file_names_the_loss(tmp_path: Path) -> None:
+    path = run_file(tmp_path, after='[training]\nloss = "m2po"\nsecond_moment_max = 0.1\n')
+    spec = trainer_spec(load_config({}, {}, path), "model")
+    assert (spec.loss, spec.loss_parameters().second_moment_max) == ("m2po", 0.1)
+    assert trainer_spec(load_config({}, {}), "model").loss == "sapo"
 
 
 def test_publishers_are_a_set() -> None:
@@ -218,6 +233,15 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
         ("name = 3\n", "mine.toml: not TOML"),
         ("[[environments]]\nweight = 2\n", "environments.1.name in mine.toml: is missing; add it"),
         ("[[environments]]\nname = 'no'\n", "environment no: no such environment; known: arc_1d"),
+        (
+            "[training]\nloss = 'ppo'\n",
+            "training.loss = ppo in mine.toml: no such loss; known: dapo, decoupled, grpo, m2po, "
+            "sapo, tis; try training.loss = sapo",
+        ),
+        (
+            "[training]\nloss = 'tis'\ndual_clip = 3\n",
+            "training.loss = tis: dual_clip: this loss has no such parameter; it has aggregation",
+        ),
         ("[extra]\n", "extra in mine.toml: no such setting; known: environments"),
     ],
 )  # fmt: skip

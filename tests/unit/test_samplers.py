@@ -5,9 +5,11 @@ from collections import Counter
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from node.training.advantages import grpo_advantages
-from node.training.samplers import draw_foreign, kept_completions
+from node.training.samplers import draw_foreign, kept_completions, within_unknown_share
 from swarm.identity import PeerId
 from swarm.pool import Candidate
 from swarm.rollouts import GroupId
@@ -102,3 +104,37 @@ def test_grpo_advantages_match_the_worked_example() -> None:
 @pytest.mark.parametrize("rewards", [[0.3] * 8, [1.0], [0.5, 0.5 + 1e-9]])
 def test_equal_rewards_have_no_advantage(rewards: list[float]) -> None:
     assert set(grpo_advantages(rewards)) == {0.0}
+
+
+# --- how much of a batch may be of unknown policies ------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("groups", "share", "used"),
+    [
+        ([(8, 0), (8, 8), (8, 0)], 0.5, [0, 1, 2]),
+        ([(8, 8), (8, 0), (8, 8), (8, 8)], 0.5, [0, 1]),  # the earlier ones
+        ([(8, 0), (8, 8)], 0.0, [0]),
+        ([(8, 8), (8, 8)], 0.5, []),
+        ([(8, 8), (8, 8)], 1.0, [0, 1]),
+        ([(4, 0), (8, 8), (2, 2)], 0.5, [0, 2]),  # one that is too large makes way for a smaller
+        ([(4, 1), (4, 0)], 0.125, [0, 1]),
+        ([], 0.5, []),
+    ],
+)
+def test_a_share_of_unknown_completions_is_used(groups, share, used) -> None:
+    assert within_unknown_share(groups, share) == used
+
+
+GROUP_COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))
+
+
+@given(st.lists(GROUP_COUNTS, max_size=20), st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 1.0]))
+def test_the_share_holds_and_whatever_lacks_nothing_is_used(groups, share) -> None:
+    used = within_unknown_share(groups, share)
+    assert used == sorted(set(used))
+    total = sum(groups[place][0] for place in used)
+    assert sum(groups[place][1] for place in used) <= share * total
+    assert {place for place, (_, lacking) in enumerate(groups) if not lacking} <= set(used)
+    if share == 1.0:
+        assert used == list(range(len(groups)))
