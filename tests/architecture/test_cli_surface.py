@@ -1,8 +1,9 @@
-"""The commands and flags of `swarm-node`, frozen: scripts and people rely on them."""
+"""Commands and flags, frozen: scripts and people rely on them."""
 
 import argparse
 from collections.abc import Iterator
 
+from coordinator.cli import parser as coordinator_parser
 from node.cli import _parser
 
 SURFACE = {
@@ -24,10 +25,11 @@ SURFACE = {
     "--publisher --run --store-bytes",
     "weights verify": "--against --manifest directory",
 }
+COORDINATOR = {"plan": "--example --file --json"}
 
 
-def surface() -> dict[str, str]:
-    return {name: " ".join(sorted(_names(parser))) for name, parser in _commands(_parser())}
+def surface(parser: argparse.ArgumentParser) -> dict[str, str]:
+    return {name: " ".join(sorted(_names(command))) for name, command in _commands(parser)}
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -45,4 +47,5 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def test_commands_and_flags_are_as_promised() -> None:
-    assert surface() == SURFACE
+    assert surface(_parser()) == SURFACE
+    assert surface(coordinator_parser()) == COORDINATOR
