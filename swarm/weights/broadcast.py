@@ -63,7 +63,8 @@ RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for m
 RELAY_AHEAD_S_MIN = 0.2
 RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
 RELAY_AHEAD_COPIES = 1  # or of what it owes, in chunks to all, if that is more
-SLOW_UP_S = 1.5  # who needs longer to send one chunk to all does not relay
+SLOW_UP_S = 1.5  # who needs longer to send one chunk to all, and more than SLOW_CYCLE_SHARE of the
+# whole transfer, does not relay: where all are as slow, somebody has to
 SLOW_UP_SHARE = 0.25  # nor who has less than this of the others' mean uplink
 UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more than this
 SLOW_CYCLE_SHARE = 0.05  # and needs more than this of the whole transfer to send one chunk to all
@@ -536,7 +537,7 @@ class Broadcast:
 
     def _is_slow(self, rate: float, total_s: float) -> bool:
         """Whether chunks would come to the others later through us than through them."""
-        if self.picker.cycle_s > SLOW_UP_S:
+        if self.picker.cycle_s > max(SLOW_UP_S, SLOW_CYCLE_SHARE * total_s):
             return True
         ups = [up for up, _ in self.links.values() if up]
         if len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here

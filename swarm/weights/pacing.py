@@ -14,7 +14,10 @@ IDLE_SHARE = 0.5  # of what the link carries in the time of an answer
 ANSWERS_MIN = 4  # on their way at once, whatever is measured
 MEMORY_S = 10.0
 TIME_S = 0.15  # that an answer takes, before one has left
-BUCKET_S = 0.25  # over which a rate is measured
+BUCKET_S = 0.25  # over which a rate is measured, at least
+BUCKET_ANSWERS = (
+    3.0  # or so many times what an answer takes: those that share the link end together
+)
 SAMPLES_MAX = 4096
 
 
@@ -73,7 +76,7 @@ class Pacer:
         while self._times[0][0] < now_s - MEMORY_S:
             self._times.popleft()
         self._bucket_bytes += size_bytes
-        if (width_s := now_s - self._bucket_since_s) >= BUCKET_S:
+        if (width_s := now_s - self._bucket_since_s) >= max(BUCKET_S, BUCKET_ANSWERS * took_s):
             rate = self._bucket_bytes / width_s
             # a pause says nothing of the link: only what is more than was known counts then
             if self._was_full or rate > self.rate():

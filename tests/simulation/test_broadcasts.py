@@ -8,6 +8,7 @@ from swarm.simulation import broadcasts
 from swarm.simulation.broadcasts import BroadcastCase, simulate
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.profiles import links_of
+from swarm.weights import broadcast
 from swarm.weights.picking import Picker
 from swarm.weights.topology import Strategy
 
@@ -96,6 +97,19 @@ def test_handing_chunks_out_twice_would_show(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Picker, "fresh_for", forgetful)
     result = simulate(EQUAL)
     assert result.publisher_copies > 1.3
+
+
+def test_where_all_uplinks_are_slow_somebody_relays_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One chunk to all takes each of them two seconds here."""
+    link = replace(LINK, up_bytes_per_s=0.262 * MB, down_bytes_per_s=0.262 * MB)
+    case = BroadcastCase(12 * MB, 65_536, (link,) * 9, "swarm", seed=3)
+    result = simulate(case)
+    assert result.over_bound < 1.4
+    assert result.publisher_copies < 1.4
+    monkeypatch.setattr(broadcast, "SLOW_CYCLE_SHARE", 0.0)  # who is slow by the clock never does
+    assert simulate(case).publisher_copies > 4.0
 
 
 def test_unlike_links_do_not_hold_each_other_up() -> None:

@@ -1,5 +1,10 @@
 """How many bytes of answers may be on their way."""
 
+from random import Random
+
+import pytest
+
+from swarm.weights import pacing
 from swarm.weights.pacing import ANSWERS_MIN, Pacer
 
 MB = 1_000_000
@@ -29,6 +34,37 @@ def test_it_finds_the_rate_of_a_link_that_it_knows_nothing_of() -> None:
         pacer = Pacer()
         drive(pacer, rate, 6.0)
         assert 0.8 * rate < pacer.rate() < 1.3 * rate
+
+
+def share(pacer: Pacer, rate: float, seconds: float, step_s: float = 0.01) -> list[float]:
+    """As `drive`, but what is on its way shares the link as connections do, some of which get more
+    of it than others; the rates that the pacer took it for in the second half."""
+    size, rng = MB // 4, Random(1)
+    out: list[tuple[list[float], float, float]] = []  # bytes left, its weight, when begun
+    seen: list[float] = []
+    for step in range(int(seconds / step_s)):
+        now_s = step * step_s
+        while pacer.has_room(size):
+            pacer.start(size, now_s)
+            out.append(([size], 0.5 + rng.random(), now_s))
+        weights = sum(weight for _, weight, _ in out)
+        for left, weight, _ in out:
+            left[0] -= rate * step_s * weight / weights
+        for answer in [answer for answer in out if answer[0][0] <= 0.0]:
+            out.remove(answer)
+            pacer.done(size, now_s + step_s - answer[2], now_s + step_s)
+        if now_s > seconds / 2:
+            seen.append(pacer.rate())
+    return seen
+
+
+def test_answers_that_share_a_slow_link_do_not_make_it_look_fast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They end together, and a moment that sees several end says nothing of the link."""
+    assert max(share(Pacer(), MB, 20.0)) < 1.4 * MB
+    monkeypatch.setattr(pacing, "BUCKET_ANSWERS", 0.0)
+    assert max(share(Pacer(), MB, 20.0)) > 1.8 * MB
 
 
 def test_what_is_on_its_way_is_little_more_than_the_link_holds() -> None:
