@@ -52,16 +52,17 @@ format: $(STAMP) ## Format the code in place
 	@$(BIN)/ruff format .
 
 bench: $(STAMP) ## All benchmarks, each printing a table
-	@set -e; for script in scripts/bench_*.py; do $(BIN)/python $$script $(BENCH_ARGS); done
+	@set -e; for script in $(filter-out %_real.py,$(wildcard scripts/bench_*.py)); do $(BIN)/python $$script $(BENCH_ARGS); done
 
 bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, bytes
 	@$(BIN)/python scripts/bench_network.py $(BENCH_ARGS)
 	@$(BIN)/python scripts/bench_accept.py
 	@$(BIN)/python scripts/bench_bytes.py
 
-bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1 for all of it)
+bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1, as root: all of it, hours)
 	@$(BIN)/python scripts/bench_weights_codec.py
 	@$(BIN)/python scripts/bench_weights.py $(if $(FULL),--full)
+	@$(if $(FULL),$(BIN)/python scripts/bench_weights_real.py)
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

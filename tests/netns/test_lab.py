@@ -43,6 +43,17 @@ def test_bytes_arrive_through_a_lossy_link(wan_sockets: OpenLab) -> None:
     assert 0 < sent["lost"] < sent["packets"] / 2
 
 
+def test_larger_packets_take_fewer(wan_sockets: OpenLab) -> None:
+    packets = {}
+    for mtu in (1500, 9000):
+        lab = wan_sockets({"a": FAST, "b": FAST}, mtu=mtu)
+        with serving(lab, "a"):
+            count, _, _ = send(lab, "b", lab.address("a"), SIZE)
+        assert int(count) == SIZE
+        packets[mtu] = lab.counters()["b"]["packets"]
+    assert packets[9000] < packets[1500] / 2
+
+
 def test_cut_lets_nothing_through_until_healed(wan_sockets: OpenLab) -> None:
     lab = wan_sockets({"a": FAST, "b": FAST, "c": FAST})
     with serving(lab, "a"):

@@ -21,6 +21,7 @@ from typing import Any
 
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
+from swarm.simulation.sockets.namespaces import MTU
 
 HOSTS_MAX = 200  # with homes; a /24 holds as many
 END_TIMEOUT_S = 20.0
@@ -50,6 +51,11 @@ class Lab:
         made = self._ask(plan)
         self._paths: dict[str, str] = made["paths"]
         self._addresses: dict[str, str] = made["addresses"]
+
+    @property
+    def pid(self) -> int:
+        """Of the process that carries the packets."""
+        return self._process.pid
 
     def hosts(self) -> tuple[str, ...]:
         """All hosts, without the routers."""
@@ -104,11 +110,12 @@ class Lab:
 
 @contextmanager
 def open_lab(
-    hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0
+    hosts: Mapping[str, LinkProfile], homes: Sequence[Home] = (), seed: int = 0, mtu: int = MTU
 ) -> Iterator[Lab]:
     """Make hosts on a public network and behind routers; all can reach the public ones.
 
-    `seed` draws jitter and loss; the kernel's timing stays what it is.
+    `seed` draws jitter and loss; the kernel's timing stays what it is. `mtu` is that of the access
+    links, in bytes: with large packets the same process carries more.
 
     Raises:
         ConfigError: this machine does not allow it (`missing` says so beforehand), or a name is
@@ -119,6 +126,7 @@ def open_lab(
         "hosts": {name: asdict(profile) for name, profile in hosts.items()},
         "homes": [asdict(home) for home in homes],
         "seed": seed,
+        "mtu": mtu,
     }
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.simulation.sockets.lab_process"],

@@ -48,6 +48,7 @@ class Made:
     addresses: dict[str, str] = field(default_factory=dict)  # of hosts and routers
     tuns: dict[str, int] = field(default_factory=dict)  # of what is on the public network
     profiles: dict[str, LinkProfile] = field(default_factory=dict)
+    mtu: int = MTU  # of access links
 
     def on_the_network(self, name: str, profile: Mapping[str, float]) -> Namespace:
         """A new namespace with an access link."""
@@ -57,7 +58,7 @@ class Made:
             self.tuns[name] = open_tun()
             configure(
                 f"address add {address}/32 dev {WAN}",
-                f"link set {WAN} mtu {MTU} txqueuelen {TUN_QUEUE_PACKETS} up",
+                f"link set {WAN} mtu {self.mtu} txqueuelen {TUN_QUEUE_PACKETS} up",
                 f"route add default dev {WAN}",
             )
         self.addresses[name] = str(address)
@@ -143,7 +144,7 @@ def _say(answer: object) -> None:
 def main() -> None:
     """Run a lab until its owner is gone."""
     plan = json.loads(sys.stdin.buffer.readline())
-    made = Made()
+    made = Made(mtu=plan["mtu"])
     try:
         try:
             build(plan, made)
