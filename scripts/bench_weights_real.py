@@ -138,7 +138,7 @@ def run_ours(setting: Setting, versions: int) -> Iterator[Row]:
         ours.start()
         for version in range(versions):
             following = setting.work / "next.safetensors"
-            make_file(following, setting.size_bytes)
+            make_file(following, setting.weights_bytes)
             name = "ours, first version" if not version else "ours, next version"
             yield measure(name, setting, ours.children, lambda file=following: ours.send(file))  # type: ignore[misc]
 
@@ -186,7 +186,10 @@ def settings(options: argparse.Namespace, scratch: Path) -> Iterator[Callable[[s
         work = scratch / name
         work.mkdir()
         timeout_s = TIMEOUT_BOUNDS * published.stat().st_size / rate + TIMEOUT_S
-        return Setting(lab, hosts, published, sha256, work, python, timeout_s, options.verbose)
+        weights_bytes = options.mib * MIB
+        return Setting(
+            lab, hosts, published, weights_bytes, sha256, work, python, timeout_s, options.verbose
+        )
 
     try:
         yield fresh

@@ -140,6 +140,7 @@ class Setting:
     lab: Lab
     hosts: tuple[str, ...]
     file: Path
+    weights_bytes: int  # in the file, which has a header too
     sha256: str
     work: Path  # an empty directory
     python: Path | None  # of the others' environment
