@@ -1,0 +1,352 @@
+"""How old a rollout group may be when the learner trains on it, and the account of all work that is
+under way. Pure: no clock, no network; what happened and when is passed in.
+
+A learner's steps make versions 0, 1, 2, … of its policy. The staleness of a group is the learner's
+version when it consumes the group, less the oldest version that generated any token of it. **At
+consumption it is at most the bound S, always.** To waste little, the same is asked earlier: before
+work is granted (would it be in time?), when a group comes in, and whenever there is a new version.
+
+Every group that is granted takes one credit until it is consumed or thrown away, so that
+granted-and-not-in plus buffered groups are never more than `groups_max`: a learner that falls
+behind slows its workers down instead of throwing their work away. `leases.py` says who got which
+credits; both stand on the one account here.
+
+    account = Account(rules)
+    room = account.room(version, wanted, duration_s, now)   how many may be granted; or why none
+    account.reserve(n)                                      n credits are out
+    account.release(n, Discard.EXPIRED)                     n of them will not come in
+    account.admit(group)                                    one came in; or why it is thrown away
+    account.consume()                                       a whole batch, oldest first, or nothing
+    account.finish_step(version, now)                       the learner made a version of it
+    account.to_record(now); Account.from_record(rules, record, now)     across a restart
+
+A version here is a learner step, not one optimizer update of several on a batch. `now` is of any
+clock in seconds; a record holds no point in time, so another clock may go on with it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from swarm.errors import ConfigError, LocalProtocolError
+
+GROUPS_MAX_MAX: Final = 65_536  # what `groups_max` may be
+BOUND_MAX: Final = 1024
+STEP_EWMA_SHARE: Final = 0.1  # of the last interval between versions, in their mean; at first more
+
+
+class Discard(StrEnum):
+    """Why a group is not trained on. Counted by these names."""
+
+    STALE = "stale"  # came in too old to be consumed
+    OVERTAKEN = "overtaken"  # became too old while it was buffered
+    EXPIRED = "expired"  # granted, and not in when its lease ended
+    RETURNED = "returned"  # granted, and given back by its worker
+    LATE = "late"  # came in after its lease had ended
+    UNKNOWN_LEASE = "unknown_lease"  # never granted, or so long ago that it is forgotten
+    OTHER_WORKER = "other_worker"  # under a lease of somebody else
+    NOT_ASSIGNED = "not_assigned"  # of a task that its lease does not have
+    OTHER_GROUP = "other_group"  # a second, different group for one task
+    DUPLICATE = "duplicate"  # a group that came in for another task
+    UNKNOWN_VERSION = "unknown_version"  # of a version that the learner has not made, or of none
+    OLDER_THAN_LEASE = "older_than_lease"  # of an older version than its worker said it had
+    FAULTY = "faulty"  # did not stand up to verification
+
+
+class Denial(StrEnum):
+    """Why nothing is granted. Counted by these names."""
+
+    NO_CREDIT = "no_credit"  # as much is buffered and under way as may be
+    WOULD_BE_STALE = "would_be_stale"  # work begun now with this version would come too late
+    UNKNOWN_VERSION = "unknown_version"  # the learner has not made it
+    LEASES_OPEN = "leases_open"  # the worker holds as many leases as it may
+    WORKERS_FULL = "workers_full"  # as many workers are at work as are kept account of
+
+
+@dataclass(frozen=True, slots=True)
+class StalenessRules:
+    """What bounds a learner's work.
+
+    `groups_max` between 1.6 and 2 steps' worth suits: less starves the learner when a batch has to
+    be put together, and more makes groups wait and so grow old.
+    """
+
+    bound: int  # S, in versions
+    groups_per_step: int  # R
+    groups_max: int  # credits: buffered and granted groups together
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("bound", 0 <= self.bound <= BOUND_MAX, f"take 0 to {BOUND_MAX}"),
+            ("groups_per_step", self.groups_per_step >= 1, "take at least 1"),
+            (
+                "groups_max",
+                self.groups_per_step <= self.groups_max <= GROUPS_MAX_MAX,
+                f"take {self.groups_per_step} (groups_per_step) to {GROUPS_MAX_MAX}",
+            ),
+        )
+        for field, good, hint in checks:
+            if not good:
+                raise ConfigError(f"{field} = {getattr(self, field)!r}: {hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedGroup:
+    """A group that came in and waits to be consumed."""
+
+    group_id: bytes
+    worker: str
+    oldest: int  # version that generated any token of it
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many groups may be granted; `denial` says why none, and is None otherwise."""
+
+    groups: int
+    denial: Denial | None = None
+
+
+def staleness(versions: Iterable[int], learner_version: int) -> int:
+    """Of a group with tokens of these versions (at least one), consumed at the learner's."""
+    return learner_version - min(versions)
+
+
+def admissible(versions: Iterable[int], learner_version: int, bound: int) -> bool:
+    """Whether a group may be consumed: not too old, and of versions that exist."""
+    seen = tuple(versions)
+    if not seen or min(seen) < 0 or max(seen) > learner_version:
+        return False
+    return staleness(seen, learner_version) <= bound
+
+
+class Account:
+    """Buffered and granted groups of one learner, its version, and what became of everything.
+
+    The caller of `reserve`, `admit` and `release` keeps to what was reserved; that is our own code,
+    so going beyond is a LocalProtocolError.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_intervals",
+        "_pacing",
+        "_step_s",
+        "_stepped_at",
+        "consumed",
+        "consumed_by_staleness",
+        "discarded",
+        "granted",
+        "reserved",
+        "rules",
+        "training",
+        "version",
+    )
+
+    def __init__(self, rules: StalenessRules, version: int = 0) -> None:
+        self.rules = rules
+        self.version = version
+        self.training = False  # a batch was consumed and its step is not finished
+        self.reserved = 0  # granted groups that are not in
+        self.granted = 0  # ever
+        self.consumed = 0  # ever
+        self.consumed_by_staleness: Counter[int] = Counter()
+        self.discarded: Counter[Discard] = Counter()
+        self._buffer: dict[bytes, BufferedGroup] = {}  # in order of arrival
+        self._pacing: int | None = None
+        self._step_s = 0.0  # mean time from version to version
+        self._intervals = 0  # of which that is the mean
+        self._stepped_at: float | None = None
+
+    @property
+    def buffered(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def credits_left(self) -> int:
+        """Groups that may still be granted; none where a restart lowered the limit below what is
+        out."""
+        return max(0, self.rules.groups_max - self.reserved - self.buffered)
+
+    @property
+    def next_version(self) -> int:
+        """The version that the next batch will be consumed at: that of a step under way is over."""
+        return self.version + self.training
+
+    def step_s(self, now: float) -> float | None:
+        """How long a version lasts by the mean of those so far, and at least as long as the present
+        one does; None before there was any. A learner that waits for work takes longer, so what
+        is too slow for a busy learner is granted to one that starves."""
+        if self._stepped_at is None or self._intervals == 0:
+            return None
+        return max(self._step_s, now - self._stepped_at)
+
+    @property
+    def pacing(self) -> int:
+        """The staleness that grants aim at: the bound, or less where `set_pacing` said so."""
+        return self.rules.bound if self._pacing is None else min(self._pacing, self.rules.bound)
+
+    def set_pacing(self, depth: int | None) -> None:
+        """Grant only what will be consumed at a staleness of at most `depth`; None: of the bound.
+        It changes nothing about what may be consumed."""
+        self._pacing = None if depth is None else max(0, depth)
+
+    # --- granting ----------------------------------------------------------------------------
+
+    def room(self, worker_version: int, wanted: int, duration_s: float, now: float) -> Room:
+        """How many of `wanted` >= 1 groups may be granted to a worker that begins now with that
+        version and takes `duration_s`."""
+        if not 0 <= worker_version <= self.version:
+            return Room(0, Denial.UNKNOWN_VERSION)
+        credits_left = self.credits_left
+        if credits_left == 0:
+            return Room(0, Denial.NO_CREDIT)
+        in_time = self._in_time(worker_version, duration_s, now)
+        if in_time <= 0:
+            return Room(0, Denial.WOULD_BE_STALE)
+        return Room(min(wanted, credits_left, in_time))
+
+    def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
+        """How many more groups of a version will be consumed within the pacing depth.
+
+        A group is consumed when what is ahead of it is, a batch a version, and not before it is
+        there.
+        """
+        versions_left = worker_version + self.pacing - self.next_version
+        step_s = self.step_s(now)
+        if step_s and duration_s >= (versions_left + 1) * step_s:
+            return 0
+        ahead = self.reserved + self.buffered
+        return (versions_left + 1) * self.rules.groups_per_step - ahead
+
+    def reserve(self, groups: int) -> None:
+        """Take credits that `room` found."""
+        if not 0 < groups <= self.credits_left:
+            raise LocalProtocolError(f"{groups} groups granted with {self.credits_left} credits")
+        self.reserved += groups
+        self.granted += groups
+
+    def release(self, groups: int, why: Discard) -> None:
+        """Give the credits of granted groups back that will not be buffered."""
+        if not 0 <= groups <= self.reserved:
+            raise LocalProtocolError(f"{groups} credits returned of {self.reserved}")
+        self.reserved -= groups
+        if groups:
+            self.discarded[why] += groups
+
+    # --- in and out --------------------------------------------------------------------------
+
+    def admit(self, group: BufferedGroup) -> Discard | None:
+        """Turn a granted group into a buffered one, or give its credit back and say why.
+
+        A group that could be consumed now but not at the next version is refused while a step is
+        under way: it would only be purged.
+        """
+        if group.group_id in self._buffer:
+            raise LocalProtocolError("a group is buffered already")
+        versions = (group.oldest, group.newest)
+        if min(versions) < 0 or max(versions) > self.version:
+            why = Discard.UNKNOWN_VERSION
+        elif self._too_old(group, self.next_version):
+            why = Discard.STALE
+        else:
+            if self.reserved < 1:
+                raise LocalProtocolError("a group came in that was not granted")
+            self.reserved -= 1
+            self._buffer[group.group_id] = group
+            return None
+        self.release(1, why)
+        return why
+
+    def consume(self) -> tuple[BufferedGroup, ...]:
+        """A step's worth of groups, those of the oldest versions first and by arrival among them;
+        nothing until there are enough. Then the step is under way.
+
+        What would be over the bound is thrown away here at the latest.
+        """
+        if self.training:
+            raise LocalProtocolError("a batch was consumed before the last one's step was finished")
+        self._purge(self.version)
+        if self.buffered < self.rules.groups_per_step:
+            return ()
+        ordered = sorted(self._buffer.values(), key=lambda group: group.oldest)  # a stable sort
+        batch = tuple(ordered[: self.rules.groups_per_step])
+        for group in batch:
+            del self._buffer[group.group_id]
+            self.consumed_by_staleness[staleness((group.oldest,), self.version)] += 1
+        self.consumed += len(batch)
+        self.training = True
+        return batch
+
+    def finish_step(self, version: int, now: float) -> tuple[BufferedGroup, ...]:
+        """The learner's version is this one now; the same as before where the step came to nothing.
+        Returns what became too old by it and was thrown away."""
+        if version < self.version:
+            raise LocalProtocolError(f"version {version} after {self.version}")
+        if version > self.version:
+            if self._stepped_at is not None:
+                each_s = max(0.0, now - self._stepped_at) / (version - self.version)
+                self._intervals += 1
+                share = max(STEP_EWMA_SHARE, 1 / self._intervals)  # all alike, until they are many
+                self._step_s += share * (each_s - self._step_s)
+            self._stepped_at = now
+        self.version = version
+        self.training = False
+        return self._purge(version)
+
+    def _too_old(self, group: BufferedGroup, version: int) -> bool:
+        return staleness((group.oldest,), version) > self.rules.bound
+
+    def _purge(self, version: int) -> tuple[BufferedGroup, ...]:
+        gone = tuple(group for group in self._buffer.values() if self._too_old(group, version))
+        for group in gone:
+            del self._buffer[group.group_id]
+        if gone:
+            self.discarded[Discard.OVERTAKEN] += len(gone)
+        return gone
+
+    # --- across a restart --------------------------------------------------------------------
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        """Everything as plain values, MessagePack's."""
+        return {
+            "version": self.version,
+            "pacing": self._pacing,
+            "reserved": self.reserved,
+            "granted": self.granted,
+            "consumed": self.consumed,
+            "consumed_by_staleness": sorted([k, v] for k, v in self.consumed_by_staleness.items()),
+            "discarded": {str(why): count for why, count in sorted(self.discarded.items())},
+            "buffer": [[g.group_id, g.worker, g.oldest, g.newest] for g in self._buffer.values()],
+            "step_s": self._step_s,
+            "intervals": self._intervals,
+            "stepped_s_ago": None if self._stepped_at is None else now - self._stepped_at,
+        }
+
+    @classmethod
+    def from_record(cls, rules: StalenessRules, record: dict[str, Any], now: float) -> "Account":
+        """As it was, under rules that may have changed: what a lower bound forbids goes at once. A
+        step that was under way is not any more: the learner's checkpoint is of before it.
+
+        Raises:
+            LocalProtocolError: no record of an account.
+        """
+        try:
+            account = cls(rules, record["version"])
+            account.set_pacing(record["pacing"])
+            account.reserved, account.granted = record["reserved"], record["granted"]
+            account.consumed = record["consumed"]
+            account.consumed_by_staleness.update(dict(record["consumed_by_staleness"]))
+            account.discarded.update({Discard(k): v for k, v in record["discarded"].items()})
+            for group_id, worker, oldest, newest in record["buffer"]:
+                account._buffer[group_id] = BufferedGroup(group_id, worker, oldest, newest)
+            account._step_s, account._intervals = record["step_s"], record["intervals"]
+            ago_s = record["stepped_s_ago"]
+            account._stepped_at = None if ago_s is None else now - ago_s
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise LocalProtocolError(f"no record of a learner's account: {error!r}") from None
+        account._purge(account.version)
+        return account

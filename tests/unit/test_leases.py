@@ -1,0 +1,385 @@
+"""Leases: what a worker is given, and what it may hand in."""
+
+import msgpack
+import pytest
+
+from swarm import leases
+from swarm.errors import ConfigError, LocalProtocolError
+from swarm.leases import Answer, Lease, LeaseBook, LeaseRules, Submission, task_seeds
+from swarm.staleness import Account, Denial, Discard, StalenessRules
+
+STALENESS = StalenessRules(bound=2, groups_per_step=8, groups_max=64)
+PATIENT = StalenessRules(bound=1000, groups_per_step=8, groups_max=64)
+RULES = LeaseRules(target_s=60.0, first_s=10.0, first_groups=4, slack=3.0, groups_max=32)
+SECRET = b"a secret of the learner's"
+
+
+def open_book(
+    rules: LeaseRules = RULES, staleness: StalenessRules = STALENESS, **changed
+) -> LeaseBook:
+    settings = {"run_id": "run", "secret": SECRET, "start": 1, **changed}
+    return LeaseBook(rules, Account(staleness), **settings)
+
+
+def granted(book: LeaseBook, worker: str = "w", version: int = 0, now: float = 0.0) -> Lease:
+    lease = book.request(worker, version, now)
+    assert isinstance(lease, Lease), lease
+    return lease
+
+
+def group_of(lease: Lease, place: int, versions=(0,), **changed) -> Submission:
+    seed = lease.seeds[place]
+    submission = {
+        "lease_id": lease.lease_id,
+        "worker": lease.worker,
+        "seed": seed,
+        "group_id": seed.to_bytes(8, "big"),
+        "versions": tuple(versions),
+    }
+    return Submission(**{**submission, **changed})
+
+
+def deliver(book: LeaseBook, lease: Lease, now: float, versions=(0,)) -> None:
+    for place in range(lease.groups):
+        assert book.submit(group_of(lease, place, versions), now).admitted
+
+
+def reason(book: LeaseBook, submission: Submission, now: float = 1.0) -> Discard | None:
+    """The answer, and that asking before gave the same one and changed nothing."""
+    before = book.to_record(0.0)
+    judged = book.judge(submission, now)
+    assert book.to_record(0.0) == before
+    answer = book.submit(submission, now)
+    assert judged is None or judged == answer
+    return answer.reason
+
+
+# --- tasks -----------------------------------------------------------------------------------
+
+
+def test_the_tasks_of_a_lease_are_the_same_for_whoever_has_it_and_for_no_other() -> None:
+    lease = granted(open_book())
+    assert lease.seeds == task_seeds(lease.stream, 4) == granted(open_book()).seeds
+    assert all(0 <= seed < 2**62 for seed in lease.seeds)
+    others = [
+        granted(open_book(), worker="x"),
+        granted(open_book(run_id="other")),
+        granted(open_book(secret=b"another secret of 24 B..")),
+        granted(open_book(start=2)),
+    ]
+    book = open_book()
+    granted(book)
+    others.append(granted(book))  # the second lease of one worker
+    for other in others:
+        assert other.lease_id != lease.lease_id
+        assert set(other.seeds).isdisjoint(lease.seeds)
+
+
+def test_parts_of_a_lease_name_do_not_run_into_each_other() -> None:
+    one = granted(open_book(run_id="ab"), worker="c")
+    other = granted(open_book(run_id="a"), worker="bc")
+    assert one.lease_id != other.lease_id
+
+
+def test_the_seeds_stay_what_they_are() -> None:
+    """Written down: a worker and a learner of different releases agree on them."""
+    assert task_seeds("00" * 32, 2) == (SEED_ONE, SEED_TWO)
+
+
+SEED_ONE, SEED_TWO = 2266549101634346962, 23798641717292155
+
+
+def test_a_short_secret_is_our_own_mistake() -> None:
+    with pytest.raises(LocalProtocolError):
+        open_book(secret=b"short")
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def test_each_refusal_has_its_name() -> None:
+    book = open_book()
+    book.account.finish_step(5, 0.0)
+    lease = granted(book, version=4)
+    assert reason(book, group_of(lease, 0, lease_id=b"?" * 16)) is Discard.UNKNOWN_LEASE
+    assert reason(book, group_of(lease, 0, worker="x")) is Discard.OTHER_WORKER
+    assert reason(book, group_of(lease, 0, seed=7)) is Discard.NOT_ASSIGNED
+    assert reason(book, group_of(lease, 0, (4, 5))) is None
+    assert reason(book, group_of(lease, 0, (4,), group_id=b"better")) is Discard.OTHER_GROUP
+    same = group_of(lease, 0).group_id
+    assert reason(book, group_of(lease, 1, (4,), group_id=same)) is Discard.DUPLICATE
+    assert book.account.reserved == 3  # all that was refused so far may still come
+    assert reason(book, group_of(lease, 1, (6,))) is Discard.UNKNOWN_VERSION
+    assert reason(book, group_of(lease, 2, (3, 5))) is Discard.OLDER_THAN_LEASE
+    assert book.submit(group_of(lease, 3, (5,)), 1.0, "reward is not 1").reason is Discard.FAULTY
+    assert book.account.reserved == 0
+    late = granted(book, worker="y", version=5)
+    assert reason(book, group_of(late, 0, (5,)), late.deadline) is Discard.LATE
+    book.expire(late.deadline)
+    assert reason(book, group_of(late, 1, (5,)), late.deadline) is Discard.LATE
+    every = {why: 1 for why in Discard if why not in (Discard.STALE, Discard.OVERTAKEN)}
+    every |= {Discard.LATE: 2, Discard.EXPIRED: 4}
+    del every[Discard.RETURNED]
+    assert book.account.discarded == every
+
+
+def test_a_group_that_grew_too_old_on_its_way_is_refused() -> None:
+    book = open_book()
+    lease = granted(book)
+    book.account.finish_step(3, 0.0)
+    assert reason(book, group_of(lease, 0, (0, 3))) is Discard.STALE
+    assert reason(book, group_of(lease, 1, (1, 3))) is None  # the worker had swapped in time
+
+
+def test_the_same_submission_has_the_same_answer_and_counts_once() -> None:
+    book = open_book()
+    lease = granted(book)
+    good, bad = group_of(lease, 0), group_of(lease, 1)
+    first = [book.submit(good, 1.0), book.submit(bad, 1.0, "edited text")]
+    before = book.account.to_record(0.0)
+    for now in (2.0, lease.deadline, 1e9):
+        book.expire(now)
+        again = [book.submit(good, now), book.submit(bad, now)]
+        assert again == first == [Answer(None), Answer(Discard.FAULTY, "edited text")]
+        assert [each.repeated for each in again] == [True, True]
+    assert book.repeated == 6
+    assert (before["buffer"], book.account.discarded[Discard.FAULTY]) == (
+        book.account.to_record(0.0)["buffer"],
+        1,
+    )
+
+
+def test_a_forgotten_lease_is_unknown_and_its_groups_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr(leases, "LEASES_REMEMBERED_MAX", 2)
+    book = open_book()
+    first = granted(book)
+    deliver(book, first, 1.0)
+    deliver(book, granted(book, worker="a"), 1.0)
+    assert book.submit(group_of(first, 0), 1.0).repeated
+    deliver(book, granted(book, worker="b"), 1.0)
+    assert reason(book, group_of(first, 0)) is Discard.UNKNOWN_LEASE
+    assert book.account.buffered == 12
+    assert len(book._places) == 8  # of the two that are remembered
+
+
+# --- credits ---------------------------------------------------------------------------------
+
+
+def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
+    book = open_book()
+    lease = granted(book)
+    book.submit(group_of(lease, 0), 1.0)
+    assert book.account.credits_left == 60
+    assert book.next_deadline() == lease.deadline == 30.0
+    assert book.expire(29.9) == []
+    assert book.expire(30.0) == [lease]
+    assert (book.account.credits_left, book.account.discarded) == (63, {Discard.EXPIRED: 3})
+    second = granted(book, now=30.0)
+    other = granted(book, worker="x", now=30.0)
+    assert book.give_back("w", 31.0) == [second]
+    assert book.account.discarded[Discard.RETURNED] == second.groups
+    assert book.open_leases("x") == [other]
+    assert book.next_deadline() == other.deadline
+
+
+def test_denials_have_names_and_are_counted() -> None:
+    rules = LeaseRules(first_groups=32, groups_max=32, open_max=1)
+    book = open_book(rules, StalenessRules(2, 32, 64))
+    assert book.request("w", 1, 0.0) is Denial.UNKNOWN_VERSION
+    granted(book)
+    assert book.request("w", 0, 0.0) is Denial.LEASES_OPEN
+    granted(book, worker="x")
+    assert book.request("y", 0, 0.0) is Denial.NO_CREDIT
+    book.expire(1e6)
+    book.account.finish_step(3, 1e6)
+    assert book.request("y", 0, 1e6) is Denial.WOULD_BE_STALE
+    assert sorted(book.denied) == sorted(
+        [Denial.UNKNOWN_VERSION, Denial.LEASES_OPEN, Denial.NO_CREDIT, Denial.WOULD_BE_STALE]
+    )
+
+
+def test_a_large_lease_that_would_be_late_becomes_a_small_one() -> None:
+    book = open_book(LeaseRules(target_s=100.0, groups_max=32), StalenessRules(0, 40, 64))
+    worker = leases._Worker(done=8.0, busy_s=40.0)  # 0.2 a second: 21 groups in 100 s
+    book._workers["w"] = worker
+    assert granted(book).groups == 21
+    book.expire(1e6)
+    worker.done, worker.busy_s = 8.0, 40.0
+    book.account.finish_step(1, 1e6)
+    book.account.finish_step(2, 1e6 + 30.0)
+    assert granted(book, version=2, now=1e6 + 30.0).groups == 5  # 10 would take 50 s
+
+
+def test_workers_beyond_the_limit_make_room_or_are_denied(monkeypatch) -> None:
+    monkeypatch.setattr(leases, "WORKERS_MAX", 2)
+    book = open_book()
+    first = granted(book, worker="a")
+    granted(book, worker="b")
+    assert book.request("c", 0, 0.0) is Denial.WORKERS_FULL
+    deliver(book, first, 1.0)
+    granted(book, worker="c")
+    assert set(book._workers) == {"b", "c"}
+    assert not reason(book, group_of(first, 0))  # still answered, though its worker is forgotten
+
+
+# --- rates -----------------------------------------------------------------------------------
+
+
+def work(book: LeaseBook, worker: str, now: float, seconds_each: float, leases_: int) -> float:
+    for _ in range(leases_):
+        lease = granted(book, worker, book.account.version, now)
+        now += seconds_each * lease.groups
+        deliver(book, lease, now, (book.account.version,))
+        while book.account.consume():
+            book.account.finish_step(book.account.version + 1, now)
+    return now
+
+
+def test_leases_follow_the_measured_rate() -> None:
+    book = open_book(staleness=PATIENT)
+    work(book, "fast", 0.0, 2.0, 4)
+    work(book, "slow", 1e3, 7.0, 4)
+    assert book.rates() == pytest.approx({"fast": 1 / 2.0, "slow": 1 / 7.0})
+    version = book.account.version
+    assert granted(book, "fast", version, 1e4).groups == 31  # what it does in 60 s, and one more
+    slow = granted(book, "slow", version, 1e4)
+    assert slow.groups == 9
+    assert slow.deadline - slow.granted_at == pytest.approx(3 * 9 * 7.0)
+
+
+def test_a_worker_slower_than_its_first_lease_gets_longer_ones_up_to_a_limit() -> None:
+    book, now, lives = open_book(), 0.0, []
+    for _ in range(8):
+        lease = granted(book, now=now)
+        lives.append(round(lease.deadline - now, 6))
+        now = lease.deadline
+        book.expire(now)
+    assert lives == sorted(lives)
+    assert (lives[0], lives[-1]) == (30.0, RULES.life_s_max)
+
+
+def test_two_leases_that_end_together_are_worth_what_they_took_together() -> None:
+    """Whatever the order and however close: else a worker would look as fast as it likes."""
+    book = open_book(staleness=PATIENT)
+    now = 0.0
+    for _ in range(10):
+        version = book.account.version
+        pair = [granted(book, "w", version, now) for _ in range(2)]
+        now += 2.0 * sum(lease.groups for lease in pair)
+        now = min(now, min(lease.deadline for lease in pair) - 1e-3)
+        started = pair[0].granted_at
+        for lease in pair:
+            deliver(book, lease, now, (version,))
+            now += 1e-6
+        while book.account.consume():
+            book.account.finish_step(book.account.version + 1, now)
+        done = sum(lease.groups for lease in pair)
+        assert book.rates()["w"] <= 1.5 * done / (now - started)
+
+
+def test_what_is_not_admitted_or_not_delivered_makes_no_worker_fast() -> None:
+    book = open_book()
+    lease = granted(book)
+    for place in range(4):  # at once, and made up
+        book.submit(group_of(lease, place), 0.001, "no completion of this policy")
+    assert book.rates() == {"w": 0.0}
+    assert granted(book).groups == 1
+    book = open_book()
+    lease = granted(book)
+    book.submit(group_of(lease, 0), 0.001)  # the easy one alone
+    book.expire(lease.deadline)
+    assert book.rates() == {"w": pytest.approx(1 / lease.deadline)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target_s": 0.0},
+        {"first_s": 0.0},
+        {"first_groups": 0},
+        {"first_groups": 65},
+        {"slack": 0.5},
+        {"life_s_min": 0.0},
+        {"life_s_min": 4000.0},
+        {"groups_max": 257},
+        {"open_max": 0},
+    ],
+)
+def test_rules_that_cannot_be_are_refused_by_name(wrong) -> None:
+    with pytest.raises(ConfigError, match=f"lease {next(iter(wrong))} = "):
+        LeaseRules(**wrong)
+
+
+# --- across a restart ------------------------------------------------------------------------
+
+
+def restored(book: LeaseBook, now: float, later: float, start: int = 2) -> LeaseBook:
+    record = msgpack.unpackb(msgpack.packb(book.to_record(now)), strict_map_key=False)
+    return LeaseBook.from_record(
+        record,
+        rules=RULES,
+        staleness_rules=STALENESS,
+        run_id="run",
+        secret=SECRET,
+        start=start,
+        now=later,
+    )
+
+
+def test_leases_answers_rates_and_counters_survive_a_restart() -> None:
+    book = open_book()
+    work(book, "w", 0.0, 2.0, 2)
+    lease = granted(book, version=book.account.version, now=100.0)
+    taken = group_of(lease, 0, (book.account.version,))
+    assert book.submit(taken, 101.0).admitted
+    book.submit(group_of(lease, 1), 101.0, "wrong")
+    book.request("x", 99, 101.0)
+    again = restored(book, 110.0, 5.0)
+    assert again.to_record(5.0) == book.to_record(110.0)
+    assert again.submit(taken, 6.0).repeated
+    assert again.account.buffered == book.account.buffered
+    [same] = again.open_leases("w")
+    assert same.deadline - 5.0 == pytest.approx(lease.deadline - 110.0)
+    assert reason(again, group_of(lease, 2, (book.account.version,)), 6.0) is None
+    assert again.expire(same.deadline) == [same]
+    assert again.account.reserved == 0
+
+
+def test_a_lease_after_a_restart_is_none_that_was_lost() -> None:
+    book = open_book()
+    record_time = book.to_record(0.0)
+    lost = granted(book)
+    again = LeaseBook.from_record(
+        record_time,
+        rules=RULES,
+        staleness_rules=STALENESS,
+        run_id="run",
+        secret=SECRET,
+        start=2,
+        now=0.0,
+    )
+    new = granted(again)
+    assert set(new.seeds).isdisjoint(lost.seeds)
+    assert reason(again, group_of(lost, 0)) is Discard.UNKNOWN_LEASE
+
+
+def test_a_record_that_contradicts_itself_is_refused() -> None:
+    book = open_book()
+    granted(book)
+    book.account.reserved = 3
+    with pytest.raises(LocalProtocolError, match="leases hold 4 credits and the account says 3"):
+        restored(book, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("record", [{}, [], {"account": {}}])
+def test_no_record_is_our_own_mistake(record) -> None:
+    with pytest.raises(LocalProtocolError, match="no record"):
+        LeaseBook.from_record(
+            record,
+            rules=RULES,
+            staleness_rules=STALENESS,
+            run_id="run",
+            secret=SECRET,
+            start=2,
+            now=0.0,
+        )
