@@ -263,6 +263,10 @@ class HostilePolicy:
 
     async def load(self, weights: Path, policy_version: int) -> None: ...
 
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
     async def memory_bytes(self) -> int:
         return 0
 

@@ -22,14 +22,19 @@ class Sampling:
 
 
 class RolloutEngine(Protocol):
-    """Generates with one policy version at a time."""
+    """Generates with one policy version at a time.
+
+    Weights that are loaded while completions are being sampled change the rest of these, or come
+    into effect after them: which of the two is the engine's, and the completions' spans say it.
+    """
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """`completions_each` completions for each prompt, in the order of the prompts.
 
-        The same policy version, arguments and seed give the same completions.
+        The same policy version, arguments and seed give the same completions. Waits while the
+        engine is paused.
 
         Raises:
             ChildFailed: the engine died or answered with an error; it may be retried.
@@ -43,4 +48,13 @@ class RolloutEngine(Protocol):
         Raises:
             ChildFailed: the load failed; the old version serves on.
         """
+        ...
+
+    async def pause(self) -> None:
+        """Return once nothing is sampled; nothing will be until `resume`, also where this call is
+        cancelled. What was begun is kept, or finished first."""
+        ...
+
+    async def resume(self) -> None:
+        """Sample again, if paused."""
         ...

@@ -12,7 +12,9 @@ from random import Random
 import trio
 
 from node.engines.base import Sampling
+from node.engines.gate import Gate
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason
 
 SKILL_MAX = 0.95
@@ -31,6 +33,7 @@ class ScriptedPolicy:
         self.trained: list[TrainingGroup] = []  # of the last batch
         self._generate_s = generate_s
         self._train_s = train_s
+        self._gate = Gate()
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -39,8 +42,10 @@ class ScriptedPolicy:
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one."""
-        await trio.sleep(self._generate_s)
+        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one.
+        All is sampled at the end, with the version of that moment."""
+        async with self._gate.passing():
+            await trio.sleep(self._generate_s)
         rng = Random(seed)
         return [
             tuple(self._complete(prompt, sampling, rng) for _ in range(completions_each))
@@ -61,8 +66,20 @@ class ScriptedPolicy:
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`: the skill is the file's text."""
-        self.skill = float(await trio.to_thread.run_sync((weights / "skill").read_text))
-        self.version = policy_version
+        try:
+            skill = float(await trio.to_thread.run_sync((weights / "skill").read_text))
+        except (OSError, ValueError) as error:
+            raise ChildFailed(f"weights {weights}: {error}") from error
+        self.skill, self.version = skill, policy_version
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`."""
+        await self._gate.pause()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._gate.resume()
+        await trio.lowlevel.checkpoint()
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""

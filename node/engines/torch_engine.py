@@ -3,10 +3,14 @@
 A prompt is run once and its keys and values are shared by its completions. Finished rows leave
 the batch when enough of them have piled up. Each prompt has its own stream of random numbers, drawn
 before the first token, so what else is in the batch changes a completion by rounding at most.
+
+A `Generation` is sampled in segments. Where they begin and end changes nothing; but between two of
+them the weights may be replaced. Then the new weights run over each prompt and the tokens so far,
+and sampling goes on with the same random numbers.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +28,7 @@ ROWS_MAX = 512  # completions sampled at a time
 LOGITS_MAX = 2**23  # rows x vocabulary of one step; picking takes some 50 bytes for each
 CACHED_TOKENS_MAX = 262_144  # rows x longest sequence of one batch
 CACHE_BYTES_MAX = 2**30  # keys and values of one batch, in fp32
+CATCH_UP_TOKENS_MAX = 2048  # rows x tokens of one pass over what older weights sampled
 _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 
@@ -33,9 +38,116 @@ class _Row:
 
     owner: int  # index of its prompt
     uniforms: torch.Tensor  # (tokens,) in [0, 1)
+    limit: int  # of its tokens
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     stopped: bool = False
+    spans: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens)
+
+    @property
+    def running(self) -> bool:
+        return not self.stopped and len(self.tokens) < self.limit
+
+    def take(self, token: int, logprob: float, eos_ids: frozenset[int]) -> bool:
+        """Add a token to a row that still runs; whether it runs on."""
+        if not self.running:
+            return False
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.stopped = token in eos_ids
+        return self.running
+
+    def credit(self, policy_version: int) -> None:
+        """That version made all tokens that no version has made yet."""
+        count = len(self.tokens) - sum(count for _, count in self.spans)
+        if count and self.spans and self.spans[-1][0] == policy_version:
+            self.spans[-1] = (policy_version, self.spans[-1][1] + count)
+        elif count:
+            self.spans.append((policy_version, count))
+
+
+class Generation:
+    """Completions in the making, a segment at a time. Synchronous.
+
+    Whoever changes the policy's weights between two segments calls `weights_changed`.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        prompts: Sequence[str],
+        completions_each: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        """Computes nothing yet.
+
+        Raises:
+            ConfigError: a prompt leaves no room for a token, or the sampling makes no sense.
+        """
+        _check(sampling, completions_each)
+        self._policy, self._sampling = policy, sampling
+        self._prompts, self._each, self._seed = tuple(prompts), completions_each, seed
+        self._encoded = [policy.encode_prompt(prompt) for prompt in prompts]
+        for ids in self._encoded:
+            if len(ids) >= policy.context_tokens:
+                raise ConfigError(
+                    f"a prompt of {len(ids)} tokens does not fit the context of "
+                    f"{policy.context_tokens} tokens: choose smaller task settings"
+                )
+        self._version: int | None = None  # of the last segment
+        self._begin()
+
+    def _begin(self) -> None:
+        policy, tokens_max = self._policy, self._sampling.max_new_tokens
+        limits = [min(tokens_max, policy.context_tokens - len(ids)) for ids in self._encoded]
+        self._rows = _rows(self._prompts, limits, self._each, tokens_max, self._seed)
+        self._batches = deque(
+            _Batch(policy, self._encoded, rows, self._sampling)
+            for rows in _batches(policy, self._encoded, self._rows, tokens_max)
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether every completion has ended."""
+        return not self._batches
+
+    def advance(self, steps: int, policy_version: int) -> None:
+        """Sample on for at most `steps` tokens of each row in the batch at hand, or of several
+        batches one after the other.
+
+        Weights of an older version than before are another line of versions: their numbers do not
+        say any more what made which tokens, so everything is sampled again from its beginning.
+        """
+        if self._version is not None and policy_version < self._version:
+            self._begin()
+        self._version = policy_version
+        with torch.inference_mode(), self._policy.autocast():
+            while steps > 0 and self._batches:
+                steps -= self._batches[0].advance(steps, policy_version)
+                if self._batches[0].done:
+                    self._batches.popleft()
+
+    def weights_changed(self) -> None:
+        """Forget what the weights before have computed; the tokens stay."""
+        if self._batches:
+            self._batches[0].forget()
+
+    def completions(self) -> list[tuple[Completion, ...]]:
+        """One tuple for each prompt, once all is done."""
+        groups: list[list[Completion]] = [[] for _ in self._prompts]
+        for row in self._rows:
+            groups[row.owner].append(
+                Completion(
+                    text=self._policy.decode(row.tokens),
+                    token_ids=tuple(row.tokens),
+                    logprobs=tuple(row.logprobs),
+                    finish_reason=FinishReason.STOP if row.stopped else FinishReason.LENGTH,
+                    policy_version=row.spans[0][0],
+                    spans=tuple(row.spans) if len(row.spans) > 1 else (),
+                )
+            )
+        return [tuple(group) for group in groups]
 
 
 def generate(
@@ -46,24 +158,15 @@ def generate(
     seed: int,
     policy_version: int,
 ) -> list[tuple[Completion, ...]]:
-    """Sample; see `RolloutEngine.generate`. Synchronous.
+    """Sample in one go; see `RolloutEngine.generate`. Synchronous.
 
     Raises:
         ConfigError: a prompt leaves no room for a token, or the sampling settings make no sense.
     """
-    _check(sampling, completions_each)
-    encoded = [policy.encode_prompt(prompt) for prompt in prompts]
-    for ids in encoded:
-        if len(ids) >= policy.context_tokens:
-            raise ConfigError(
-                f"a prompt of {len(ids)} tokens does not fit the context of "
-                f"{policy.context_tokens} tokens: choose smaller task settings"
-            )
-    rows = _rows(prompts, completions_each, sampling.max_new_tokens, seed)
-    with torch.inference_mode(), policy.autocast():
-        for batch in _batches(policy, encoded, rows, sampling.max_new_tokens):
-            _sample(policy, encoded, batch, sampling)
-    return _finish(policy, rows, len(prompts), policy_version)
+    generation = Generation(policy, prompts, completions_each, sampling, seed)
+    while not generation.done:
+        generation.advance(sampling.max_new_tokens, policy_version)
+    return generation.completions()
 
 
 def pick_tokens(
@@ -100,7 +203,9 @@ def _check(sampling: Sampling, completions_each: int) -> None:
         raise ConfigError(f"completions_each = {completions_each}: take at least 1")
 
 
-def _rows(prompts: Sequence[str], each: int, tokens_max: int, seed: int) -> list[_Row]:
+def _rows(
+    prompts: Sequence[str], limits: Sequence[int], each: int, tokens_max: int, seed: int
+) -> list[_Row]:
     """Rows with random numbers that depend on the seed, the prompt and its repetition alone."""
     seen: Counter[str] = Counter()
     rows = []
@@ -110,7 +215,7 @@ def _rows(prompts: Sequence[str], each: int, tokens_max: int, seed: int) -> list
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         for _ in range(each):
             drawn = torch.rand(tokens_max, dtype=torch.float64, generator=generator)
-            rows.append(_Row(owner, drawn))
+            rows.append(_Row(owner, drawn, limits[owner]))
     return rows
 
 
@@ -158,7 +263,7 @@ class _Decoder(Protocol):
         ...
 
     def step(self, tokens: torch.Tensor) -> None:
-        """Take one more token (rows,) for each row."""
+        """Take more tokens (rows, C), as many for each row."""
         ...
 
 
@@ -177,7 +282,8 @@ class _HuggingFaceDecoder:
             body = getattr(self._model, self._model.base_model_prefix)
             self._cache = body(input_ids=ids, use_cache=True).past_key_values
         self._select(list(owners))
-        self.step(torch.tensor([prompts[owner][-1] for owner in owners], device=policy.device))
+        self._last = policy.logits_kept(1)
+        self.step(torch.tensor([prompts[owner][-1:] for owner in owners], device=policy.device))
 
     def select(self, rows: list[int]) -> None:
         self._select(rows)
@@ -189,15 +295,17 @@ class _HuggingFaceDecoder:
         self._lengths, self._mask = self._lengths[chosen], self._mask[chosen]
 
     def step(self, tokens: torch.Tensor) -> None:
-        self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=True)
+        count = tokens.shape[1]
+        self._mask = torch.nn.functional.pad(self._mask, (0, count), value=True)
         out = self._model(
-            input_ids=tokens[:, None],
+            input_ids=tokens,
             attention_mask=self._mask.long(),
-            position_ids=self._lengths[:, None],
+            position_ids=self._lengths[:, None] + torch.arange(count, device=tokens.device),
             past_key_values=self._cache,
             use_cache=True,
+            **self._last,
         )
-        self._lengths = self._lengths + 1
+        self._lengths = self._lengths + count
         self.logits: torch.Tensor = out.logits[:, -1]
 
 
@@ -215,7 +323,7 @@ class _PlainDecoder:
         self._ids, self.logits = self._ids[rows], self.logits[rows]
 
     def step(self, tokens: torch.Tensor) -> None:
-        self._ids = torch.cat([self._ids, tokens[:, None]], dim=1)
+        self._ids = torch.cat([self._ids, tokens], dim=1)
         self.logits = self._run()
 
     def _run(self) -> torch.Tensor:
@@ -261,11 +369,12 @@ class _LeanDecoder:
 
     def step(self, tokens: torch.Tensor) -> None:
         prompts, columns = (list(side) for side in zip(*self._cells, strict=True))
-        ids = torch.zeros(len(self._next), self._each, 1, dtype=torch.long)
-        ids[prompts, columns, 0] = tokens
+        count = tokens.shape[1]
+        ids = torch.zeros(len(self._next), self._each, count, dtype=torch.long)
+        ids[prompts, columns] = tokens
         hidden, _ = self._model.run(ids, self._next, self._above, self._cache)
-        self._next = self._next + 1
-        self.logits = self._model.logits(hidden[prompts, columns, 0])
+        self._next = self._next + count
+        self.logits = self._model.logits(hidden[prompts, columns, -1])
 
 
 def _grid(owners: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -304,64 +413,79 @@ def _open_decoder(
     return _HuggingFaceDecoder(policy, prompts, owners)
 
 
-def _sample(
-    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[_Row], sampling: Sampling
-) -> None:
-    """Sample one batch of rows to their ends."""
-    owners = sorted({row.owner for row in rows})
-    place = {owner: index for index, owner in enumerate(owners)}
-    decoder = _open_decoder(
-        policy,
-        [encoded[owner] for owner in owners],
-        [place[row.owner] for row in rows],
-        sampling.max_new_tokens,
-    )
-    limits = [
-        min(sampling.max_new_tokens, policy.context_tokens - len(encoded[row.owner]))
-        for row in rows
-    ]
-    uniforms = torch.stack([row.uniforms for row in rows]).to(policy.device)
-    live = list(range(len(rows)))  # rows still in the batch, finished ones perhaps among them
-    for step in range(sampling.max_new_tokens):
+class _Batch:
+    """Rows that are sampled together, from their first tokens to their ends."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        encoded: Sequence[list[int]],
+        rows: Sequence[_Row],
+        sampling: Sampling,
+    ) -> None:
+        self._policy, self._encoded, self._sampling = policy, encoded, sampling
+        self._live = list(rows)  # still in the batch, finished ones perhaps among them
+        self._step = 0  # tokens that each running row has
+        self._decoder: _Decoder | None = None
+
+    @property
+    def done(self) -> bool:
+        return not self._live
+
+    def forget(self) -> None:
+        """Give the decoder up; the next segment opens another one."""
+        self._decoder = None
+
+    def advance(self, steps: int, policy_version: int) -> int:
+        """Sample up to `steps` tokens a row; how many it were."""
+        decoder = self._open() if self._decoder is None else self._decoder
+        segment = list(self._live)
+        made = 0
+        while self._live and made < steps:
+            self._sample(decoder)
+            made += 1
+        for row in segment:
+            row.credit(policy_version)
+        self._decoder = decoder if self._live else None
+        return made
+
+    def _open(self) -> _Decoder:
+        """A decoder that stands before the next token of the rows that run."""
+        self._live = [row for row in self._live if row.running]
+        owners = sorted({row.owner for row in self._live})
+        place = {owner: index for index, owner in enumerate(owners)}
+        decoder = _open_decoder(
+            self._policy,
+            [self._encoded[owner] for owner in owners],
+            [place[row.owner] for row in self._live],
+            self._sampling.max_new_tokens,
+        )
+        width = max(1, CATCH_UP_TOKENS_MAX // len(self._live))
+        for begin in range(0, self._step, width):
+            end = min(begin + width, self._step)
+            tokens = [row.tokens[begin:end] for row in self._live]
+            decoder.step(torch.tensor(tokens, device=self._policy.device))
+        self._uniforms = torch.stack([row.uniforms for row in self._live]).to(self._policy.device)
+        return decoder
+
+    def _sample(self, decoder: _Decoder) -> None:
+        """One token for each row; and, if any runs on, the logits of the next."""
+        sampling = self._sampling
         tokens, logprobs = pick_tokens(
-            decoder.logits, uniforms[:, step], sampling.temperature, sampling.top_p
+            decoder.logits, self._uniforms[:, self._step], sampling.temperature, sampling.top_p
         )
-        running = []
-        columns = zip(live, tokens.tolist(), logprobs.tolist(), strict=True)
-        for position, (index, token, logprob) in enumerate(columns):
-            if _take(rows[index], token, logprob, limits[index], policy.eos_ids):
-                running.append(position)
+        self._step += 1
+        columns = zip(self._live, tokens.tolist(), logprobs.tolist(), strict=True)
+        running = [
+            position
+            for position, (row, token, logprob) in enumerate(columns)
+            if row.take(token, logprob, self._policy.eos_ids)
+        ]
         if not running:
+            self._live = []
             return
-        if len(running) < _KEEP_SHARE * len(live):
+        if len(running) < _KEEP_SHARE * len(self._live):
             decoder.select(running)
-            tokens, uniforms = tokens[running], uniforms[running]
-            live = [live[position] for position in running]
-        decoder.step(tokens)
-
-
-def _take(row: _Row, token: int, logprob: float, limit: int, eos_ids: frozenset[int]) -> bool:
-    """Add a token to a row that still runs; whether it runs on."""
-    if row.stopped or len(row.tokens) >= limit:
-        return False
-    row.tokens.append(token)
-    row.logprobs.append(logprob)
-    row.stopped = token in eos_ids
-    return not row.stopped and len(row.tokens) < limit
-
-
-def _finish(
-    policy: Policy, rows: Sequence[_Row], prompts: int, policy_version: int
-) -> list[tuple[Completion, ...]]:
-    groups: list[list[Completion]] = [[] for _ in range(prompts)]
-    for row in rows:
-        groups[row.owner].append(
-            Completion(
-                text=policy.decode(row.tokens),
-                token_ids=tuple(row.tokens),
-                logprobs=tuple(row.logprobs),
-                finish_reason=FinishReason.STOP if row.stopped else FinishReason.LENGTH,
-                policy_version=policy_version,
-            )
-        )
-    return [tuple(group) for group in groups]
+            tokens, self._uniforms = tokens[running], self._uniforms[running]
+            self._live = [self._live[position] for position in running]
+        decoder.step(tokens[:, None])

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from node.engines.base import Sampling
+from node.engines.gate import Gate
 from node.engines.vllm_server import (
     CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
@@ -113,7 +114,11 @@ class ModelText:
 
 
 class VllmEngine:
-    """See `RolloutEngine`; calls wait for each other."""
+    """See `RolloutEngine`; calls wait for each other.
+
+    So a load waits until nothing is in flight, and what is asked for afterwards waits for the load:
+    all tokens of a completion are of one version.
+    """
 
     def __init__(
         self, directory: Path, policy_version: int, settings: ServerSettings, log: Path
@@ -123,6 +128,7 @@ class VllmEngine:
         self._settings = settings
         self._log = log
         self._lock = trio.Lock()
+        self._gate = Gate()  # for whole generations
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self._server: VllmServer | None = None
         self._directory = directory  # of the policy that serves
@@ -157,7 +163,7 @@ class VllmEngine:
     ) -> list[tuple[Completion, ...]]:
         """See `RolloutEngine.generate`."""
         _check(sampling, completions_each)
-        async with self._lock:
+        async with self._gate.passing(), self._lock:
             await self.start()
             encoded = await self._each([partial(self._encode, prompt) for prompt in prompts])
             for ids in encoded:
@@ -181,6 +187,15 @@ class VllmEngine:
             self._sound = False
             await self._reload(weights)
             self._directory, self._version, self._sound = weights, policy_version, True
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`; generations that were begun are finished first."""
+        await self._gate.pause()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._gate.resume()
+        await trio.lowlevel.checkpoint()
 
     async def _reload(self, weights: Path) -> None:
         server = self._running()

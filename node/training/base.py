@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion
 
 
@@ -27,6 +28,16 @@ class TrainingGroup:
     advantages: tuple[float, ...]
     own_tokens: bool
     source: str = ""  # who generated it; bounds made from data are made for each source alone
+
+
+def check_scorable(groups: Sequence[TrainingGroup]) -> None:
+    """Text that is encoded again has other tokens than those whose log-probs are in question.
+
+    Raises:
+        LocalProtocolError: a group without `own_tokens`.
+    """
+    if not all(group.own_tokens for group in groups):
+        raise LocalProtocolError("score: only token ids of our own tokenizer can be scored")
 
 
 @dataclass(frozen=True, slots=True)

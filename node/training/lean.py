@@ -132,8 +132,8 @@ class LeanModel:
         """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start` (P,), and
         the rows' keys and values (P, K, g, C, D).
 
-        Rows see `above`, then themselves causally; with `cache` (C = 1) also what it holds, and
-        they are added to it.
+        Rows see `above`, then themselves causally; with `cache` also what it holds, and they are
+        added to it: the keys and values are then those of all that it holds (S for C).
         """
         prompts, each, count = ids.shape
         x = functional.embedding(ids, self._body.embed_tokens.weight)
@@ -142,7 +142,8 @@ class LeanModel:
         turn = (cos[:, None, :, None], sin[:, None, :, None])
         causal = None
         if count > 1:
-            causal = torch.full((count, count), _HIDDEN).triu(1)
+            used = cache.used if cache is not None else 0
+            causal = torch.full((count, used + count), _HIDDEN).triu(used + 1)
         collected: KeyValues = []
         for index, layer in enumerate(self._layers):
             query, key, value = self._project(layer, x, turn)
@@ -245,7 +246,7 @@ def _attend(
         scores.append(part if bias is None else part + bias)
     own = by_row @ key.transpose(-1, -2)  # (P, K, g, r C, S own)
     if causal is not None:
-        own = (own.unflatten(3, (per, count)) + causal).flatten(3, 4)
+        own = (own.unflatten(3, (per, count)) + causal).flatten(3, 4)  # causal: (C, S own)
     scores.append(own.flatten(2, 3))
     shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
     pieces = shares.split([part.shape[-1] for part in scores], dim=-1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -111,10 +112,11 @@ class Policy:
         return nullcontext()
 
     def load_weights(self, directory: Path) -> None:
-        """Take over the weights of a model directory with the same shapes, or change nothing.
+        """Take over the weights of a model directory with the same names and shapes, or change
+        nothing: all is read and compared before the first tensor is replaced.
 
         Raises:
-            ConfigError: missing or unreadable files, or other shapes.
+            ConfigError: missing or unreadable files, other names or other shapes.
         """
         target = dict(self.model.state_dict())
         source = _read_weights(directory)
@@ -122,13 +124,15 @@ class Policy:
         missing = sorted(target.keys() - source.keys() - tied)
         if missing:
             raise ConfigError(f"{directory}: weights lack {missing[0]}; export them again")
+        unknown = sorted(source.keys() - target.keys())
+        if unknown:
+            raise ConfigError(f"{directory}: {unknown[0]} is none of this model's weights")
         for name, value in source.items():
-            if name in target and target[name].shape != value.shape:
+            if target[name].shape != value.shape:
                 raise ConfigError(f"{directory}: {name} has shape {tuple(value.shape)}")
         with torch.no_grad():
             for name, value in source.items():
-                if name in target:
-                    target[name].copy_(value)
+                target[name].copy_(value)
 
 
 def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4096) -> Policy:
@@ -241,6 +245,6 @@ def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
     try:
         for file in files:
             weights.update(load_file(file))
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{directory}: {_first(error)}") from error
     return weights

@@ -3,12 +3,15 @@
 `TrainerProcess` keeps torch out of the node's process, so that its event loop answers peers while
 training runs. `InProcessTrainer` computes right where it is called: for experiments that hold
 many nodes in one process, where nobody waits for the loop. Both are trainer and rollout engine.
+
+A generation is made of segments, each a request of its own; other requests come between them. So
+weights can be loaded in the middle of one, and its completions say which version made which tokens.
 """
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,14 +20,16 @@ from typing import Any, BinaryIO
 import trio
 
 from node.engines.base import Sampling
+from node.engines.gate import Gate
 from node.training import wire
-from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from node.training.base import PolicyInfo, TrainingGroup, TrainReport, check_scorable
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
 LOG_BYTES_MAX = 1_048_576  # of the child's standard error; then the file is begun anew
 LOG_NAME = "trainer.log"
+SEGMENT_STEPS = 16  # tokens of each row in one segment of a generation
 STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
 _RECEIVE_BYTES = 262_144
@@ -58,6 +63,14 @@ class _Channel:
             await self._next_answer()
         await self._write(frame)
         return _result(await self._next_answer(), request["op"])
+
+    async def post(self, request: dict[str, Any]) -> None:
+        """Write a small request and leave its answer to the next call, which drops it.
+
+        Raises:
+            ChildFailed: the child ended.
+        """
+        await self._write(wire.encode({**request, "id": self._sent + 1}))
 
     async def _write(self, frame: bytes) -> None:
         whole = False
@@ -143,6 +156,10 @@ class TrainerProcess:
         self._log = data_directory / LOG_NAME
         self._lock = trio.Lock()
         self._channel: _Channel | None = None
+        self._generating = trio.Lock()
+        self._gate = Gate()  # for segments
+        self._session = 0  # of the last generation
+        self._left: int | None = None  # sessions up to this one are nobody's any more
 
     @property
     def alive(self) -> bool:
@@ -189,25 +206,82 @@ class TrainerProcess:
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
-        groups = await self._call(
-            "generate",
-            prompts=list(prompts),
-            completions_each=completions_each,
-            sampling=asdict(sampling),
-            seed=seed,
-        )
+        """See `RolloutEngine.generate`; generations wait for each other."""
+        async with self._generating:
+            self._session += 1
+            try:
+                groups = await self._segments(
+                    self._session,
+                    prompts=list(prompts),
+                    completions_each=completions_each,
+                    sampling=asdict(sampling),
+                    seed=seed,
+                )
+            except BaseException:
+                await self._leave(self._session)
+                raise
         return await trio.to_thread.run_sync(_completions, groups)
+
+    async def _segments(self, session: int, **arguments: Any) -> list[list[dict[str, Any]]]:
+        await self._call("begin", session=session, **arguments)
+        while True:
+            async with self._gate.passing():
+                groups: list[list[dict[str, Any]]] | None = await self._call(
+                    "advance", session=session, steps=SEGMENT_STEPS
+                )
+            if groups is not None:
+                return groups
+
+    async def _leave(self, session: int) -> None:
+        """Have the child end a session without waiting for it: now, or after the call that is being
+        made."""
+        self._left = session
+        with suppress(trio.WouldBlock):
+            self._lock.acquire_nowait()
+            try:
+                await self._end_session()
+            finally:
+                self._lock.release()
+
+    async def _end_session(self) -> None:
+        """With the lock held: ask for the end of what was left behind."""
+        session, self._left = self._left, None
+        if session is not None and self._channel is not None and self.alive:
+            with suppress(ChildFailed), trio.CancelScope(shield=True):  # gone with the child
+                await self._channel.post({"op": "end", "session": session})
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`."""
+        await self._gate.pause()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._gate.resume()
+        await trio.lowlevel.checkpoint()
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`. Needed only for weights from elsewhere: what this trainer
         learns, it samples with at once."""
-        await self._call("load_weights", weights=str(weights), policy_version=policy_version)
+        with _failed_load():
+            await self._call("load_weights", weights=str(weights), policy_version=policy_version)
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""
         records = await trio.to_thread.run_sync(wire.group_records, groups)
         return TrainReport(**await self._call("train", groups=records))
+
+    async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        """Log-probs of every completion's tokens under the loaded weights, group by group; see
+        `node.training.rescoring`.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+            LocalProtocolError: a group without `own_tokens`.
+        """
+        check_scorable(groups)
+        records = await trio.to_thread.run_sync(wire.group_records, groups)
+        columns = await self._call("score", groups=records)
+        return await trio.to_thread.run_sync(wire.columns_of, columns)
 
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""
@@ -227,7 +301,10 @@ class TrainerProcess:
                 raise LocalProtocolError(f"trainer, {op}: called before start")
             if not self.alive:
                 raise ChildFailed(await self._channel.obituary())
-            return await self._channel.call({"op": op, **arguments})
+            try:
+                return await self._channel.call({"op": op, **arguments})
+            finally:
+                await self._end_session()
 
     async def _close(self) -> None:
         if self._channel is not None:
@@ -254,6 +331,8 @@ class InProcessTrainer:
         from node.training.worker import TrainerCore  # torch stays out of the node's process
 
         self._core = TrainerCore(spec, checkpoint)
+        self._generating = trio.Lock()
+        self._gate = Gate()  # for segments
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -262,18 +341,45 @@ class InProcessTrainer:
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
-        return await self._run(
-            partial(self._core.generate, prompts, completions_each, sampling, seed)
-        )
+        """See `RolloutEngine.generate`; generations wait for each other."""
+        core, session = self._core, 0
+        async with self._generating:
+            try:
+                await self._run(
+                    partial(core.begin, session, prompts, completions_each, sampling, seed)
+                )
+                while True:
+                    async with self._gate.passing():
+                        groups: list[tuple[Completion, ...]] | None = await self._run(
+                            partial(core.advance, session, SEGMENT_STEPS)
+                        )
+                    if groups is not None:
+                        return groups
+            finally:
+                core.end(session)
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`."""
+        await self._gate.pause()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._gate.resume()
+        await trio.lowlevel.checkpoint()
 
     async def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`."""
-        await self._run(partial(self._core.load, weights, policy_version))
+        with _failed_load():
+            await self._run(partial(self._core.load, weights, policy_version))
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""
         return await self._run(partial(self._core.train, groups))
+
+    async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
+        """See `TrainerProcess.score`."""
+        columns = await self._run(partial(self._core.score, groups))
+        return [[tuple(column) for column in group] for group in columns]
 
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""
@@ -296,6 +402,15 @@ class InProcessTrainer:
             return compute()
         except (MemoryError, RuntimeError) as error:
             raise ChildFailed(f"trainer: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _failed_load() -> Iterator[None]:
+    """Weights are no configuration: those that do not fit are the load's failure."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ChildFailed(f"trainer, load: {error}") from error
 
 
 def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Completion, ...]]:

@@ -151,8 +151,12 @@ class GroupTrainer:
         with torch.no_grad():
             for group in groups:
                 prompt, rows, _ = self._rows(group)
-                values = iter(self._forward([_Unit(prompt, [r for r in rows if r is not None])]))
-                result.append([next(values).tolist() if row is not None else [] for row in rows])
+                unit = _Unit(prompt, [row for row in rows if row is not None])
+                found: dict[int, list[float]] = {}
+                for piece in _pieces(unit, self.micro_batch_tokens):
+                    for row, values in zip(piece.rows, self._forward([piece]), strict=True):
+                        found[id(row)] = values.tolist()
+                result.append([found.get(id(row), []) for row in rows])
         return result
 
     def _updates(self, batches: Sequence[Sequence[_Unit]]) -> tuple[_Sums, float, _Sums]:

@@ -97,3 +97,12 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[TrainingGroup]:
         )
         for record in records
     ]
+
+
+def column_records(groups: Sequence[Sequence[Sequence[float]]]) -> list[list[bytes]]:
+    """One column of numbers for each completion of each group."""
+    return [[array("d", column).tobytes() for column in group] for group in groups]
+
+
+def columns_of(records: Sequence[Sequence[bytes]]) -> list[list[tuple[float, ...]]]:
+    return [[tuple(array("d", column)) for column in group] for group in records]

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from node.engines import torch_engine
 from node.engines.base import Sampling
-from node.training import checkpoint, memory, wire
+from node.engines.torch_engine import Generation
+from node.training import checkpoint, memory, rescoring, wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
 from node.training.policy import load_policy
 from node.training.spec import TrainerSpec
@@ -31,6 +31,7 @@ from swarm.rollouts import Completion
 
 THREADS_DEFAULT_MAX: Final = 8
 NICENESS: Final = 10  # the node's event loop comes first
+SESSIONS_MAX: Final = 1  # generations begun and not ended; each may hold `CACHE_BYTES_MAX`
 _PARENT_CHECK_S: Final = 1.0
 _QUEUE_MAX: Final = 2
 _STDIN: Final = 0
@@ -42,7 +43,8 @@ class TrainerCore:
 
     def __init__(self, spec: TrainerSpec, saved: Path | None = None) -> None:
         """Load the model, then the checkpoint `saved` if there is one. Sets the process's number
-        of torch threads: results are the same bits only under the same number.
+        of torch threads: results are the same bits only under the same number. The optimizer has
+        no state before the first update, so who only samples and scores holds the weights alone.
 
         Raises:
             ConfigError: the model does not load or fit, or the checkpoint is not of it.
@@ -54,6 +56,7 @@ class TrainerCore:
         self.trainer = GroupTrainer(
             self.policy, spec, self.plan.micro_batch_tokens, self.plan.row_tokens_max
         )
+        self._sessions: dict[int, Generation] = {}
         if saved is not None:
             self.trainer.policy_version = checkpoint.load(
                 saved, self.policy, self.trainer.optimizer
@@ -69,20 +72,59 @@ class TrainerCore:
             clipping_active=self.spec.updates_per_batch > 1,
         )
 
-    def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        version = self.trainer.policy_version
-        return torch_engine.generate(
-            self.policy, prompts, completions_each, sampling, seed, version
-        )
+    def begin(
+        self,
+        session: int,
+        prompts: Sequence[str],
+        completions_each: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        """Begin a generation, under a number that the caller chooses.
+
+        Raises:
+            ConfigError: see `Generation`.
+            LocalProtocolError: `SESSIONS_MAX` others have not ended.
+        """
+        if len(self._sessions) >= SESSIONS_MAX:
+            raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
+        self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
+
+    def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
+        """Sample on for one segment; see `Generation.advance`. The completions, and the generation
+        is over; None: it is not. One that fails is over as well."""
+        generation = self._sessions.pop(session, None)
+        if generation is None:
+            raise LocalProtocolError(f"generation {session} has not begun here, or is over")
+        if not generation.done:
+            generation.advance(steps, self.trainer.policy_version)
+        if generation.done:
+            return generation.completions()
+        self._sessions[session] = generation
+        return None
+
+    def end(self, session: int) -> None:
+        """Give up the generations up to this number, where they are not over."""
+        for number in [number for number in self._sessions if number <= session]:
+            del self._sessions[number]
 
     def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`. Generations that have begun go on with these weights."""
         self.policy.load_weights(weights)
         self.trainer.policy_version = policy_version
+        self._weights_changed()
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        self._weights_changed()  # before: training needs the memory
         return self.trainer.train(groups)
+
+    def score(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+        """See `rescoring.score`."""
+        return rescoring.score(self.trainer, groups)
+
+    def _weights_changed(self) -> None:
+        for generation in self._sessions.values():
+            generation.weights_changed()
 
     def save(self, directory: Path) -> None:
         checkpoint.save(directory, self.policy, self.trainer.optimizer, self.trainer.policy_version)
@@ -99,9 +141,12 @@ class _Server:
         self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
             "load": self._load,
             "info": lambda _: asdict(self._loaded.info()),
-            "generate": self._generate,
+            "begin": self._begin,
+            "advance": self._advance,
+            "end": lambda r: self._loaded.end(r["session"]),
             "load_weights": self._load_weights,
             "train": lambda r: asdict(self._loaded.train(wire.groups_of(r["groups"]))),
+            "score": lambda r: wire.column_records(self._loaded.score(wire.groups_of(r["groups"]))),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
             "export": lambda r: self._loaded.export(Path(r["directory"])),
             "memory": lambda _: memory.resident_bytes(),
@@ -137,13 +182,19 @@ class _Server:
         self._core = TrainerCore(spec, Path(saved) if saved is not None else None)
         return asdict(self._core.plan)
 
-    def _generate(self, request: dict[str, Any]) -> list[list[dict[str, Any]]]:
-        groups = self._loaded.generate(
+    def _begin(self, request: dict[str, Any]) -> None:
+        self._loaded.begin(
+            request["session"],
             request["prompts"],
             request["completions_each"],
             Sampling(**request["sampling"]),
             request["seed"],
         )
+
+    def _advance(self, request: dict[str, Any]) -> list[list[dict[str, Any]]] | None:
+        groups = self._loaded.advance(request["session"], request["steps"])
+        if groups is None:
+            return None
         return [[wire.completion_record(c) for c in group] for group in groups]
 
     def _load_weights(self, request: dict[str, Any]) -> None:

@@ -216,6 +216,18 @@ def read_current(directory: Path) -> int | None:
     return int(match[1]) if match is not None else None
 
 
+def version_of(directory: Path) -> int:
+    """Which version a directory is, by its name.
+
+    Raises:
+        LocalProtocolError: it is not named as versions are.
+    """
+    match = _NAME.fullmatch(directory.name)
+    if match is None:
+        raise LocalProtocolError(f"{directory} is not named as a version")
+    return int(match[1])
+
+
 def _name(version: int) -> str:
     return f"v{version:08d}"
 

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
 from node.engines.vllm_engine import open_vllm
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
-from swarm.rollouts import FinishReason
+from swarm.errors import ChildFailed
+from swarm.rollouts import Completion, FinishReason, version_spans
 from tests.integration.vllm_models import model_directory
 from tests.support import TEST_TIMEOUT_S, run
 from tests.unit.training_support import gpt2_directory, qwen_directory
 
 PROMPTS = ("1+1=", "12+30=", "1+1=")
 SAMPLING = Sampling(max_new_tokens=6)
+LONG = Sampling(max_new_tokens=40)  # several segments
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def other_qwen(directory: Path) -> Path:
 
 
 def other_gpt2(directory: Path) -> Path:
-    return gpt2_directory(directory / "other")
+    return gpt2_directory(directory / "other", seed=5)
 
 
 def other_for_vllm(directory: Path) -> Path:
@@ -149,5 +153,74 @@ def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
             await engine.load(weights, 41)
             [[after]] = await engine.generate(["1+1="], 1, SAMPLING, 7)
             assert (before.policy_version, after.policy_version) == (0, 41)
+
+    run(body, timeout_s=case.timeout_s)
+
+
+def test_a_load_that_fails_leaves_the_old_version_serving(case, tmp_path):
+    async def body():
+        empty = tmp_path / "empty"
+        empty.mkdir()
+        async with case.open(tmp_path) as engine:
+            before = await engine.generate(PROMPTS, 2, SAMPLING, 7)
+            for bad in (empty, tmp_path / "nowhere"):
+                with pytest.raises(ChildFailed, match=bad.name):
+                    await engine.load(bad, 41)
+            assert await engine.generate(PROMPTS, 2, SAMPLING, 7) == before
+
+    run(body, timeout_s=case.timeout_s)
+
+
+def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
+    """Whatever an engine does with what it has begun: tokens that it says are of a version are."""
+
+    async def body():
+        weights = case.weights(tmp_path)
+        async with case.open(tmp_path) as engine:
+            old = await engine.generate(PROMPTS, 4, LONG, 7)
+            mixed: list[tuple[Completion, ...]] = []
+
+            async def generate() -> None:
+                mixed.extend(await engine.generate(PROMPTS, 4, LONG, 7))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(generate)
+                await wait_all_tasks_blocked()
+                await engine.load(weights, 41)
+            new = await engine.generate(PROMPTS, 4, LONG, 7)
+            for ours, by_old, by_new in zip(
+                *([c for group in each for c in group] for each in (mixed, old, new)), strict=True
+            ):
+                (first, count), *others = version_spans(ours)
+                assert [version for version, _ in others] in ([], [41])
+                whole = {0: by_old, 41: by_new}[first]
+                assert ours.token_ids[:count] == whole.token_ids[:count]
+                assert others or ours.token_ids == whole.token_ids
+            assert {c.policy_version for group in new for c in group} == {41}
+            assert [c.token_ids for group in old for c in group] != [
+                c.token_ids for group in new for c in group
+            ]
+
+    run(body, timeout_s=case.timeout_s)
+
+
+def test_what_is_asked_for_during_a_pause_waits_for_its_end(case, tmp_path):
+    async def body():
+        weights = case.weights(tmp_path)
+        async with case.open(tmp_path) as engine:
+            late: list[tuple[Completion, ...]] = []
+
+            async def generate() -> None:
+                late.extend(await engine.generate(PROMPTS, 2, LONG, 7))
+
+            await engine.pause()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(generate)
+                await wait_all_tasks_blocked()
+                await engine.load(weights, 41)
+                assert not late
+                await engine.resume()
+            assert late == await engine.generate(PROMPTS, 2, LONG, 7)
+            assert {c.policy_version for group in late for c in group} == {41}
 
     run(body, timeout_s=case.timeout_s)

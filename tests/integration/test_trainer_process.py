@@ -4,11 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from node.engines.base import Sampling
 from node.training import process
@@ -16,12 +21,14 @@ from node.training.base import TrainingGroup
 from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
+from swarm.rollouts import version_spans
 from tests.support import run
 from tests.unit.training_support import qwen_directory
 
 pytestmark = pytest.mark.integration
 
 SAMPLING = Sampling(max_new_tokens=8)
+LONG = Sampling(max_new_tokens=5 * process.SEGMENT_STEPS)
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
 CHILD_END_TIMEOUT_S = 10.0
 
@@ -101,6 +108,127 @@ def test_a_cancelled_call_returns_at_once_and_the_next_gets_its_own_answer(spec,
             assert (await trainer.info()).parameters > 0
 
     run(body)
+
+
+def test_a_generation_pauses_and_takes_new_weights_between_its_segments(spec, tmp_path):
+    """What the process then says of its tokens is re-scored under each of the two versions."""
+
+    async def body():
+        old, new = Path(spec.model), qwen_directory(tmp_path / "new", seed=5)
+        async with open_counting(spec, tmp_path) as trainer:
+            [whole] = await trainer.generate(["1+1="], 8, LONG, 3)
+            [paused] = await generate_around(trainer, pause)
+            assert paused == whole
+            [mixed] = await generate_around(trainer, lambda trainer: trainer.load(new, 3))
+            scored = {}
+            for version, directory in ((3, new), (0, old)):
+                await trainer.load(directory, version)
+                batch = [TrainingGroup("1+1=", mixed, (0.0,) * len(mixed), own_tokens=True)]
+                [scored[version]] = await trainer.score(batch)
+            with pytest.raises(LocalProtocolError, match="own tokenizer"):
+                await trainer.score([replace(batch[0], own_tokens=False)])
+        assert any(completion.spans for completion in mixed)
+        for index, completion in enumerate(mixed):
+            begin = 0
+            for version, count in version_spans(completion):
+                end = begin + count
+                assert end == len(completion.token_ids) or end % process.SEGMENT_STEPS == 0
+                ours = completion.logprobs[begin:end]
+                assert ours == pytest.approx(scored[version][index][begin:end], abs=1e-4)
+                assert ours != pytest.approx(scored[3 - version][index][begin:end], abs=1e-2)
+                begin = end
+
+    run(body)
+
+
+def test_a_cancelled_generation_frees_its_session(spec, tmp_path, monkeypatch):
+    """There is room for one: the next generation would be refused, as it is without `_leave`."""
+
+    async def body():
+        async with open_counting(spec, tmp_path) as trainer:
+            for weights in (None, Path(spec.model)):
+                await cancel_in_the_middle(trainer, weights)
+                assert len(await trainer.generate(["1+1="], 2, SAMPLING, 1)) == 1
+
+            async def stay(trainer: TrainerProcess, session: int) -> None:
+                await trio.lowlevel.checkpoint()
+
+            monkeypatch.setattr(TrainerProcess, "_leave", stay)
+            await cancel_in_the_middle(trainer, None)
+            with pytest.raises(ChildFailed, match="generation 6: 1 others have not ended"):
+                await trainer.generate(["1+1="], 2, SAMPLING, 1)
+
+    run(body)
+
+
+class Counting(TrainerProcess):
+    """A trainer process that counts the segments it has asked for."""
+
+    segments = 0
+    _counted = trio.Event()
+
+    async def pass_segments(self, count: int) -> None:
+        """Wait until so many more have been asked for."""
+        until = self.segments + count
+        while self.segments < until:
+            self._counted = trio.Event()
+            await self._counted.wait()
+
+    async def _call(self, op: str, **arguments: Any) -> Any:
+        if op == "advance":
+            self.segments += 1
+            self._counted.set()
+        return await super()._call(op, **arguments)
+
+
+@asynccontextmanager
+async def open_counting(spec: TrainerSpec, data: Path) -> AsyncIterator[Counting]:
+    trainer = Counting(spec, data)
+    try:
+        await trainer.start()
+        yield trainer
+    finally:
+        await trainer.stop()
+
+
+async def generate_around(trainer: Counting, act: Callable[[Counting], Awaitable[None]]) -> list:
+    """One prompt's completions; something happens after the second segment was asked for."""
+    groups = []
+
+    async def generate() -> None:
+        groups.extend(await trainer.generate(["1+1="], 8, LONG, 3))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        await trainer.pass_segments(2)
+        await act(trainer)
+    return groups
+
+
+async def pause(trainer: Counting) -> None:
+    await trainer.pause()
+    paused_at = trainer.segments
+    for _ in range(5):  # segments would have come between as many calls
+        await trainer.info()
+    assert trainer.segments == paused_at
+    await trainer.resume()
+
+
+async def cancel_in_the_middle(trainer: Counting, weights: Path | None) -> None:
+    """Cancel a generation in its second segment; with weights, while a load waits for that."""
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                await trainer.pass_segments(2)
+                if weights is not None:
+                    nursery.start_soon(trainer.load, weights, 1)
+                    await wait_all_tasks_blocked()
+                scope.cancel()
+
+            nursery.start_soon(cancel)
+            await trainer.generate(["1+1="], 8, LONG, 1)
+        assert scope.cancelled_caught
 
 
 def test_a_killed_child_fails_its_call_and_can_be_started_again(spec, tmp_path):

@@ -1,6 +1,5 @@
 """What the torch engine promises beyond the contract of all engines."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -19,6 +18,7 @@ from tests.unit.training_support import (
     mamba_directory,
     open_policy,
     qwen_directory,
+    reference_logprobs,
 )
 
 LONG = "what all of these prompts have in common, which is worth a pass of its own: "
@@ -34,22 +34,6 @@ def policy(request, tmp_path):
 @pytest.fixture
 def qwen(tmp_path):
     return open_policy(qwen_directory(tmp_path))
-
-
-def reference_logprobs(policy, prompt, completion, sampling) -> list[float]:
-    """From one unpadded pass, with temperature and top-p by their definitions."""
-    ids = policy.encode_prompt(prompt)
-    with torch.no_grad():
-        logits = policy.model(torch.tensor([[*ids, *completion.token_ids]])).logits[0].double()
-    values = []
-    for offset, token in enumerate(completion.token_ids):
-        probs = torch.softmax(logits[len(ids) - 1 + offset] / sampling.temperature, -1)
-        kept = {}
-        for index in probs.argsort(descending=True).tolist():
-            if sum(kept.values()) < sampling.top_p:
-                kept[index] = float(probs[index])
-        values.append(math.log(kept[token] / sum(kept.values())))
-    return values
 
 
 @pytest.mark.parametrize(
@@ -79,15 +63,14 @@ def test_the_split_of_a_big_batch_does_not_matter(policy, monkeypatch, limit, va
     together = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
     monkeypatch.setattr(torch_engine, limit, value)
     sizes = []
-    sample = torch_engine._sample
-    monkeypatch.setattr(
-        torch_engine,
-        "_sample",
-        lambda policy, encoded, rows, sampling: (
-            sizes.append(len(rows)),
-            sample(policy, encoded, rows, sampling),
-        ),
-    )
+    batches = torch_engine._batches
+
+    def counted(*arguments):
+        for rows in batches(*arguments):
+            sizes.append(len(rows))
+            yield rows
+
+    monkeypatch.setattr(torch_engine, "_batches", counted)
     split = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
     assert sum(sizes) == 3 * len(PROMPTS)
     assert limit == "CACHE_BYTES_MAX" or max(sizes) <= 4

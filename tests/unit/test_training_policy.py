@@ -138,6 +138,7 @@ def test_another_vocabulary_is_another_fingerprint(tmp_path):
 def test_weights_of_the_same_shape_are_taken_over(tmp_path):
     policy = open_policy(qwen_directory(tmp_path / "a"))
     other = open_policy(qwen_directory(tmp_path / "b", seed=1))
+    assert not same(weights(policy), weights(other))
     policy.load_weights(tmp_path / "b")
     assert same(weights(policy), weights(other))
 
@@ -150,6 +151,31 @@ def test_other_weights_change_nothing(tmp_path):
     for wrong in ("b", "c", "nowhere"):
         with pytest.raises(ConfigError):
             policy.load_weights(tmp_path / wrong)
+    assert same(weights(policy), before)
+
+
+@pytest.mark.parametrize("fault", ["torn", "lacking", "surplus", "misshapen"])
+def test_weights_that_fail_in_the_last_file_change_nothing(tmp_path, fault):
+    policy = open_policy(qwen_directory(tmp_path / "a"))
+    other = open_policy(qwen_directory(tmp_path / "b", seed=1)).model
+    other.save_pretrained(tmp_path / "c", max_shard_size="40KB")
+    *first, last = sorted((tmp_path / "c").glob("*.safetensors"))
+    assert first
+    open_policy(tmp_path / "a").load_weights(tmp_path / "c")
+    tensors = {name: value.clone() for name, value in load_file(last).items()}
+    name = sorted(tensors)[-1]
+    if fault == "torn":
+        last.write_bytes(last.read_bytes()[:-4])
+    else:
+        if fault == "surplus":
+            tensors["another"] = torch.zeros(3)
+        else:
+            value = tensors.pop(name)
+            tensors |= {name: torch.zeros(*value.shape, 2)} if fault == "misshapen" else {}
+        save_file(tensors, last)
+    before = weights(policy)
+    with pytest.raises(ConfigError, match=str(tmp_path / "c")):
+        policy.load_weights(tmp_path / "c")
     assert same(weights(policy), before)
 
 

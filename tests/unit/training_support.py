@@ -1,11 +1,14 @@
 """Models small enough to make within a test, with tokenizers to match."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
+from node.engines.base import Sampling
 from node.training.base import TrainingGroup
 from node.training.policy import Policy, load_policy
 from node.training.recipe import TinyRecipe
@@ -23,25 +26,23 @@ SMALL = TinyRecipe(
 def qwen_directory(directory: Path, seed: int = 0) -> Path:
     """A Qwen3 with random weights, which the lean pass supports."""
     tokenizer = byte_tokenizer()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = blank_model(SMALL, tokenizer)
-        with torch.no_grad():
-            for parameter in model.parameters():  # random weights alone are nearly uniform
-                parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
+    model = blank_model(replace(SMALL, seed=SMALL.seed + seed), tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():  # random weights alone are nearly uniform
+            parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
 
 
-def gpt2_directory(directory: Path) -> Path:
+def gpt2_directory(directory: Path, seed: int = 0) -> Path:
     """A GPT-2, which takes the Hugging Face path: learned positions, no rotary ones."""
     tokenizer = byte_tokenizer()
     config = GPT2Config(
         vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=128,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    return _save(GPT2LMHeadModel, config, tokenizer, directory)
+    return _save(GPT2LMHeadModel, config, tokenizer, directory, seed)
 
 
 def mamba_directory(directory: Path) -> Path:
@@ -55,9 +56,9 @@ def mamba_directory(directory: Path) -> Path:
     return _save(MambaForCausalLM, config, tokenizer, directory)
 
 
-def _save(kind, config, tokenizer, directory: Path) -> Path:
+def _save(kind, config, tokenizer, directory: Path, seed: int = 0) -> Path:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         model = kind(config)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -66,6 +67,24 @@ def _save(kind, config, tokenizer, directory: Path) -> Path:
 
 def open_policy(directory: Path) -> Policy:
     return load_policy(str(directory), "cpu")
+
+
+def reference_logprobs(
+    policy: Policy, prompt: str, completion: Completion, sampling: Sampling
+) -> list[float]:
+    """From one unpadded pass, with temperature and top-p by their definitions."""
+    ids = policy.encode_prompt(prompt)
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[*ids, *completion.token_ids]])).logits[0].double()
+    values = []
+    for offset, token in enumerate(completion.token_ids):
+        probs = torch.softmax(logits[len(ids) - 1 + offset] / sampling.temperature, -1)
+        kept: dict[int, float] = {}
+        for index in probs.argsort(descending=True).tolist():
+            if sum(kept.values()) < sampling.top_p:
+                kept[index] = float(probs[index])
+        values.append(math.log(kept[token] / sum(kept.values())))
+    return values
 
 
 def group(

@@ -1,0 +1,41 @@
+"""What the loaded weights say of tokens that others sampled, to compare with what they claim.
+
+Token ids are taken as they are: they must be of this policy's tokenizer. Text is not looked at.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from node.training.base import TrainingGroup, check_scorable
+from node.training.trainer import GroupTrainer
+
+IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no policy can have sampled
+
+
+def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
+    """Log-probs of every completion's tokens under the present policy, group by group; advantages
+    do not matter. They are of the whole distribution at temperature 1.
+
+    A completion without tokens, or too long for the context or the memory, gets an empty list; one
+    with a token outside the vocabulary is `IMPOSSIBLE` throughout.
+
+    Raises:
+        LocalProtocolError: a group's token ids are not of our tokenizer.
+    """
+    check_scorable(groups)
+    vocabulary = trainer.policy.model.get_input_embeddings().num_embeddings
+    result = []
+    for group in groups:
+        known = [max(c.token_ids, default=0) < vocabulary for c in group.completions]
+        completions = [c for c, good in zip(group.completions, known, strict=True) if good]
+        part = replace(group, completions=tuple(completions), advantages=(0.0,) * len(completions))
+        [rows] = trainer.logprobs([part])
+        values = iter(rows)
+        result.append(
+            [
+                next(values) if good else [IMPOSSIBLE] * len(completion.token_ids)
+                for completion, good in zip(group.completions, known, strict=True)
+            ]
+        )
+    return result

@@ -1,0 +1,110 @@
+"""Log-probs of tokens that others sampled: of the very ids, under the loaded weights."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.engines.base import Sampling
+from node.training.base import TrainingGroup
+from node.training.spec import TrainerSpec
+from node.training.worker import TrainerCore
+from swarm.errors import LocalProtocolError
+from swarm.rollouts import Completion
+from tests.unit.training_support import gpt2_directory, qwen_directory, reference_logprobs
+
+SAMPLING = Sampling(max_new_tokens=10)
+PROMPTS = ("1+1=", "say something longer:")
+EACH = 4
+VOCABULARY = 1_000_000  # more than any of the models has
+
+
+@pytest.fixture(params=[qwen_directory, gpt2_directory])
+def core(request, tmp_path) -> TrainerCore:
+    return TrainerCore(TrainerSpec(str(request.param(tmp_path)), device="cpu", threads=1))
+
+
+def sampled(core: TrainerCore) -> list[TrainingGroup]:
+    core.begin(1, PROMPTS, EACH, SAMPLING, 5)
+    groups = core.advance(1, SAMPLING.max_new_tokens)
+    assert groups is not None
+    return [
+        TrainingGroup(prompt, group, (0.0,) * EACH, own_tokens=True)
+        for prompt, group in zip(PROMPTS, groups, strict=True)
+    ]
+
+
+def with_first(group: TrainingGroup, **changes: object) -> TrainingGroup:
+    first, *others = group.completions
+    return replace(group, completions=(replace(first, **changes), *others))
+
+
+def test_scores_are_those_of_the_definition(core):
+    groups = sampled(core)
+    for group, rows in zip(groups, core.score(groups), strict=True):
+        for completion, row in zip(group.completions, rows, strict=True):
+            expected = reference_logprobs(core.policy, group.prompt, completion, SAMPLING)
+            assert row == pytest.approx(expected, abs=1e-4)
+            assert row == pytest.approx(completion.logprobs, abs=1e-4)
+
+
+def test_ids_are_scored_as_they_are_and_text_is_not_looked_at(core):
+    groups = sampled(core)
+    expected = core.score(groups)
+    assert core.score([with_first(group, text="another text") for group in groups]) == expected
+    ids = groups[0].completions[0].token_ids
+    other = with_first(groups[0], token_ids=((ids[0] + 1) % 90, *ids[1:]))
+    assert core.score([other])[0][0] != pytest.approx(expected[0][0], abs=1e-2)
+    with pytest.raises(LocalProtocolError, match="own tokenizer"):
+        core.score([groups[0], replace(groups[1], own_tokens=False)])
+
+
+def test_the_loaded_version_is_the_one_that_scores(tmp_path):
+    first, second = qwen_directory(tmp_path / "a"), qwen_directory(tmp_path / "b", seed=4)
+    core = TrainerCore(TrainerSpec(str(first), device="cpu", threads=1))
+    groups = sampled(core)
+    own = core.score(groups)
+    core.load(second, 8)
+    assert core.score(groups)[0][0] != pytest.approx(own[0][0], abs=1e-2)
+    core.load(Path(first), 0)
+    assert core.score(groups) == own
+
+
+def test_what_cannot_be_scored_leaves_the_others_alone(core):
+    group = sampled(core)[0]
+    [expected] = core.score([group])
+    too_long = (5,) * core.policy.context_tokens
+    for ids, score in (
+        ((), []),
+        (too_long, []),
+        ((5, VOCABULARY, 5), [-math.inf] * 3),
+    ):
+        odd = with_first(group, token_ids=ids, logprobs=(-1.0,) * len(ids))
+        first, *others = core.score([odd])[0]
+        assert first == score
+        for row, plain in zip(others, expected[1:], strict=True):
+            assert row == pytest.approx(plain, abs=1e-4)
+
+
+def test_large_groups_are_scored_in_pieces(core):
+    groups = sampled(core)
+    expected = core.score(groups)
+    passes = []
+    forward = core.trainer._forward
+    core.trainer._forward = lambda units: (passes.append(1), forward(units))[1]
+    core.trainer.micro_batch_tokens = 1
+    for rows, whole in zip(core.score(groups), expected, strict=True):
+        for row, plain in zip(rows, whole, strict=True):
+            assert row == pytest.approx(plain, abs=1e-4)
+    assert len(passes) == len(PROMPTS) * EACH
+
+
+def test_who_only_samples_and_scores_has_no_optimizer_state(core):
+    groups = sampled(core)
+    core.score(groups)
+    core.load(Path(core.spec.model), 3)
+    assert not core.trainer.optimizer.state
+    completions: tuple[Completion, ...] = groups[0].completions
+    core.train([replace(groups[0], completions=completions, advantages=(1.0, -1.0, 0.5, -0.5))])
+    assert core.trainer.optimizer.state
