@@ -155,7 +155,8 @@ def choose(changed: Array, before: Array, steps: Array, dtype: str, count: int) 
     most = 1 if few else classes_most(len(steps) / len(before))
     cuts, cost = _cut(_costs(table.reshape(bins, kinds) * weight), most)
     far = steps[steps > STEPS_TOLD_APART]
-    cost += weight * float((np.log2(far) + OCTAVE_BITS).sum())
+    # of bytes numpy would take the logarithm, and add up, in half precision
+    cost += weight * float((np.log2(far, dtype=np.float64) + OCTAVE_BITS).sum())
     return Classes(tuple((low + cut) << (shift or 0) for cut in cuts), cost / count)
 
 

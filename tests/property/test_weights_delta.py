@@ -150,6 +150,13 @@ def test_all_methods_come_up() -> None:
     assert round_trip(base, base, "BF16") is None
 
 
+def test_many_bytes_that_change_by_much_have_a_finite_cost() -> None:
+    """In half precision, numpy's own for the logarithm of bytes, their cost is infinite."""
+    base = np.zeros(100_000, np.uint8)
+    chosen = choose_classes(raw(base + np.uint8(100)), raw(base), "U8")
+    assert 5.0 < chosen.bits < 20.0
+
+
 def test_an_element_alone_and_the_last_of_a_word() -> None:
     for count in (1, 63, 64, 65, 128, 4096):
         for place in {0, count // 2, count - 1}:
