@@ -12,6 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgpack
@@ -25,6 +26,7 @@ from swarm.messages import (
     ADVERT_GROUPS_MAX,
     ADVERTS_PER_REPLY_MAX,
     COMPLETIONS_MAX,
+    DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
     HEAD_BYTES_MAX,
@@ -33,6 +35,7 @@ from swarm.messages import (
     HELLO_DOMAIN,
     KNOWN_PEERS_MAX,
     NESTING_MAX,
+    SUBMISSION_BYTES_MAX,
     TEXT_CHARS_MAX,
     WANT_GROUPS_MAX,
     AdvertBody,
@@ -41,10 +44,19 @@ from swarm.messages import (
     HeadBody,
     Hello,
     Signed,
+    Submission,
     TaskBody,
     WireModel,
 )
-from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, Task
+from swarm.rollouts import (
+    Completion,
+    FinishReason,
+    GroupId,
+    RolloutGroup,
+    Task,
+    spans_fault,
+    version_spans,
+)
 
 M = TypeVar("M", bound=WireModel)
 
@@ -55,7 +67,6 @@ ARRAY_MAX = max(
 )
 STRING_BYTES_MAX = 4 * TEXT_CHARS_MAX  # UTF-8 needs up to four bytes a character
 LOGPROB_MAX = 1e-3  # rounding may lift a log-prob a little over 0
-DETAIL_CHARS_MAX = 200  # of an error's text, parts of which the peer chose
 
 _CONTAINERS = frozenset({dict, tuple})  # exactly what `_unpack` makes of maps and arrays
 _FINISH_REASONS = {reason.value: reason for reason in FinishReason}
@@ -120,6 +131,65 @@ def decode_group(record: bytes) -> tuple[GroupId, RolloutGroup]:
     except RemoteProtocolError as error:
         error.signer = signer
         raise
+
+
+def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
+    """A group of ours that was generated under a lease (16 bytes), signed, with its spans.
+
+    Raises:
+        LocalProtocolError: as `sign_group`; its spans make no sense, or there are too many.
+    """
+    spans = [
+        number
+        for at, completion in enumerate(group.completions)
+        if completion.spans
+        for run in version_spans(completion)
+        for number in (at, *run)
+    ]
+    _, record = sign_group(group, identity)
+    try:
+        packed = struct.pack(f"<{len(spans)}I", *spans)
+        return encode(Submission(type="submission", lease=lease, record=record, spans=packed))
+    except (ValidationError, struct.error) as error:
+        raise LocalProtocolError(f"submission does not fit the wire: {error}") from error
+
+
+def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, bytes, RolloutGroup]:
+    """The lease that a submission names, and the group's id, signed record, column of spans and
+    content, its completions with their spans.
+
+    Raises:
+        RemoteProtocolError: as `decode_group`.
+    """
+    message = decode(payload, Submission, SUBMISSION_BYTES_MAX)
+    group_id, group = decode_group(message.record)
+    return message.lease, group_id, message.record, message.spans, with_spans(group, message.spans)
+
+
+def with_spans(group: RolloutGroup, column: bytes) -> RolloutGroup:
+    """The group with the spans of a submission's column.
+
+    Raises:
+        RemoteProtocolError: MALFORMED.
+    """
+    if not column:
+        return group
+    if len(column) % 12:
+        raise RemoteProtocolError(Reject.MALFORMED, "a column of spans of an odd length")
+    found: dict[int, list[tuple[int, int]]] = {}
+    last = 0
+    for at, version, tokens in struct.iter_unpack("<3I", column):
+        if at < last or at >= len(group.completions):
+            raise RemoteProtocolError(Reject.MALFORMED, "spans of no completion, or out of order")
+        last = at
+        found.setdefault(at, []).append((version, tokens))
+    completions = list(group.completions)
+    for at, runs in found.items():
+        completions[at] = replace(completions[at], spans=tuple(runs))
+        fault = spans_fault(completions[at])
+        if fault is not None:
+            raise RemoteProtocolError(Reject.MALFORMED, f"spans: {fault}")
+    return replace(group, completions=tuple(completions))
 
 
 def sign_advert(body: AdvertBody, identity: Identity) -> bytes:

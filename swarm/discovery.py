@@ -112,6 +112,7 @@ class Discovery:
         self._dialling: set[PeerId] = set()
         self._greeted_at: dict[PeerId, float] = {}
         self._unreachable: dict[str, str] = {}  # bootstrap addresses, with what is wrong there
+        self.sought: PeerId | None = None  # dialled whenever it is known and not connected
 
     @property
     def notes(self) -> list[str]:
@@ -159,6 +160,7 @@ class Discovery:
                 if on_beat:
                     next_beat = trio.current_time() + self._beat_s()
                     self._dial_bootstrap_peers(nursery)
+                    self._dial_sought(nursery)
                     self._look_around(nursery)
                 if on_beat or self._transport.peers():  # who is cut off tries more slowly
                     self._dial_more(nursery)
@@ -183,6 +185,14 @@ class Discovery:
         for peer, address in chosen:
             self._dialling.add(peer)
             nursery.start_soon(self._dial_bootstrap, peer, address)
+
+    def _dial_sought(self, nursery: trio.Nursery) -> None:
+        peer = self.sought
+        if peer is None or peer in self._dialling or not self._book.addresses(peer):
+            return
+        excluded = {*self._transport.peers(), *self._strangers, self._identity.peer_id}
+        if peer not in excluded | self._warden.banned_peers():
+            self._start_dial(nursery, peer)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
         """Dial until there are peers enough. Who does not answer holds up nobody else."""

@@ -42,6 +42,7 @@ class Reject(StrEnum):
     NOT_A_PUBLISHER = "not_a_publisher"  # announces weights, and the run's rules do not name it
     REPUBLISHED = "republished"  # other weights under a version that was published before
     WRONG_HASH = "wrong_hash"  # other bytes than those with the hash that was asked for
+    FALSE_LOGPROBS = "false_logprobs"  # not of the policy version that it claims
     FLOOD = "flood"  # went on asking at a rate that had been refused
 
 

@@ -412,6 +412,11 @@ class LeaseBook:
         """A worker's leases, oldest first: what to tell it again when an answer got lost."""
         return [held.lease for held in self._open.values() if held.lease.worker == worker]
 
+    def lease(self, lease_id: bytes) -> Lease | None:
+        """A lease that is open or remembered."""
+        held = self._open.get(lease_id) or self._ended.get(lease_id)
+        return None if held is None else held.lease
+
     def rates(self) -> dict[str, float]:
         """Admitted groups a second of each worker that has been measured."""
         return {

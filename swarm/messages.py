@@ -18,6 +18,8 @@ HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
 HEADS_PROTOCOL = "/swarm/heads/1.0.0"
 MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
 CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
+LEASES_PROTOCOL = "/swarm/leases/1.0.0"
+SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -79,6 +81,14 @@ CHUNK_BYTES_MAX = 16_777_216
 CHUNKS_PENDING_MAX = 64
 CHUNK_REQUEST_BYTES_MAX = 20_480
 CHUNK_WAIT_MS_MAX = 20_000
+WANT_LEASE_BYTES_MAX = 512
+LEASE_REPLY_BYTES_MAX = 512
+LEASE_GROUPS_MAX = 256
+LEASE_MS_MAX = 86_400_000
+SPANS_MAX = 1_024
+SUBMISSION_BYTES_MAX = GROUP_BYTES_MAX + 16_384
+SUBMISSION_REPLY_BYTES_MAX = 1_024
+DETAIL_CHARS_MAX = 200
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -413,6 +423,57 @@ class ChunkRequest(WireModel):
     down_bytes_per_s: Annotated[int, Field(ge=0, lt=2**50)]
 
 
+LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
+Milliseconds = Annotated[int, Field(ge=0, le=LEASE_MS_MAX)]
+Verdict = Literal["accepted", "refused", "again"]
+LeaseStream = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+
+
+class WantLease(WireModel):
+    """Asks the learner for tasks to generate for, with the policy version that serves here."""
+
+    type: Literal["want_lease"]
+    run_id: RunId
+    version: SeqNo
+
+
+class LeaseReply(WireModel):
+    """A lease on the tasks at places 0 to `groups` - 1 of a stream; or none (`groups` = 0), and why
+    and when to ask again."""
+
+    type: Literal["lease"]
+    lease: LeaseId
+    learner_version: SeqNo
+    stream: LeaseStream
+    groups: Annotated[int, Field(ge=0, le=LEASE_GROUPS_MAX)]
+    life_ms: Milliseconds  # of the lease, from now
+    retry_ms: Milliseconds
+    reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]
+
+
+class Submission(WireModel):
+    """A group that was generated under a lease; the index of its task is its place in the lease.
+
+    `spans` are triples of u32 little-endian, (completion, policy version, tokens), for completions
+    of more than one version: runs of tokens in order, which add up to the completion.
+    """
+
+    type: Literal["submission"]
+    lease: LeaseId
+    record: Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)]  # a signed group
+    spans: Annotated[bytes, Field(max_length=12 * SPANS_MAX)]
+
+
+class SubmissionReply(WireModel):
+    """What became of it: it was accepted, or refused for good, or may be sent again later."""
+
+    type: Literal["submission_reply"]
+    verdict: Verdict
+    reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]
+    detail: Annotated[str, Field(max_length=DETAIL_CHARS_MAX)]
+    learner_version: SeqNo
+
+
 Message = Annotated[
     GroupBody
     | AdvertBody
@@ -433,6 +494,10 @@ Message = Annotated[
     | HeadsReply
     | WantManifest
     | ManifestBody
-    | ChunkRequest,
+    | ChunkRequest
+    | WantLease
+    | LeaseReply
+    | Submission
+    | SubmissionReply,
     Field(discriminator="type"),
 ]

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     HEADS = "heads"  # those that are believed
     MANIFEST = "manifest"
     CHUNK = "chunk"
+    LEASE = "lease"
+    SUBMISSION = "submission"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.HEADS: Rate(1.0, 12.0),  # one in 10 s and one at each connecting
     Kind.MANIFEST: Rate(2.0, 24.0),  # one for each version, and some of older ones
     Kind.CHUNK: Rate(4_000.0, 40_000.0),  # 64 KiB each at 2 Gbit/s
+    Kind.LEASE: Rate(2.0, 20.0),  # one for each few groups, and retries as they are told
+    Kind.SUBMISSION: Rate(20.0, 200.0),
 }
 BAD_ADVERT_COST: Final = 8.0  # a bad advert costs its forwarder as much as so many good ones
 

@@ -31,6 +31,7 @@ MUCH: Final[Mapping[Reject, float]] = {
     Reject.NOT_REQUESTED: 4.0,
     Reject.NOT_A_PUBLISHER: 4.0,
     Reject.WRONG_HASH: 4.0,
+    Reject.FALSE_LOGPROBS: 4.0,
     Reject.FLOOD: 4.0,
 }
 LITTLE: Final[Mapping[Reject, float]] = {

@@ -165,6 +165,10 @@ class Account:
     def buffered(self) -> int:
         return len(self._buffer)
 
+    def buffered_ids(self) -> set[bytes]:
+        """Of the groups that wait to be consumed."""
+        return set(self._buffer)
+
     @property
     def credits_left(self) -> int:
         """Groups that may still be granted; none where a restart lowered the limit below what is

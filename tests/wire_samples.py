@@ -1,5 +1,8 @@
 """Strategies and fixed samples of everything that crosses the network."""
 
+import struct
+from typing import get_args
+
 from hypothesis import strategies as st
 
 from swarm import codec
@@ -7,7 +10,10 @@ from swarm.identity import Identity, PeerId
 from swarm.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
+    DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
+    LEASE_GROUPS_MAX,
+    LEASE_MS_MAX,
     MANIFEST_BYTES_MAX,
     NAME_CHARS_MAX,
     RUN_ID_CHARS_MAX,
@@ -26,11 +32,16 @@ from swarm.messages import (
     Hello,
     HelloReply,
     KnownPeer,
+    LeaseReply,
     ManifestBody,
     ProvidersReply,
     RecentAdverts,
+    Submission,
+    SubmissionReply,
+    Verdict,
     Want,
     WantHeads,
+    WantLease,
     WantManifest,
     WireModel,
 )
@@ -175,6 +186,39 @@ heads_replies = st.builds(
     type=st.just("heads"),
     records=st.lists(st.binary(max_size=200), max_size=8).map(tuple),
 )
+lease_ids = st.binary(min_size=16, max_size=16)
+want_leases = st.builds(
+    WantLease,
+    type=st.just("want_lease"),
+    run_id=run_ids,
+    version=seq_nos,
+)
+lease_replies = st.builds(
+    LeaseReply,
+    type=st.just("lease"),
+    lease=lease_ids,
+    learner_version=seq_nos,
+    stream=st.just("") | st.binary(min_size=32, max_size=32).map(bytes.hex),
+    groups=st.integers(0, LEASE_GROUPS_MAX),
+    life_ms=st.integers(0, LEASE_MS_MAX),
+    retry_ms=st.integers(0, LEASE_MS_MAX),
+    reason=text(NAME_CHARS_MAX),
+)
+submissions = st.builds(
+    Submission,
+    type=st.just("submission"),
+    lease=lease_ids,
+    record=st.binary(max_size=200),
+    spans=st.binary(max_size=60),
+)
+submission_replies = st.builds(
+    SubmissionReply,
+    type=st.just("submission_reply"),
+    verdict=st.sampled_from(get_args(Verdict)),
+    reason=text(NAME_CHARS_MAX),
+    detail=text(DETAIL_CHARS_MAX),
+    learner_version=seq_nos,
+)
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     hellos,
     hello_replies,
@@ -186,6 +230,10 @@ plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     have_replies,
     want_heads,
     heads_replies,
+    want_leases,
+    lease_replies,
+    submissions,
+    submission_replies,
 )
 
 
@@ -278,6 +326,36 @@ def sample_head() -> HeadBody:
     )
 
 
+def feeding_messages() -> dict[str, WireModel]:
+    """Those between a learner and its workers."""
+    return {
+        "want_lease": WantLease(type="want_lease", run_id="sample-1", version=11),
+        "lease": LeaseReply(
+            type="lease",
+            lease=bytes(range(16)),
+            learner_version=12,
+            stream="0123456789abcdef" * 4,
+            groups=4,
+            life_ms=90_000,
+            retry_ms=0,
+            reason="",
+        ),
+        "submission": Submission(
+            type="submission",
+            lease=bytes(range(16)),
+            record=codec.sign_group(sample_group(), ALICE)[1],
+            spans=struct.pack("<6I", 0, 6, 1, 0, 7, 2),
+        ),
+        "submission_reply": SubmissionReply(
+            type="submission_reply",
+            verdict="refused",
+            reason="stale",
+            detail="too old",
+            learner_version=12,
+        ),
+    }
+
+
 def sample_messages() -> dict[str, WireModel]:
     """One fixed message of each unsigned kind, by name."""
     return {
@@ -322,6 +400,7 @@ def sample_messages() -> dict[str, WireModel]:
             up_bytes_per_s=12_500_000,
             down_bytes_per_s=0,
         ),
+        **feeding_messages(),
         "want_heads": WantHeads(type="want_heads", run_id="sample-1"),
         "heads": HeadsReply(type="heads", records=(codec.sign_head(sample_head(), ALICE),)),
         "want_manifest": WantManifest(

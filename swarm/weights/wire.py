@@ -23,6 +23,7 @@ from swarm.messages import (
     ARTIFACTS_MAX,
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,
+    DETAIL_CHARS_MAX,
     MANIFEST_BYTES_MAX,
     ArtifactBody,
     HeadBody,
@@ -231,7 +232,7 @@ def manifest_fault(manifest: Manifest) -> str | None:
 
 
 def _malformed(detail: str) -> RemoteProtocolError:
-    return RemoteProtocolError(Reject.MALFORMED, ascii(detail)[1:-1][: codec.DETAIL_CHARS_MAX])
+    return RemoteProtocolError(Reject.MALFORMED, ascii(detail)[1:-1][:DETAIL_CHARS_MAX])
 
 
 def _artifacts_fault(manifest: Manifest) -> str | None:

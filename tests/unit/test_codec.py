@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from swarm import codec
+from swarm import codec, messages
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
@@ -148,7 +148,7 @@ def test_foreign_text_in_an_error_is_short_and_printable() -> None:
     with pytest.raises(RemoteProtocolError) as caught:
         codec.decode(data, RecentAdverts, 2**20)
     assert caught.value.detail.isprintable()
-    assert len(caught.value.detail) <= codec.DETAIL_CHARS_MAX
+    assert len(caught.value.detail) <= messages.DETAIL_CHARS_MAX
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, b"1"])

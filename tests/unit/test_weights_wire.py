@@ -6,7 +6,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from swarm import codec
+from swarm import codec, messages
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity
 from swarm.messages import (
@@ -194,7 +194,7 @@ def test_each_fault_of_a_manifest_is_refused(name: str) -> None:
         wire.decode_manifest(body)
     assert caught.value.reason is Reject.MALFORMED
     assert caught.value.detail.isprintable()
-    assert len(caught.value.detail) <= codec.DETAIL_CHARS_MAX
+    assert len(caught.value.detail) <= messages.DETAIL_CHARS_MAX
 
 
 FIRST, *OTHERS = sample_manifest().tensors
