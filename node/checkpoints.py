@@ -68,15 +68,17 @@ class Checkpoints:
             return Checkpoint(directory, progress)
         return None
 
-    async def save(self, progress: Progress, trainer: Trainer) -> Path:
-        """Write a checkpoint and remove those beyond the number kept."""
+    async def save(
+        self, progress: Progress, trainer: Trainer, files: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write a checkpoint, with more files by name, and remove those beyond the number kept."""
         final = self._directory / f"round-{progress.round:08d}"
         if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
         partial = final.with_suffix(TEMPORARY_SUFFIX)
         await self._run_sync(_make_empty, partial)
         await trainer.save(partial)
-        await self._run_sync(self._finish, partial, final, progress)
+        await self._run_sync(self._finish, partial, final, progress, files or {})
         return final
 
     def put_aside(self, checkpoint: Checkpoint) -> Path:
@@ -108,7 +110,14 @@ class Checkpoints:
         except (OSError, ValueError):
             return 0
 
-    def _finish(self, partial: Path, final: Path, progress: Progress) -> None:
+    def _finish(
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, bytes]
+    ) -> None:
+        for name, content in files.items():
+            with (partial / name).open("wb") as binary:
+                binary.write(content)
+                binary.flush()
+                os.fsync(binary.fileno())
         state = {"facts": self._facts, "progress": progress.to_json()}
         with (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)

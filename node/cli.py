@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version("swarm-node"))
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_join(commands)
+    _add_learn(commands)
     _add_invite(commands)
     _add_doctor(commands)
     _add_keygen(commands)
@@ -66,46 +67,67 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_join(commands: Any) -> None:
-    join = commands.add_parser("join", help="start a swarm, or join one with --peer")
-    join.add_argument(
-        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
+    join = commands.add_parser(
+        "join", help="start a swarm, or join one with --peer; work for its learner, if it has one"
     )
-    join.add_argument("--invite", metavar="TEXT", help="join by an invitation")
-    join.add_argument(
-        "--private", action="store_true", default=None, help="start a swarm for the invited alone"
-    )
-    join.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
-    join.add_argument(
-        "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
-    )
-    join.add_argument(
-        "--no-relay", dest="relay", action="store_false", default=None, help="relay for nobody"
-    )
-    join.add_argument(
-        "--no-upnp", dest="upnp", action="store_false", default=None, help="leave the router alone"
-    )
-    join.add_argument(
-        "--no-dht", dest="dht", action="store_false", default=None, help="no distributed hash table"
-    )
-    join.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
-    join.add_argument(
-        "--announce", action="append", metavar="ADDR", help="address that others shall dial"
-    )
+    _add_network(join)
     _add_policy(join)
     join.add_argument("--engine", help="torch (default) or vllm")
     join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
     join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
     join.add_argument("--group-size", metavar="G", help="completions for each task")
-    join.add_argument("--rounds", metavar="N", help="stop after this many; default: go on")
-    join.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
-    join.add_argument("--seed", metavar="N", help="seed of this node's sampling")
-    join.add_argument("--learning-rate", metavar="LR")
-    join.add_argument("--threads", metavar="N", help="of torch; 0: one less than the cores")
-    join.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
-    join.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
     join.add_argument("--share", help="all (default) or none")
-    join.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
+    join.add_argument("--role", help="with a learner: worker (default), or node to learn by itself")
+    _add_course(join, "rounds")
     join.set_defaults(run_command=_join)
+
+
+def _add_learn(commands: Any) -> None:
+    learn = commands.add_parser("learn", help="be the central learner of a run that names this key")
+    _add_network(learn)
+    _add_policy(learn)
+    _add_course(learn, "steps")
+    learn.set_defaults(run_command=_learn)
+
+
+def _add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
+    )
+    parser.add_argument("--invite", metavar="TEXT", help="join by an invitation")
+    parser.add_argument(
+        "--private", action="store_true", default=None, help="start a swarm for the invited alone"
+    )
+    parser.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
+    parser.add_argument(
+        "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
+    )
+    parser.add_argument(
+        "--no-relay", dest="relay", action="store_false", default=None, help="relay for nobody"
+    )
+    parser.add_argument(
+        "--no-upnp", dest="upnp", action="store_false", default=None, help="leave the router alone"
+    )
+    parser.add_argument(
+        "--no-dht", dest="dht", action="store_false", default=None, help="no distributed hash table"
+    )
+    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
+    parser.add_argument(
+        "--announce", action="append", metavar="ADDR", help="address that others shall dial"
+    )
+    parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
+
+
+def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
+    parser.add_argument(
+        f"--{rounds}", dest="rounds", metavar="N", help="stop after this many; default: go on"
+    )
+    parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
+    parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
+    parser.add_argument("--learning-rate", metavar="LR")
+    parser.add_argument("--threads", metavar="N", help="of torch; 0: one less than the cores")
+    parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
+    parser.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
@@ -253,6 +275,22 @@ def _say(line: str) -> None:
 
 def _join(options: argparse.Namespace) -> int:
     config = _config(options)
+    if config.run.learner is None or config.role == "node":
+        return _run_app(config, None)
+    from node.worker_app import WorkerApp
+
+    return _run_app(config, WorkerApp)
+
+
+def _learn(options: argparse.Namespace) -> int:
+    config = _config(options)
+    from node.learner_app import LearnerApp, rules_of
+
+    rules_of(config)  # before anything is made on disk
+    return _run_app(config, LearnerApp)
+
+
+def _run_app(config: Any, kind: Any) -> int:
     from rich.console import Console
 
     from node.app import run_node
@@ -260,7 +298,7 @@ def _join(options: argparse.Namespace) -> int:
 
     console = Console()
     with LiveView(console, console.is_terminal) as view:
-        return run_node(config, view, lambda line: console.print(line, soft_wrap=True))
+        return run_node(config, view, lambda line: console.print(line, soft_wrap=True), kind)
 
 
 def _invite(options: argparse.Namespace) -> int:

@@ -39,6 +39,7 @@ from swarm.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
     COMPLETIONS_MAX,
+    LEASE_MS_MAX,
     PARAMETERS_CHARS_MAX,
     TEXT_CHARS_MAX,
     TOKENS_MAX,
@@ -214,6 +215,35 @@ class HeldOutRules(_Frozen):
     tasks: Annotated[int, Field(ge=1, le=10_000)] = 200
 
 
+class LearnerRules(_Frozen):
+    """A central learner, and what it and its workers must agree on."""
+
+    peer: Annotated[str, AfterValidator(_publisher)]  # whose weights the workers generate with
+    model: Annotated[str, Field(min_length=1)] = "tiny"
+    staleness_max: Annotated[int, Field(ge=0, le=1024)] = 4  # S, in steps
+    publish_every_steps: Annotated[int, Field(ge=1, le=1024)] | None = None  # None: S - 1, or 1
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 16  # R
+    group_size: Annotated[int, Field(ge=2, le=COMPLETIONS_MAX)] = 8  # G
+    lease_life_s: Annotated[int, Field(ge=1, le=LEASE_MS_MAX // 1000)] = 300
+    pool_groups_per_step: Annotated[int, Field(ge=0, le=1024)] = 0  # J, of shared rollouts
+    rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.1  # of workers in good standing
+
+    @property
+    def publish_every(self) -> int:
+        """How many steps there are from one published version to the next."""
+        return self.publish_every_steps or max(1, self.staleness_max - 1)
+
+    @model_validator(mode="after")
+    def _published_in_time(self) -> Self:
+        if self.publish_every > max(1, self.staleness_max):
+            raise ConfigError(
+                f"learner.publish_every_steps = {self.publish_every}: with staleness_max = "
+                f"{self.staleness_max} no group would be fresh enough; take at most "
+                f"{max(1, self.staleness_max)}"
+            )
+        return self
+
+
 class TrainingRules(_Frozen):
     """The loss by name, and its parameters; None: what the loss has by itself
     (`node.training.spec.LOSSES`)."""
@@ -257,14 +287,20 @@ class RunConfig(_Frozen):
         tuple[Annotated[str, AfterValidator(_publisher)], ...],
         Field(max_length=PUBLISHERS_MAX),
         AfterValidator(lambda ids: tuple(sorted(set(ids)))),
-    ] = ()  # peer ids of those who may publish weights; empty: nobody
+    ] = ()  # peer ids of those who may publish weights; empty: nobody but the learner
+    learner: LearnerRules | None = None
+
+    @property
+    def weights_publishers(self) -> tuple[str, ...]:
+        """Whose weights are believed."""
+        learner = (self.learner.peer,) if self.learner else ()
+        return tuple(sorted({*self.publishers, *learner}))
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`. A run without publishers, or without rules
-        for training, has the id that it had before there were any, so that nodes of different
-        releases meet."""
-        unset = set() if self.publishers else {"publishers"}
+        """`<name>-<fingerprint of everything in here>`. What a run leaves out that earlier releases
+        did not know does not enter, so that nodes of different releases meet."""
+        unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
         if self.training == TrainingRules():
             unset.add("training")
         rules = canonical_json(self.model_dump(mode="json", exclude=unset))
@@ -308,6 +344,7 @@ class NodeConfig(_Frozen):
     dht: bool = True  # find, and help others to find, peers of a run; never in a private swarm
     lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
+    role: Literal["worker", "node"] = "worker"  # where the run has a learner: work for it, or not
 
     # policy and rollouts
     model: Annotated[str, Field(min_length=1)] = "tiny"

@@ -82,13 +82,13 @@ class Node:
         self.last_round: RoundDone | None = None
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
         self.warden = Warden(transport, Ledger(), admits=world.admits)
-        self._guard = HeldOutGuard(config.run, verifier)
+        self.guard = HeldOutGuard(config.run, verifier)
         self.exchange = Exchange(
             self._exchange_rules(),
             identity,
             transport,
             pool,
-            self._guard.verify,
+            self.guard.verify,
             now_s=world.now_s,
             rng=Random(world.rng.random()),
             run_sync=world.run_sync,
@@ -192,7 +192,7 @@ class Node:
             engine,
             trainer,
             self._verifier,
-            self._guard,
+            self.guard,
             self.exchange,
             progress,
             tokenizer=info.tokenizer,
@@ -206,7 +206,7 @@ class Node:
             await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
-        while not leaving.is_set() and not self._finished(sapo.progress):
+        while not leaving.is_set() and not self.is_over(sapo.progress):
             await self._unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             every = self._config.evaluate_every_rounds
@@ -220,12 +220,14 @@ class Node:
         await self._save(sapo, trainer, checkpoints)
         self._enter("leaving")
 
-    def _finished(self, progress: Progress) -> bool:
-        """The time limit counts from the first round of this process, not from its start."""
+    def is_over(self, progress: Progress) -> bool:
+        """Whether the settings say so. The time limit counts from the first round of this process,
+        not from its start."""
         rounds, limit_s = self._config.rounds, self._config.stop_after_s
         if rounds is not None and progress.round >= rounds:
             return True
-        assert self._first_round_at is not None
+        if self._first_round_at is None:
+            self._first_round_at = trio.current_time()
         return limit_s is not None and trio.current_time() - self._first_round_at >= limit_s
 
     async def _unless(self, leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:

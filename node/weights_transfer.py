@@ -88,7 +88,7 @@ def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> Weights
     """In which swarm, and whose weights are believed."""
     run = options.config.run
     named = (PeerId(options.publisher),) if options.publisher else ()
-    publishers = tuple(map(PeerId, run.publishers)) if options.run_given else ()
+    publishers = tuple(map(PeerId, run.weights_publishers)) if options.run_given else ()
     if publishes:
         if publishers and own not in publishers:
             raise ConfigError(

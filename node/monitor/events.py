@@ -16,9 +16,17 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from node.monitor.records import Banned, HeldOut, RoundDone, Started, Trouble
+from node.monitor.records import (
+    Banned,
+    HeldOut,
+    RoundDone,
+    Started,
+    StepDone,
+    Trouble,
+    WorkDone,
+)
 
-Record = Started | RoundDone | HeldOut | Trouble | Banned
+Record = Started | RoundDone | StepDone | WorkDone | HeldOut | Trouble | Banned
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -27,6 +35,8 @@ LINE_BYTES_MAX = 1024 * 1024
 _NAMES: dict[type[Record], str] = {
     Started: "started",
     RoundDone: "round",
+    StepDone: "step",
+    WorkDone: "work",
     HeldOut: "held_out",
     Trouble: "trouble",
     Banned: "banned",

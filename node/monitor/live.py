@@ -16,7 +16,16 @@ from rich.text import Text
 
 from node.monitor.events import Record
 from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+from node.monitor.records import (
+    Banned,
+    HeldOut,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    WorkDone,
+)
 
 REDRAW_INTERVAL_S: Final = 0.25
 REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
@@ -71,9 +80,11 @@ class LiveView:
         """Tell of something that happened. In a terminal, rounds show in the redrawn lines only."""
         if isinstance(record, RoundDone):
             self._rewards.append(record.own_reward)
+        if isinstance(record, StepDone):
+            self._rewards.append(record.reward)
         if isinstance(record, HeldOut) and self._first_held_out is None:
             self._first_held_out = record.passed
-        if self._live is None or not isinstance(record, RoundDone):
+        if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
             # soft_wrap: one event stays one line wherever the output goes
             self._console.print(
                 event_line(record, self._held_out_first()),
@@ -104,6 +115,10 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             )
         case RoundDone():
             return _round_line(record)
+        case StepDone():
+            return _step_line(record)
+        case WorkDone():
+            return _work_line(record)
         case HeldOut():
             first = record.passed if first_held_out is None else first_held_out
             rise = 100 * (record.passed - first)
@@ -126,6 +141,29 @@ def _round_line(record: RoundDone) -> Text:
         f" shared {record.groups_shared}, {record.generated_tokens:,} tokens,"
         f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
         f" (generate+score+train), {_peers(record.peers)}"
+    )
+
+
+def _step_line(record: StepDone) -> Text:
+    workers = f"{len(record.groups_by_worker)} workers"
+    shared = f" and {record.shared_groups} of the pool" if record.shared_groups else ""
+    return Text(
+        f"step {record.step}: reward {record.reward:.3f},"
+        f" trained on {record.groups - record.shared_groups} groups of {workers}{shared},"
+        f" staleness {record.staleness_mean:.1f} (at most {record.staleness_max}),"
+        f" waited {record.idle_s:.1f} s, trained {record.train_s:.1f} s,"
+        f" {record.buffered_groups} groups ready, {record.leased_groups} out,"
+        f" {sum(record.discarded_total.values())} discarded, {_peers(record.peers)}"
+    )
+
+
+def _work_line(record: WorkDone) -> Text:
+    taken = record.verdicts_total.get("accepted", 0)
+    return Text(
+        f"batch {record.batch}: {record.groups} groups by version {record.policy_version}"
+        f" (the learner is at {record.learner_version}), {record.generated_tokens:,} tokens"
+        f" in {record.generate_s:.1f} s, waited {record.wait_s:.1f} s;"
+        f" {taken} of {sum(record.verdicts_total.values())} groups accepted so far"
     )
 
 

@@ -61,6 +61,51 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
+class StepDone:
+    """Event `step`: after each step of a central learner. Totals count from its first start."""
+
+    step: int
+    version: int  # of the policy, after the step
+    published_version: int  # the newest on offer
+    groups: int  # trained on
+    shared_groups: int  # of these, from the pool of shared rollouts
+    informative_groups: int
+    reward: float  # mean over the completions of leased groups
+    staleness_mean: float  # over groups: steps from the oldest version of a token to this step
+    staleness_max: int
+    idle_s: float  # waited for groups
+    train_s: float
+    groups_by_worker: dict[str, int]
+    buffered_groups: int  # after the step
+    leased_groups: int  # in workers' hands
+    discarded_total: dict[str, int]  # by reason
+    trained_tokens_total: int
+    loss: float
+    grad_norm: float
+    clip_fraction: float
+    effective_share: float | None  # effective sample size of behaviour weights, over their number
+    mismatch_k3: float | None  # KL from what generated the tokens to the policy before the step
+    peers: int
+    bytes_in_total: int
+    bytes_out_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """Event `work`: after each batch of a rollout worker. Totals count from this process' start."""
+
+    batch: int
+    policy_version: int  # that serves after it
+    learner_version: int  # the newest heard of
+    groups: int
+    generated_tokens: int
+    generated_tokens_total: int
+    generate_s: float
+    wait_s: float  # for the lease
+    verdicts_total: dict[str, int]  # of the learner on groups handed in
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """Event `held_out`: an evaluation on the run's fixed held-out tasks."""
 

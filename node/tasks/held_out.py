@@ -5,12 +5,13 @@ prompt can come up under another seed. So a node skips tasks of its stream whose
 out, and refuses foreign groups for such prompts, which no honest node makes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import trio
 
 from node.config import RunConfig
-from node.tasks.stream import assigned_task, held_out_tasks
+from node.tasks.stream import assigned_task, held_out_tasks, leased_task
 from node.tasks.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
@@ -44,10 +45,12 @@ class HeldOutGuard:
                 self._prompts = frozenset(problem.prompt for problem in problems)
             return self._prompts
 
-    async def verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
         """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
         held_out = await self.prompts()
-        prompt, rewards = await self._verifier.verify(group)
+        prompt, rewards = await self._verifier.verify(group, task)
         if prompt in held_out:
             raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
         return prompt, rewards
@@ -67,10 +70,7 @@ class HeldOutGuard:
         while len(found) < count:
             wanted = count - len(found)
             if index >= last:
-                raise ConfigError(
-                    f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
-                    "held_out.tasks or widen the environments' parameters"
-                )
+                raise self._all_held_out()
             tasks = [assigned_task(self._run, producer, index + n) for n in range(wanted)]
             problems = await self._verifier.problems(tasks)
             found += [
@@ -80,3 +80,28 @@ class HeldOutGuard:
             ]
             index += wanted
         return found, index
+
+    async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:
+        """The tasks at these places of a lease.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        held_out = await self.prompts()
+        found: dict[int, Assignment] = {}
+        for attempt in range(SKIPS_PER_TASK_MAX):
+            left = [place for place in places if place not in found]
+            if not left:
+                return [found[place] for place in places]
+            tasks = [leased_task(self._run, stream, place, attempt) for place in left]
+            problems = await self._verifier.problems(tasks)
+            for place, task, problem in zip(left, tasks, problems, strict=True):
+                if problem.prompt not in held_out:
+                    found[place] = Assignment(task, problem.prompt)
+        raise self._all_held_out()
+
+    def _all_held_out(self) -> ConfigError:
+        return ConfigError(
+            f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
+            "held_out.tasks or widen the environments' parameters"
+        )

@@ -26,6 +26,11 @@ def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
     return Task(spec.name, spec.version, spec.parameters, seed, index)
 
 
+def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:
+    """The only task at a place of a lease, if the problems of all attempts before are held out."""
+    return assigned_task(run, f"{stream}/{attempt}", place)
+
+
 def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
     """The run's evaluation tasks, the same for all nodes and in no producer's stream."""
     return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))

@@ -33,8 +33,11 @@ _RECEIVE_BYTES = 65_536
 class Verifier(Protocol):
     """Judges own and foreign work by the run's rules."""
 
-    async def verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """The prompt and the rewards of a foreign group.
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """The prompt and the rewards of a foreign group. `task`: what its producer was given by a
+        lease; None: the one of its own stream.
 
         Raises:
             RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
@@ -74,13 +77,15 @@ class VerifierCounters:
     starts: int = 0  # of worker processes; more than two means that some were lost
 
 
-def check_assignment(run: RunConfig, group: RolloutGroup) -> None:
-    """Whether a foreign group's task and texts are what the run allows its producer.
+def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
+    """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
+    one that it was given by a lease, None: that of its own stream.
 
     Raises:
         RemoteProtocolError: they are not.
     """
-    if group.task != assigned_task(run, group.producer, group.task.index):
+    expected = task or assigned_task(run, group.producer, group.task.index)
+    if group.task != expected:
         raise RemoteProtocolError(
             Reject.UNASSIGNED_TASK, f"not the task of {group.producer} at {group.task.index}"
         )
@@ -96,10 +101,12 @@ class InlineVerifier:
         self._run = run
         self.counters = VerifierCounters()
 
-    async def verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
         """See `Verifier.verify`."""
         await trio.lowlevel.checkpoint()
-        check_assignment(self._run, group)
+        check_assignment(self._run, group, task)
         try:
             scored = self._score(group.task, [completion.text for completion in group.completions])
         except ConfigError as error:
@@ -283,9 +290,11 @@ class ProcessVerifier:
             await verifier._own.close()
             await verifier._foreign.close()
 
-    async def verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
         """See `Verifier.verify`."""
-        check_assignment(self._run, group)
+        check_assignment(self._run, group, task)
         request = self._score_request(
             [group.task], [[completion.text for completion in group.completions]]
         )

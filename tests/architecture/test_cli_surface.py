@@ -9,7 +9,11 @@ from node.cli import _parser
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
     "--group-size --invite --key-file --learning-rate --listen --local --model --no-dht --no-lan "
-    "--no-relay --no-upnp --peer --private --rounds --run --seed --share --stop-after --threads",
+    "--no-relay --no-upnp --peer --private --role --rounds --run --seed --share --stop-after "
+    "--threads",
+    "learn": "--allow --announce --checkpoint-every --data-dir --evaluate-every --invite "
+    "--key-file --learning-rate --listen --model --no-dht --no-lan --no-relay --no-upnp --peer "
+    "--private --run --seed --steps --stop-after --threads",
     "invite": "--data-dir",
     "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",

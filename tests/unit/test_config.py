@@ -334,3 +334,32 @@ def test_a_damaged_invitation_is_not_quoted() -> None:
             load_config(flags, environ)
         assert text[10:] not in str(info.value)
         assert "\n" not in str(info.value)
+
+
+def learner_run(**learner: object) -> RunConfig:
+    environments = [{"name": "scripted_sum"}]
+    return RunConfig.model_validate(
+        {"name": "led", "environments": environments, "learner": {"peer": ALICE, **learner}}
+    )
+
+
+def test_a_learner_publishes_weights_and_is_part_of_the_run() -> None:
+    run = learner_run()
+    assert run.learner is not None
+    assert run.weights_publishers == (ALICE,)
+    assert (run.learner.staleness_max, run.learner.publish_every) == (4, 3)
+    other = learner_run(staleness_max=5)
+    without = RunConfig.model_validate({"name": "led", "environments": [{"name": "scripted_sum"}]})
+    assert len({run.run_id, other.run_id, without.run_id}) == 3
+
+
+@pytest.mark.parametrize(("bound", "every"), [(0, 1), (1, 1), (2, 1), (6, 5)])
+def test_how_often_a_learner_publishes_by_itself(bound: int, every: int) -> None:
+    run = learner_run(staleness_max=bound)
+    assert run.learner is not None
+    assert run.learner.publish_every == every
+
+
+def test_a_learner_that_publishes_too_rarely_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no group would be fresh enough; take at most 2"):
+        learner_run(staleness_max=2, publish_every_steps=3)

@@ -1,0 +1,312 @@
+"""A central learner: groups that workers made under leases, one update a step, now and then a new
+version of the policy for the workers.
+
+    take         R groups that are fresh enough at this very moment; waits until there are
+    draw         J groups of the pool of shared rollouts, where the node asks for them
+    update       one step over all of them; the policy's version goes up by one
+    publish      after every κ steps: checkpoint, then hand the version to the broadcast
+    evaluate     now and then, on the run's fixed held-out tasks
+
+The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
+it: a learner that dies resumes at a version that is no older than any that workers have, so that no
+group can come from its future.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from math import ceil, isnan, nan
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, Protocol
+
+import msgpack
+import trio
+
+from node.checkpoints import Checkpoints
+from node.config import LearnerRules, NodeConfig
+from node.engines.base import RolloutEngine
+from node.evaluation import evaluate
+from node.monitor.records import HeldOut, StepDone
+from node.sapo import Progress
+from node.tasks.verifier import Verifier
+from node.training.advantages import grpo_advantages
+from node.training.base import Trainer, TrainingGroup, TrainReport
+from node.training.samplers import draw_foreign
+from swarm.exchange import Exchange, informative
+from swarm.intake import Admitted, Intake
+from swarm.rollouts import VerifiedGroup
+
+FIRST_VERSION = 1
+LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
+INTAKE_FILE = "intake.msgpack"  # in each checkpoint
+
+OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
+
+
+class PolicyOutlet(Protocol):
+    """Where versions go."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version on offer; 0: none."""
+        ...
+
+    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """Have `export` write the policy's directory, and put that on offer. Returns when the
+        policy may change again; the rest goes on in the background."""
+        ...
+
+
+def version_of(progress: Progress) -> int:
+    """The version of the policy after so many steps."""
+    return FIRST_VERSION + progress.round
+
+
+class Learner:
+    """The loop's body and its progress."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        rules: LearnerRules,
+        trainer: Trainer,
+        engine: RolloutEngine,
+        verifier: Verifier,
+        intake: Intake,
+        outlet: PolicyOutlet,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        *,
+        exchange: Exchange | None = None,
+        tokenizer: str,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`engine` generates for evaluations. `exchange`: of the pool to draw J groups from."""
+        self._config = config
+        self._rules = rules
+        self._trainer = trainer
+        self._engine = engine
+        self._verifier = verifier
+        self._intake = intake
+        self._outlet = outlet
+        self._checkpoints = checkpoints
+        self._exchange = exchange
+        self._tokenizer = tokenizer
+        self._on_phase = on_phase
+        self._saved: int | None = None  # step of the last checkpoint
+        self.progress = progress
+
+    @staticmethod
+    def intake_record(checkpoint: Path) -> dict[str, Any] | None:
+        """What a checkpoint holds of the intake; None: nothing."""
+        path = checkpoint / INTAKE_FILE
+        if not path.exists():
+            return None
+        record: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        return record
+
+    @property
+    def version(self) -> int:
+        """Of the policy as it is now."""
+        return version_of(self.progress)
+
+    async def run(
+        self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
+    ) -> None:
+        """Learn until `leaving`, or until it is over by the node's own settings.
+
+        Raises:
+            ChildFailed: the trainer; start again from a checkpoint.
+        """
+        self._intake.advance(self.version)
+        if self._outlet.newest < FIRST_VERSION or self._is_due():
+            await self._publish()
+        every = self._config.evaluate_every_rounds
+        if every and self.progress.round == 0:
+            await _unless(leaving, lambda: self._evaluate(on_record))
+        while not leaving.is_set() and not is_over():
+            await _unless(leaving, lambda: self._step(on_record, is_over))
+            if every and self.progress.round % every == 0 and not leaving.is_set():
+                await _unless(leaving, lambda: self._evaluate(on_record))
+        if every and self.progress.round % every and not leaving.is_set():
+            await self._evaluate(on_record)
+        await self._save()
+        self._on_phase("leaving")
+
+    def _is_due(self) -> bool:
+        """Whether the policy as it is now is one to publish, and is not on offer yet."""
+        due = (self.version - FIRST_VERSION) % self._rules.publish_every == 0
+        return due and self._outlet.newest < self.version
+
+    # --- one step --------------------------------------------------------------------------
+
+    async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
+        """One update. Cancelled, or over, while it waits for groups, it leaves no trace."""
+        self._on_phase("waiting")
+        started_s = trio.current_time()
+        leased: list[Admitted] = []
+        while not leased:
+            with trio.move_on_after(LOOK_S):
+                leased = await self._intake.take()
+            if not leased and is_over():
+                return
+        idle_s = trio.current_time() - started_s
+        with trio.CancelScope(shield=True):
+            shared = await self._draw()
+            self._on_phase("training")
+            started_s = trio.current_time()
+            report = await self._trainer.train(self._batch(leased, shared))
+            train_s = trio.current_time() - started_s
+            staleness = [self.version - each.oldest_version for each in leased]
+            self.progress = replace(
+                self.progress,
+                round=self.progress.round + 1,
+                trained_tokens=self.progress.trained_tokens + report.trained_tokens,
+            )
+            self._intake.advance(self.version)
+            if self._is_due():
+                await self._publish()
+            record = self._record(leased, shared, report, staleness, idle_s, train_s)
+            await on_record(record)
+
+    async def _draw(self) -> list[VerifiedGroup]:
+        wanted = self._rules.pool_groups_per_step
+        if self._exchange is None or wanted == 0:
+            return []
+        rng = Random(self._seed("draw"))
+        each_max = ceil(self._config.foreign_share_max * wanted)
+        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
+        return await self._exchange.take(chosen, self.progress.round + 1)
+
+    def _batch(
+        self, leased: Sequence[Admitted], shared: Sequence[VerifiedGroup]
+    ) -> list[TrainingGroup]:
+        batch = [
+            TrainingGroup(
+                each.prompt,
+                each.group.completions,
+                grpo_advantages(each.rewards),
+                own_tokens=each.group.tokenizer == self._tokenizer,
+                source=str(each.group.producer),
+            )
+            for each in leased
+        ]
+        batch += [
+            TrainingGroup(
+                each.prompt,
+                each.group.completions,
+                grpo_advantages(each.rewards),
+                own_tokens=False,
+                source=str(each.group.producer),
+            )
+            for each in shared
+        ]
+        return batch
+
+    # --- versions and checkpoints ----------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Save, then put the policy on offer."""
+        await self._save()
+        self._on_phase("publishing")
+        await self._outlet.offer(self.version, self._trainer.export)
+
+    async def _save(self) -> None:
+        if self._saved == self.progress.round:
+            return
+        self._on_phase("saving")
+        with trio.CancelScope(shield=True):
+            intake = msgpack.packb(self._intake.to_record())
+            files = {INTAKE_FILE: intake}
+            await self._checkpoints.save(self.progress, self._trainer, files)
+        self._saved = self.progress.round
+
+    # --- evaluating and telling ------------------------------------------------------------
+
+    async def _evaluate(self, on_record: OnRecord) -> None:
+        started_s = trio.current_time()
+        self._on_phase("evaluating")
+        rate = await evaluate(self._config.run, self._engine, self._verifier)
+        first = self.progress.held_out_first
+        self.progress = replace(
+            self.progress,
+            held_out_first=rate.passed if first is None else first,
+            held_out_last=rate.passed,
+        )
+        with trio.CancelScope(shield=True):
+            await on_record(
+                HeldOut(
+                    round=self.progress.round,
+                    generated_tokens_total=self.progress.generated_tokens,
+                    passed=rate.passed,
+                    passed_by_environment=rate.passed_by_environment,
+                    tasks=rate.tasks,
+                    seconds=trio.current_time() - started_s,
+                )
+            )
+
+    def _record(
+        self,
+        leased: Sequence[Admitted],
+        shared: Sequence[VerifiedGroup],
+        report: TrainReport,
+        staleness: Sequence[int],
+        idle_s: float,
+        train_s: float,
+    ) -> StepDone:
+        """The step as the learner saw it; the app adds what only the network knows."""
+        rewards = [reward for each in leased for reward in each.rewards]
+        trained = [each.rewards for each in leased] + [each.rewards for each in shared]
+        counts = self._intake.counts()
+        return StepDone(
+            step=self.progress.round,
+            version=self.version,
+            published_version=self._outlet.newest,
+            groups=len(leased) + len(shared),
+            shared_groups=len(shared),
+            informative_groups=sum(map(informative, trained)),
+            reward=fmean(rewards) if rewards else nan,
+            staleness_mean=fmean(staleness) if staleness else nan,
+            staleness_max=max(staleness, default=0),
+            idle_s=idle_s,
+            train_s=train_s,
+            groups_by_worker=dict(
+                sorted(Counter(str(each.group.producer) for each in leased).items())
+            ),
+            buffered_groups=counts.buffered,
+            leased_groups=counts.leased,
+            discarded_total=counts.discarded,
+            trained_tokens_total=self.progress.trained_tokens,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            clip_fraction=report.clip_fraction,
+            effective_share=_known(report.effective_share),
+            mismatch_k3=_known(report.mismatch_k3),
+            peers=0,
+            bytes_in_total=0,
+            bytes_out_total=0,
+        )
+
+    def _seed(self, purpose: str) -> int:
+        text = f"{self._config.seed}/learner/{purpose}/{self.progress.round}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
+
+
+async def _unless(leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
+    """Run a step and cancel it when the node is to leave."""
+    async with trio.open_nursery() as nursery:
+
+        async def cancel_on_leaving() -> None:
+            await leaving.wait()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(cancel_on_leaving)
+        await step()
+        nursery.cancel_scope.cancel()

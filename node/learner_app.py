@@ -1,0 +1,206 @@
+"""`swarm-node learn`: the central learner of a run as a process.
+
+On top of what every node has: the publisher of the policy's versions, the intake that workers are
+leased work by, and a process of its own that scores samples of what they hand in.
+"""
+
+import secrets
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from node.app import App, trainer_spec
+from node.config import LearnerRules, NodeConfig
+from node.learner import Learner, version_of
+from node.learner_checks import LearnerChecks, Scorer
+from node.monitor.records import HeldOut, StepDone, Trouble
+from node.outlet import Outlet
+from node.policy_weights import policy_weights, version_directory
+from node.sapo import Progress
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.intake import Intake, IntakeRules
+from swarm.leases import LeaseBook, LeaseRules
+from swarm.staleness import Account, StalenessRules
+from swarm.weights.publishing import Publisher
+
+SECRET_FILE: Final = "lease-secret"
+SECRET_BYTES: Final = 32
+CREDITS_PER_STEP: Final = 2.0  # groups that may be buffered and leased, over those of a step
+EXPORTS: Final = "exports"
+SCORER: Final = "scorer"
+
+
+def rules_of(config: NodeConfig) -> LearnerRules:
+    """The learner's rules of a run.
+
+    Raises:
+        ConfigError: the run has no learner.
+    """
+    if config.run.learner is None:
+        raise ConfigError(
+            f"run {config.run.name} has no learner: put learner.peer into its file (swarm-node "
+            "keygen prints the id of a key), or take part in it with swarm-node join"
+        )
+    return config.run.learner
+
+
+class LearnerApp(App):
+    """The learner."""
+
+    @classmethod
+    def check(cls, config: NodeConfig, identity: Identity) -> None:
+        """See `App.check`."""
+        learner = rules_of(config).peer
+        if learner != identity.peer_id:
+            raise ConfigError(
+                f"the learner of run {config.run.name} is {learner}, and this key is "
+                f"{identity.peer_id}: give that one's with --key-file, or correct learner.peer"
+            )
+
+    async def _work(self) -> None:
+        config, node = self._config, self._node
+        self._rules = rules_of(config)
+        with policy_weights(config, self._transport, node.warden, publishes=True) as service:
+            self._service = service
+            publisher = Publisher(service, self._identity)
+            async with AsyncExitStack() as stack:
+                self._scorer = await stack.enter_async_context(
+                    Scorer.open(
+                        replace(trainer_spec(config, self._model), threads=1),
+                        config.data_dir / SCORER,
+                        lambda version: version_directory(service, version),
+                    )
+                )
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(service.run)
+                    nursery.start_soon(publisher.run)
+                    exports = config.data_dir / EXPORTS
+                    self._outlet = Outlet(
+                        service,
+                        publisher,
+                        exports,
+                        nursery,
+                        self._complain,
+                        trio.to_thread.run_sync,
+                    )
+                    self._intake: Intake | None = None
+                    self._nursery = nursery
+                    await self._train_to_the_end()
+                    nursery.cancel_scope.cancel()
+
+    async def _complain(self, what: str) -> None:
+        await self._tell(Trouble(what))
+
+    async def _train_once(self) -> None:
+        resumed = self._checkpoints.latest()
+        progress = resumed.progress if resumed else Progress()
+        async with AsyncExitStack() as stack:
+            with trio.CancelScope() as self._loading:
+                trainer = await self._open_trainer(stack, resumed)
+            self._loading = None
+            if self._leaving.is_set():
+                return
+            policy = self._loaded.policy = await trainer.info()
+            intake = await self._restored(resumed.directory if resumed else None, progress)
+            await self._tell(self._started(policy, progress))
+            self._node.progress = progress
+            learner = Learner(
+                self._config,
+                self._rules,
+                trainer,
+                trainer,
+                self._verifier,
+                intake,
+                self._outlet,
+                self._checkpoints,
+                progress,
+                exchange=self._node.exchange,
+                tokenizer=policy.tokenizer,
+                on_phase=self._enter,
+            )
+
+            async def tell(record: StepDone | HeldOut) -> None:
+                await self._tell_step(record, learner, trainer)
+
+            await learner.run(self._leaving, tell, lambda: self._is_over(learner.progress))
+
+    async def _restored(self, checkpoint: Path | None, progress: Progress) -> Intake:
+        """The intake as a checkpoint left it. It is made once: after a trainer's death it goes back
+        to the checkpoint, as the trainer does."""
+        record = None if checkpoint is None else Learner.intake_record(checkpoint)
+        rules = self._rules
+        staleness = StalenessRules(
+            rules.staleness_max,
+            rules.groups_per_step,
+            max(rules.groups_per_step, int(CREDITS_PER_STEP * rules.groups_per_step)),
+        )
+        leases = LeaseRules(life_s_min=float(rules.lease_life_s))
+        secret, start = self._secret(), secrets.randbits(62)
+        if record is None:
+            account = Account(staleness, version_of(progress))
+            book = LeaseBook(leases, account, self._config.run.run_id, secret, start)
+        else:
+            book = LeaseBook.from_record(
+                record["book"],
+                rules=leases,
+                staleness_rules=staleness,
+                run_id=self._config.run.run_id,
+                secret=secret,
+                start=start,
+                now=trio.current_time(),
+            )
+        if self._intake is None:
+            policy = self._loaded.policy
+            assert policy is not None
+            self._intake = Intake(
+                IntakeRules(
+                    run_id=self._config.run.run_id,
+                    group_size=rules.group_size,
+                    tokenizer=policy.tokenizer,
+                    temperature=self._config.run.sampling.temperature,
+                    top_p=self._config.run.sampling.top_p,
+                    rescored_share=rules.rescored_share,
+                ),
+                book,
+                self._transport,
+                self._node.warden,
+                LearnerChecks(self._node.guard, self._scorer),
+                Random(secrets.randbits(64)),
+            )
+            self._intake.restore(book, record)
+            await self._nursery.start(self._intake.run)
+        else:
+            self._intake.restore(book, record)
+        return self._intake
+
+    def _secret(self) -> bytes:
+        path = self._config.data_dir / SECRET_FILE
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_bytes(secrets.token_bytes(SECRET_BYTES))
+        return path.read_bytes()
+
+    def _is_over(self, progress: Progress) -> bool:
+        return self._node.is_over(progress)
+
+    def _enter(self, phase: str) -> None:
+        self._node.phase = phase
+
+    async def _tell_step(self, record: StepDone | HeldOut, learner: Learner, trainer: Any) -> None:
+        self._node.progress = learner.progress
+        if isinstance(record, StepDone):
+            counters = self._transport.counters
+            record = replace(
+                record,
+                peers=len(self._node.discovery.peers),
+                bytes_in_total=counters.bytes_in.total(),
+                bytes_out_total=counters.bytes_out.total(),
+            )
+        self._node.notes.pop("trainer", None)
+        self._loaded.memory_bytes = await trainer.memory_bytes()
+        await self._tell(record)

@@ -1,0 +1,114 @@
+"""What a learner's node does to find out about a group: rewards by its own verifier, and log-probs
+by a process that holds the version that the group claims."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from node.claims import Sample, fault_of, fit_of
+from node.tasks.held_out import HeldOutGuard
+from node.training.base import TrainingGroup
+from node.training.process import TrainerProcess
+from node.training.spec import TrainerSpec
+from swarm.errors import ChildFailed
+from swarm.leases import Lease
+from swarm.rollouts import Completion, RolloutGroup, version_spans
+
+VersionDirectory = Callable[[int], Path | None]
+Columns = list[tuple[float, ...]]  # log-probs of each completion's tokens
+
+
+class Scorer:
+    """A process that scores tokens under one version of the policy at a time. It starts at its
+    first use; one that dies is started again at the next."""
+
+    def __init__(self, spec: TrainerSpec, directory: Path, find: VersionDirectory) -> None:
+        """`directory`: where its log goes. `find`: where the files of a version are."""
+        self._process = TrainerProcess(spec, directory)
+        self._find = find
+        self._lock = trio.Lock()
+        self._loaded: int | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, spec: TrainerSpec, directory: Path, find: VersionDirectory
+    ) -> AsyncIterator["Scorer"]:
+        """A scorer whose process ends with the block."""
+        scorer = cls(spec, directory, find)
+        try:
+            yield scorer
+        finally:
+            await scorer._process.stop()
+
+    async def score(self, version: int, group: TrainingGroup) -> Columns | None:
+        """Log-probs of a group's tokens under a version; None where its files are gone.
+
+        Raises:
+            ChildFailed: the process failed.
+        """
+        async with self._lock:
+            directory = self._find(version)
+            if directory is None:
+                return None
+            if not self._process.alive:
+                self._loaded = None
+                await self._process.start()
+            if self._loaded != version:
+                self._loaded = None
+                await self._process.load(directory, version)
+                self._loaded = version
+            return (await self._process.score([group]))[0]
+
+
+class LearnerChecks:
+    """`swarm.intake.Checks` of a node."""
+
+    def __init__(self, guard: HeldOutGuard, scorer: Scorer | None) -> None:
+        """Without a scorer nothing is looked at more closely."""
+        self._guard = guard
+        self._scorer = scorer
+
+    async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """See `Checks.reward`."""
+        assignment = (await self._guard.leased(lease.stream, [group.task.index]))[0]
+        return await self._guard.verify(group, assignment.task)
+
+    async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
+        """See `Checks.rescore`."""
+        if self._scorer is None:
+            return ""
+        as_given = TrainingGroup(
+            prompt, group.completions, (1.0,) * len(group.completions), own_tokens=True
+        )
+        versions = {run[0] for each in group.completions for run in version_spans(each)}
+        columns: dict[int, Columns] = {}
+        for version in sorted(versions):
+            try:
+                found = await self._scorer.score(version, as_given)
+            except ChildFailed:
+                return ""  # counted as not found out; the process starts again at the next group
+            if found is None:
+                return ""
+            columns[version] = found
+        samples = [
+            sample
+            for at, completion in enumerate(group.completions)
+            for sample in _samples(completion, {v: c[at] for v, c in columns.items()})
+        ]
+        return fault_of(fit_of(samples)) if samples else ""
+
+
+def _samples(completion: Completion, columns: dict[int, tuple[float, ...]]) -> list[Sample]:
+    """The tokens of a completion, each under the version that it claims; none where they could not
+    be scored."""
+    if any(len(column) != len(completion.token_ids) for column in columns.values()):
+        return []
+    samples, at = [], 0
+    for version, tokens in version_spans(completion):
+        for place in range(at, at + tokens):
+            samples.append(Sample(completion.logprobs[place], columns[version][place]))
+        at += tokens
+    return samples

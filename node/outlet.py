@@ -1,0 +1,75 @@
+"""Where a learner's versions leave for its workers."""
+
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from swarm.address_book import RunSync
+from swarm.errors import SwarmError
+from swarm.weights.publishing import Publisher
+from swarm.weights.service import WeightsService
+
+
+class Outlet:
+    """Puts versions on offer one after the other; making and announcing one goes on while the
+    learner trains."""
+
+    def __init__(
+        self,
+        service: WeightsService,
+        publisher: Publisher,
+        directory: Path,
+        nursery: trio.Nursery,
+        complain: Callable[[str], Awaitable[None]],
+        run_sync: RunSync,
+    ) -> None:
+        """`directory`: where versions are exported to, one at a time. `complain` tells why one was
+        not published; workers go on with the one before."""
+        self._service = service
+        self._publisher = publisher
+        self._directory = directory
+        self._nursery = nursery
+        self._complain = complain
+        self._run_sync = run_sync
+        self._free = trio.Semaphore(1)
+        head = service.heads.newest(service.rules.policy)
+        self._newest = 0 if head is None else head.version
+
+    @property
+    def newest(self) -> int:
+        """See `PolicyOutlet.newest`: what is on its way counts."""
+        return self._newest
+
+    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """See `PolicyOutlet.offer`."""
+        await self._free.acquire()
+        try:
+            target = self._directory / f"version-{version}"
+            await self._run_sync(_make_empty, target)
+            await export(target)
+        except BaseException:
+            self._free.release()
+            raise
+        self._newest = version
+        self._nursery.start_soon(self._publish, target, version)
+
+    async def _publish(self, target: Path, version: int) -> None:
+        try:
+            await self._publisher.publish(target, version)
+        except SwarmError as error:
+            await self._complain(f"version {version} was not published: {error}")
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._run_sync(_remove, target)
+            self._free.release()
+
+
+def _make_empty(directory: Path) -> None:
+    _remove(directory)
+    directory.mkdir(parents=True)
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,82 @@
+"""The weights of a run's policy in a node's data directory: what learner and workers share."""
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from node.config import NodeConfig
+from node.weights import POLICIES, STORE
+from swarm.identity import PeerId
+from swarm.transport.base import Transport
+from swarm.warden import Warden
+from swarm.weights.chunks import ChunkStore
+from swarm.weights.heads import HeadRules
+from swarm.weights.publishing import VERSIONS_KEPT
+from swarm.weights.service import Outcome, WeightsRules, WeightsService
+from swarm.weights.swap import Engine
+from swarm.weights.versions import Versions
+
+POLICY: Final = "policy"
+STORE_BYTES_MAX: Final = 64 << 30
+FETCHED_KEPT: Final = 2  # versions that stay on a worker's disk
+PATCH_THREADS_MAX: Final = 4
+
+
+def _tell_nobody(outcome: Outcome) -> None:
+    pass
+
+
+@contextmanager
+def policy_weights(
+    config: NodeConfig,
+    transport: Transport,
+    warden: Warden,
+    *,
+    publishes: bool,
+    engine: Engine | None = None,
+    tell: Callable[[Outcome], None] = _tell_nobody,
+) -> Iterator[WeightsService]:
+    """The service of a run's policy, not running yet; its store is open for the block.
+
+    Raises:
+        ConfigError: another process has the store.
+    """
+    directory = config.data_dir / POLICIES / POLICY
+    rules = WeightsRules(
+        heads=HeadRules(
+            config.run.run_id,
+            frozenset(map(PeerId, config.run.weights_publishers)),
+            float(config.run.limits.clock_skew_s),
+        ),
+        policy=POLICY,
+        follows=not publishes,
+        shared_versions=VERSIONS_KEPT if publishes else FETCHED_KEPT,
+        patch_threads=min(PATCH_THREADS_MAX, os.cpu_count() or 1),
+    )
+    with ChunkStore(config.data_dir / STORE, STORE_BYTES_MAX) as store:
+        yield WeightsService(
+            rules,
+            transport,
+            warden,
+            directory,
+            Versions(directory, rules.shared_versions),
+            store,
+            now_s=time.time,
+            rng=Random(secrets.randbits(64)),
+            run_sync=trio.to_thread.run_sync,
+            engine=engine,
+            tell=tell,
+        )
+
+
+def version_directory(service: WeightsService, version: int) -> Path | None:
+    """Where a version that is here lies."""
+    local = service.versions.get(version)
+    return None if local is None else local.directory

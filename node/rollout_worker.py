@@ -1,0 +1,138 @@
+"""A rollout worker: leases from the run's learner, completions by its policy, groups handed in.
+
+One batch is generated at a time; submissions of the one before go on meanwhile. A new version of
+the policy is fetched in the background and may replace the old one between two tokens: each
+completion says which version made which of them.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from node.config import LearnerRules, RunConfig
+from node.engines.base import RolloutEngine
+from node.monitor.records import WorkDone
+from node.tasks.held_out import HeldOutGuard
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, RolloutGroup, Task
+from swarm.work import Declined, Lease, WorkSource
+
+SUBMISSIONS_MAX = 64  # on their way; then generation waits
+
+OnWork = Callable[[WorkDone], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Serving:
+    """The policy that this worker generates with."""
+
+    engine: RolloutEngine
+    tokenizer: str  # fingerprint
+    version: Callable[[], int]  # that serves now
+
+
+class RolloutWorker:
+    """The worker's loop. Restarts keep nothing: what was leased and not handed in expires."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        rules: LearnerRules,
+        peer_id: PeerId,
+        source: WorkSource,
+        guard: HeldOutGuard,
+        *,
+        now_s: Callable[[], float],
+        on_work: OnWork,
+    ) -> None:
+        self._run = run
+        self._rules = rules
+        self._peer_id = peer_id
+        self._source = source
+        self._guard = guard
+        self._now_s = now_s
+        self._on_work = on_work
+        self._slots = trio.CapacityLimiter(SUBMISSIONS_MAX)
+        self.waiting_for: str | None = "the learner's first policy"
+        self.batches = 0
+        self.groups_done = 0
+        self.tokens = 0
+
+    async def run(self, serving: Serving) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ExceptionGroup: of `ChildFailed`, where the engine or the verifier failed.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                waited_from_s = trio.current_time()
+                lease = await self._source.lease(serving.version())
+                if isinstance(lease, Declined):
+                    self.waiting_for = lease.reason
+                    await trio.sleep(lease.retry_s)
+                    continue
+                self.waiting_for = None
+                wait_s = trio.current_time() - waited_from_s
+                await self._work(lease, serving, nursery, wait_s)
+
+    async def _work(
+        self, lease: Lease, serving: Serving, nursery: trio.Nursery, wait_s: float
+    ) -> None:
+        started_s = trio.current_time()
+        assigned = await self._guard.leased(lease.stream, range(lease.groups))
+        seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
+        made = await serving.engine.generate(
+            [assignment.prompt for assignment in assigned],
+            self._rules.group_size,
+            self._run.engine_sampling,
+            seed,
+        )
+        generate_s = trio.current_time() - started_s
+        for assignment, completions in zip(assigned, made, strict=True):
+            group = self._group(lease, assignment.task, completions, serving)
+            place = object()
+            await self._slots.acquire_on_behalf_of(place)
+            nursery.start_soon(self._submit, lease, group, place)
+        tokens = sum(len(each.token_ids) for group in made for each in group)
+        self.batches += 1
+        self.groups_done += len(made)
+        self.tokens += tokens
+        await self._on_work(
+            WorkDone(
+                batch=self.batches,
+                policy_version=serving.version(),
+                learner_version=self._source.learner_version,
+                groups=len(made),
+                generated_tokens=tokens,
+                generated_tokens_total=self.tokens,
+                generate_s=generate_s,
+                wait_s=wait_s,
+                verdicts_total=dict(sorted(self._source.verdicts.items())),
+            )
+        )
+
+    def _group(
+        self, lease: Lease, task: Task, completions: tuple[Completion, ...], serving: Serving
+    ) -> RolloutGroup:
+        created_at_s = int(self._now_s())
+        return RolloutGroup(
+            run_id=self._run.run_id,
+            producer=self._peer_id,
+            round=lease.learner_version,
+            task=task,
+            completions=completions,
+            tokenizer=serving.tokenizer,
+            temperature=self._run.sampling.temperature,
+            top_p=self._run.sampling.top_p,
+            created_at_s=created_at_s,
+            expires_at_s=created_at_s + self._run.limits.record_life_s,
+        )
+
+    async def _submit(self, lease: Lease, group: RolloutGroup, place: object) -> None:
+        try:
+            await self._source.submit(lease, group)
+        finally:
+            self._slots.release_on_behalf_of(place)

@@ -1,0 +1,219 @@
+"""`swarm-node join` on a run that has a learner: a rollout worker as a process.
+
+On top of what every node has: the policy's versions, fetched and swapped in while the engine goes
+on, and the loop of leases. There is no trainer: the process that holds the policy samples, and
+nothing else.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import trio
+
+from node.app import RESTART_DELAY_S, RESTARTS_MAX, App, trainer_spec
+from node.config import NodeConfig
+from node.engines.swapping import SwappingEngine
+from node.learner_app import rules_of
+from node.monitor.records import Trouble, WorkDone
+from node.policy_weights import policy_weights
+from node.rollout_worker import RolloutWorker, Serving
+from node.training.process import TrainerProcess
+from swarm.errors import ChildFailed, ConfigError
+from swarm.identity import Identity, PeerId
+from swarm.weights.service import Outcome
+from swarm.work import WorkSource
+
+OUTCOMES_MAX = 16  # that wait to be told of
+
+
+class PolicyHost:
+    """The engine of a worker, from the first version on; `swarm.weights.swap.Engine`."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._process: TrainerProcess | None = None
+        self._swap: SwappingEngine | None = None
+        self._directory: Path | None = None
+        self.version = 0
+        self.serving: Serving | None = None
+        self.ready = trio.Event()  # a version is served
+
+    async def pause(self) -> None:
+        """See `Engine`."""
+        if self._swap is not None:
+            await self._swap.pause()
+
+    async def load(self, directory: Path) -> None:
+        """See `Engine`. The first version starts the engine."""
+        if self._swap is None:
+            await self._start(directory)
+        else:
+            await self._swap.load(directory)
+        self._directory, self.version = directory, version_in(directory)
+
+    async def resume(self) -> None:
+        """See `Engine`."""
+        if self._swap is not None:
+            await self._swap.resume()
+
+    async def restart(self) -> None:
+        """Start the engine again with the version that it had.
+
+        Raises:
+            ChildFailed, ConfigError: it does not come up.
+        """
+        await self.stop()
+        assert self._directory is not None
+        await self._start(self._directory)
+
+    async def stop(self) -> None:
+        """End the engine."""
+        process, self._process, self._swap = self._process, None, None
+        self.ready = trio.Event()
+        if process is not None:
+            await process.stop()
+
+    async def _start(self, directory: Path) -> None:
+        spec = replace(trainer_spec(self._config, str(directory)))
+        process = TrainerProcess(spec, self._config.data_dir)
+        try:
+            await process.start()
+            await process.load(directory, version_in(directory))
+            info = await process.info()
+        except BaseException:
+            await process.stop()
+            raise
+        self._process, self._swap = process, SwappingEngine(process, version_in)
+        self.serving = Serving(process, info.tokenizer, lambda: self.version)
+        self.ready.set()
+
+
+def version_in(directory: Path) -> int:
+    """The number of a version from the name of its directory."""
+    match = re.fullmatch(r"v(\d+)", directory.name)
+    if match is None:
+        raise ChildFailed(f"{directory} is no version's directory")
+    return int(match[1])
+
+
+class WorkerApp(App):
+    """A worker."""
+
+    @classmethod
+    def check(cls, config: NodeConfig, identity: Identity) -> None:
+        """See `App.check`."""
+        learner = rules_of(config).peer
+        if learner == identity.peer_id:
+            raise ConfigError(
+                f"this key is the learner's of run {config.run.name}: use swarm-node learn"
+            )
+        if config.engine != "torch":
+            raise ConfigError(f"--engine {config.engine}: not for a rollout worker; use torch")
+
+    @classmethod
+    def model_of(cls, config: NodeConfig, say: Callable[[str], None]) -> str:
+        """See `App.model_of`: a worker's policy comes from the learner."""
+        return ""
+
+    async def _work(self) -> None:
+        config, node = self._config, self._node
+        learner = PeerId(rules_of(config).peer)
+        node.discovery.sought = learner
+        self._host = PolicyHost(config)
+        send, receive = trio.open_memory_channel[Outcome](OUTCOMES_MAX)
+
+        def tell(outcome: Outcome) -> None:
+            with suppress(trio.WouldBlock):  # a newer one follows on its heels
+                send.send_nowait(outcome)
+
+        source = WorkSource(
+            config.run.run_id,
+            learner,
+            self._identity,
+            self._transport,
+            node.ledger,
+            Random(secrets.randbits(64)),
+        )
+        self._worker = RolloutWorker(
+            config.run,
+            rules_of(config),
+            self._identity.peer_id,
+            source,
+            node.guard,
+            now_s=time.time,
+            on_work=self._after_work,
+        )
+        with policy_weights(
+            config, self._transport, node.warden, publishes=False, engine=self._host, tell=tell
+        ) as service:
+            try:
+                current = service.versions.current()
+                if current is not None:
+                    await self._host.load(current.directory)
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(service.run)
+                    nursery.start_soon(self._tell_outcomes, receive)
+                    nursery.start_soon(self._note_waiting)
+                    nursery.start_soon(self._work_on)
+                    await self._leaving.wait()
+                    nursery.cancel_scope.cancel()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await self._host.stop()
+
+    async def _work_on(self) -> None:
+        """Work; restart the engine where it dies.
+
+        Raises:
+            ChildFailed: it died `RESTARTS_MAX` times without finishing a batch in between.
+        """
+        failures = 0
+        while True:
+            before = self._worker.batches
+            try:
+                if self._host.serving is not None and not self._host.ready.is_set():
+                    await self._host.restart()
+                await self._host.ready.wait()
+                assert self._host.serving is not None
+                await self._worker.run(self._host.serving)
+            except* ChildFailed as group:
+                failures = 1 if self._worker.batches > before else failures + 1
+                await self._tell(Trouble(f"the engine failed and is restarted: {_first(group)}"))
+                if failures >= RESTARTS_MAX:
+                    raise
+            await self._host.stop()
+            await trio.sleep(RESTART_DELAY_S * 2**failures)
+
+    async def _tell_outcomes(self, outcomes: "trio.MemoryReceiveChannel[Outcome]") -> None:
+        async for outcome in outcomes:
+            applied = outcome.applied
+            if applied.failure is not None:
+                serving = "none" if applied.serving is None else f"version {applied.serving}"
+                await self._tell(
+                    Trouble(f"version {applied.wanted}: {applied.failure}; {serving} serves on")
+                )
+
+    async def _note_waiting(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            waiting = self._worker.waiting_for
+            self._node.phase = "waiting" if waiting else "generating"
+            if waiting:
+                self._node.notes["work"] = f"no work: {waiting}"
+            else:
+                self._node.notes.pop("work", None)
+
+    async def _after_work(self, record: WorkDone) -> None:
+        await self._tell(record)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

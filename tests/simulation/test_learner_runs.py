@@ -1,0 +1,144 @@
+"""A learner and its workers over simulated links, for many steps, through deaths and partitions."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import trio
+
+from node.config import LearnerRules, RunConfig
+from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from swarm.leases import LeaseRules
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from tests.wire_samples import ALICE
+
+Scene = Callable[[SimulatedLearner], Awaitable[None]]
+
+LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)
+RUN = RunConfig.model_validate(
+    {"name": "fed", "environments": [{"name": "scripted_sum", "parameters": {"max": 9999}}]}
+)
+RULES = LearnerRules(
+    peer=ALICE.peer_id, staleness_max=3, groups_per_step=8, group_size=4, rescored_share=0.0
+)
+LEASES = LeaseRules(target_s=8.0, first_s=10.0, life_s_min=20.0, groups_max=8)
+
+
+def case(workers: int = 3, **changes: object) -> LearnerCase:
+    rules = RULES.model_copy(update=changes)
+    generate_s = tuple(1.0 + number for number in range(workers))
+    return LearnerCase(rules, generate_s, train_s=3.0, leases=LEASES)
+
+
+class Play:
+    """One simulation, to be acted upon while it runs."""
+
+    def __init__(self, directory: Path, what: LearnerCase, seed: int = 0) -> None:
+        self.directory = directory
+        self.case = what
+        self.seed = seed
+        self.there: SimulatedLearner | None = None
+
+    def run(self, scene: Scene) -> SimulatedLearner:
+        async def main() -> None:
+            hosts = 1 + len(self.case.generate_s)
+            async with (
+                open_world(self.seed, hosts, LINK) as world,
+                trio.open_nursery() as nursery,
+            ):
+                run = run_of(world, self.case.rules, RUN)
+                assert run.learner is not None
+                there = self.there = SimulatedLearner(
+                    self.case, world, self.directory, nursery, run
+                )
+                for host in range(hosts):
+                    await there.start(host)
+                await scene(there)
+                nursery.cancel_scope.cancel()
+
+        deterministic_run(main, seed=self.seed)
+        assert self.there is not None
+        return self.there
+
+
+async def until_step(there: SimulatedLearner, step: int, limit_s: float = 2_000.0) -> None:
+    with trio.fail_after(limit_s):
+        while not there.steps or there.steps[-1].step < step:  # noqa: ASYNC110 - of no one event
+            await trio.sleep(1.0)
+
+
+def check(there: SimulatedLearner) -> None:
+    """What holds of every run."""
+    assert max(step.staleness_max for step in there.steps) <= RULES.staleness_max
+    assert all(step.groups == RULES.groups_per_step for step in there.steps)
+
+
+def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 30)
+
+    there = Play(tmp_path, case()).run(scene)
+    check(there)
+    by_worker: Counter[str] = Counter()
+    for step in there.steps:
+        by_worker.update(step.groups_by_worker)
+    assert len(by_worker) == 3
+    fast, slow = (by_worker[str(there.world.peer_id(host))] for host in (1, 3))
+    assert fast > 1.5 * slow
+    assert there.steps[-1].reward > there.steps[0].reward
+    assert there.steps[-1].published_version >= 29
+    assert any(each.policy_version > 20 for each in there.work[1])
+    # tokens of more than one version were trained on, and what was discarded has a reason
+    assert set(there.steps[-1].discarded_total) <= {"stale", "overtaken"}
+
+
+def test_workers_die_and_come_back(tmp_path: Path) -> None:
+    async def scene(there: SimulatedLearner) -> None:
+        for round_ in range(4):
+            await until_step(there, 6 * (round_ + 1))
+            victim = 1 + round_ % 3
+            await there.kill(victim)
+            await trio.sleep(15.0)
+            await there.start(victim)
+        await until_step(there, 36)
+
+    there = Play(tmp_path, case()).run(scene)
+    check(there)
+    assert there.steps[-1].discarded_total.get("expired", 0) > 0
+    assert len(there.steps[-1].groups_by_worker) >= 2
+
+
+def test_a_learner_that_dies_resumes_within_the_bound(tmp_path: Path) -> None:
+    killed_at: list[int] = []
+
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 11)
+        await there.kill(LEARNER)
+        killed_at.append(there.steps[-1].step)
+        there.steps.clear()
+        await trio.sleep(20.0)
+        await there.start(LEARNER)
+        await until_step(there, 25)
+
+    there = Play(tmp_path, case()).run(scene)
+    check(there)
+    # versions are published every second step (S - 1), and resumed from what was published last
+    assert killed_at[0] - 1 <= there.steps[0].step <= killed_at[0] + 1
+    assert [step.step for step in there.steps] == list(
+        range(there.steps[0].step, there.steps[-1].step + 1)
+    )
+
+
+def test_the_same_seed_gives_the_same_steps_and_another_does_not(tmp_path: Path) -> None:
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 8)
+
+    def steps(name: str, seed: int) -> tuple[object, str]:
+        there = Play(tmp_path / name, case(), seed).run(scene)
+        return there.steps, there.world.trace_hash
+
+    one = steps("one", 0)
+    assert steps("two", 0) == one
+    assert steps("three", 1)[1] != one[1]
