@@ -169,7 +169,7 @@ class LearnerApp(App):
                 book,
                 self._transport,
                 self._node.warden,
-                LearnerChecks(self._node.guard, self._scorer),
+                LearnerChecks(self._node.guard, self._scorer if self._can_rescore() else None),
                 Random(secrets.randbits(64)),
             )
             self._intake.restore(book, record)
@@ -177,6 +177,17 @@ class LearnerApp(App):
         else:
             self._intake.restore(book, record)
         return self._intake
+
+    def _can_rescore(self) -> bool:
+        """Scores are under the policy as it is, not under other rules of sampling."""
+        sampling = self._config.run.sampling
+        if (sampling.temperature, sampling.top_p) == (1.0, 1.0):
+            return True
+        self._node.notes["rescoring"] = (
+            "log-probs of workers are not checked: the run samples at another temperature or top_p "
+            "than 1"
+        )
+        return False
 
     def _secret(self) -> bytes:
         path = self._config.data_dir / SECRET_FILE

@@ -107,7 +107,10 @@ def test_workers_die_and_come_back(tmp_path: Path) -> None:
     there = Play(tmp_path, case()).run(scene)
     check(there)
     assert there.steps[-1].discarded_total.get("expired", 0) > 0
-    assert len(there.steps[-1].groups_by_worker) >= 2
+    lately: Counter[str] = Counter()
+    for step in there.steps[-10:]:
+        lately.update(step.groups_by_worker)
+    assert len(lately) == 3  # those that came back are at work again
 
 
 def test_a_learner_that_dies_resumes_within_the_bound(tmp_path: Path) -> None:
