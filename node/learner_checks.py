@@ -17,7 +17,7 @@ from swarm.leases import Lease
 from swarm.rollouts import Completion, RolloutGroup, version_spans
 
 VersionDirectory = Callable[[int], Path | None]
-Columns = list[tuple[float, ...]]  # log-probs of each completion's tokens
+Columns = list[tuple[float, ...]]  # of each completion: log-probs, means, variances
 
 
 class Scorer:
@@ -44,7 +44,7 @@ class Scorer:
             await scorer._process.stop()
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
-        """Log-probs of a group's tokens under a version; None where its files are gone.
+        """What a version says of a group's tokens; None where its files are gone.
 
         Raises:
             ChildFailed: the process failed.
@@ -104,11 +104,20 @@ class LearnerChecks:
 def _samples(completion: Completion, columns: dict[int, tuple[float, ...]]) -> list[Sample]:
     """The tokens of a completion, each under the version that it claims; none where they could not
     be scored."""
-    if any(len(column) != len(completion.token_ids) for column in columns.values()):
+    count = len(completion.token_ids)
+    if any(len(column) != 3 * count for column in columns.values()):
         return []
     samples, at = [], 0
     for version, tokens in version_spans(completion):
-        for place in range(at, at + tokens):
-            samples.append(Sample(completion.logprobs[place], columns[version][place]))
+        column = columns[version]
+        samples += [
+            Sample(
+                completion.logprobs[place],
+                column[place],
+                column[count + place],
+                column[2 * count + place],
+            )
+            for place in range(at, at + tokens)
+        ]
         at += tokens
     return samples

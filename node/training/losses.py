@@ -83,3 +83,14 @@ def token_weights(lengths: Sequence[int], aggregation: Aggregation) -> list[floa
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Log-prob of each target (...,) under its logits (..., V), in fp32."""
     return torch.log_softmax(logits.float(), dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def token_moments(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of each target (...,) under its logits (..., V), in fp32: its log-prob, and the mean and the
+    variance that the log-prob of a sample has there (..., 3)."""
+    logs = torch.log_softmax(logits.float(), dim=-1)
+    probs = logs.exp()
+    mean = torch.where(probs > 0, probs * logs, 0.0).sum(dim=-1)
+    squares = torch.where(probs > 0, probs * (logs - mean.unsqueeze(-1)).square(), 0.0)
+    chosen = logs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return torch.stack([chosen, mean, squares.sum(dim=-1)], dim=-1)

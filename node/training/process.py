@@ -271,8 +271,8 @@ class TrainerProcess:
         return TrainReport(**await self._call("train", groups=records))
 
     async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
-        """Log-probs of every completion's tokens under the loaded weights, group by group; see
-        `node.training.rescoring`.
+        """A column for each completion of each group, under the loaded weights: log-probs, means,
+        variances; see `node.training.rescoring`.
 
         Raises:
             ChildFailed: out of memory or a crash.

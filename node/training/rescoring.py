@@ -14,11 +14,12 @@ IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no pol
 
 
 def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
-    """Log-probs of every completion's tokens under the present policy, group by group; advantages
-    do not matter. They are of the whole distribution at temperature 1.
+    """A column for each completion of each group, under the present policy; advantages do not
+    matter: the log-prob of each of its n tokens, then n times the mean and n times the variance
+    that the log-prob of a sample has there. They are of the whole distribution at temperature 1.
 
-    A completion without tokens, or too long for the context or the memory, gets an empty list; one
-    with a token outside the vocabulary is `IMPOSSIBLE` throughout.
+    A completion without tokens, or too long for the context or the memory, gets an empty column;
+    one with a token outside the vocabulary is `IMPOSSIBLE` throughout, with mean and variance 0.
 
     Raises:
         LocalProtocolError: a group's token ids are not of our tokenizer.
@@ -30,12 +31,20 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
         known = [max(c.token_ids, default=0) < vocabulary for c in group.completions]
         completions = [c for c, good in zip(group.completions, known, strict=True) if good]
         part = replace(group, completions=tuple(completions), advantages=(0.0,) * len(completions))
-        [rows] = trainer.logprobs([part])
+        [rows] = trainer.moments([part])
         values = iter(rows)
         result.append(
             [
-                next(values) if good else [IMPOSSIBLE] * len(completion.token_ids)
+                _column(next(values)) if good else _impossible(len(completion.token_ids))
                 for completion, good in zip(group.completions, known, strict=True)
             ]
         )
     return result
+
+
+def _column(row: Sequence[Sequence[float]]) -> list[float]:
+    return [moments[place] for place in range(3) for moments in row]
+
+
+def _impossible(tokens: int) -> list[float]:
+    return [IMPOSSIBLE] * tokens + [0.0] * (2 * tokens)

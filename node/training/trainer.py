@@ -11,8 +11,9 @@ denominator of the loss: means are over the tokens that are trained.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -24,6 +25,8 @@ from node.training.policy import Policy
 from node.training.samplers import within_unknown_share
 from node.training.spec import TrainerSpec
 from swarm.rollouts import FinishReason
+
+OfLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits, targets
 
 LOGPROB_ERROR_MAX = 1e-3  # how far above zero rounding may put a log-prob
 
@@ -147,14 +150,23 @@ class GroupTrainer:
 
         A completion that would be skipped in training gets an empty list.
         """
+        return self._measured(groups, losses.token_logprobs)
+
+    def moments(self, groups: Sequence[TrainingGroup]) -> list[list[list[list[float]]]]:
+        """As `logprobs`; of each token its log-prob, and mean and variance of a sample's."""
+        return self._measured(groups, losses.token_moments)
+
+    def _measured(self, groups: Sequence[TrainingGroup], of_logits: OfLogits) -> list[list[Any]]:
         result = []
         with torch.no_grad():
             for group in groups:
                 prompt, rows, _ = self._rows(group)
                 unit = _Unit(prompt, [row for row in rows if row is not None])
-                found: dict[int, list[float]] = {}
+                found: dict[int, list[Any]] = {}
                 for piece in _pieces(unit, self.micro_batch_tokens):
-                    for row, values in zip(piece.rows, self._forward([piece]), strict=True):
+                    for row, values in zip(
+                        piece.rows, self._forward([piece], of_logits), strict=True
+                    ):
                         found[id(row)] = values.tolist()
                 result.append([found.get(id(row), []) for row in rows])
         return result
@@ -306,17 +318,20 @@ class GroupTrainer:
 
     # log-probs with gradient
 
-    def _forward(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
-        """Log-probs of each row's tokens, in the order of the rows."""
+    def _forward(
+        self, units: Sequence[_Unit], of_logits: OfLogits = losses.token_logprobs
+    ) -> list[torch.Tensor]:
+        """Log-probs of each row's tokens, or what else is wanted of them, in the order of rows."""
         units = [unit for unit in units if unit.rows]
         if not units:
             return []
         with self.policy.autocast():
             if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
-                return self._plain(units)
-            return self._lean(units) if self._lean_fits else self._shared(units)
+                return self._plain(units, of_logits)
+            way = self._lean if self._lean_fits else self._shared
+            return way(units, of_logits)
 
-    def _plain(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+    def _plain(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         result = []
         pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
         ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
@@ -328,10 +343,10 @@ class GroupTrainer:
         dropped = ids.shape[1] - logits.shape[1]  # positions of the first logits
         for index, (prompt, tokens) in enumerate(pairs):
             span = slice(len(prompt) - dropped, len(prompt) - dropped + len(tokens))
-            result.append(losses.token_logprobs(logits[index, span], targets[index, span]))
+            result.append(of_logits(logits[index, span], targets[index, span]))
         return result
 
-    def _lean(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+    def _lean(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
         model = lean.LeanModel(self.policy.model)
         above, _ = lean.prompt_segments(
@@ -345,14 +360,14 @@ class GroupTrainer:
         ids, _ = lean.pad_right(tails, self.policy.eos_id)
         start = torch.tensor([len(unit.prompt) - 1 for unit in units])
         hidden, _ = model.run(ids[:, :-1].view(len(units), each, -1), start, above)
-        values = losses.token_logprobs(model.logits(hidden), ids[:, 1:].view(len(units), each, -1))
+        values = of_logits(model.logits(hidden), ids[:, 1:].view(len(units), each, -1))
         return [
             values[place, index, : len(row.tokens)]
             for place, unit in enumerate(units)
             for index, row in enumerate(unit.rows)
         ]
 
-    def _shared(self, units: Sequence[_Unit]) -> list[torch.Tensor]:
+    def _shared(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """Prompts without their last token fill the cache; completions, that token put first,
         are run on it. Right padding of the prompts leaves a gap that the mask hides."""
         cache, prefix_mask = self._prefix_cache(units)
@@ -371,7 +386,7 @@ class GroupTrainer:
             past_key_values=cache,
             use_cache=True,
         ).logits
-        values = losses.token_logprobs(logits, ids[:, 1:])
+        values = of_logits(logits, ids[:, 1:])
         return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
 
     def _prefix_cache(self, units: Sequence[_Unit]) -> tuple[DynamicCache, torch.Tensor]:

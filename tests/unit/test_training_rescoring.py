@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from node.engines.base import Sampling
+from node.training import losses
 from node.training.base import TrainingGroup
 from node.training.spec import TrainerSpec
 from node.training.worker import TrainerCore
@@ -45,8 +47,21 @@ def test_scores_are_those_of_the_definition(core):
     for group, rows in zip(groups, core.score(groups), strict=True):
         for completion, row in zip(group.completions, rows, strict=True):
             expected = reference_logprobs(core.policy, group.prompt, completion, SAMPLING)
-            assert row == pytest.approx(expected, abs=1e-4)
-            assert row == pytest.approx(completion.logprobs, abs=1e-4)
+            count = len(completion.token_ids)
+            assert row[:count] == pytest.approx(expected, abs=1e-4)
+            assert row[:count] == pytest.approx(completion.logprobs, abs=1e-4)
+            assert len(row) == 3 * count
+
+
+def test_means_and_variances_are_those_of_samples():
+    logits = torch.tensor([[0.3, -1.2, 2.0, -math.inf], [0.0, 0.0, 0.0, 0.0]])
+    [first, even] = losses.token_moments(logits, torch.tensor([2, 1])).tolist()
+    weights = [math.exp(0.3), math.exp(-1.2), math.exp(2.0)]
+    probs = [weight / sum(weights) for weight in weights]
+    mean = sum(p * math.log(p) for p in probs)
+    variance = sum(p * (math.log(p) - mean) ** 2 for p in probs)
+    assert first == pytest.approx([math.log(probs[2]), mean, variance], abs=1e-5)
+    assert even == pytest.approx([-math.log(4), -math.log(4), 0.0], abs=1e-6)
 
 
 def test_ids_are_scored_as_they_are_and_text_is_not_looked_at(core):
@@ -78,7 +93,7 @@ def test_what_cannot_be_scored_leaves_the_others_alone(core):
     for ids, score in (
         ((), []),
         (too_long, []),
-        ((5, VOCABULARY, 5), [-math.inf] * 3),
+        ((5, VOCABULARY, 5), [-math.inf] * 3 + [0.0] * 6),
     ):
         odd = with_first(group, token_ids=ids, logprobs=(-1.0,) * len(ids))
         first, *others = core.score([odd])[0]
@@ -92,7 +107,7 @@ def test_large_groups_are_scored_in_pieces(core):
     expected = core.score(groups)
     passes = []
     forward = core.trainer._forward
-    core.trainer._forward = lambda units: (passes.append(1), forward(units))[1]
+    core.trainer._forward = lambda *given: (passes.append(1), forward(*given))[1]
     core.trainer.micro_batch_tokens = 1
     for rows, whole in zip(core.score(groups), expected, strict=True):
         for row, plain in zip(rows, whole, strict=True):
