@@ -62,9 +62,10 @@ bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, byte
 	@$(BIN)/python scripts/bench_accept.py
 	@$(BIN)/python scripts/bench_bytes.py
 
-bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1, as root: all of it, hours)
+bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape, a chunk's path (FULL=1, as root: all of it, hours)
 	@$(BIN)/python scripts/bench_weights_codec.py
 	@$(BIN)/python scripts/bench_weights.py $(if $(FULL),--full)
+	@$(BIN)/python scripts/bench_weights_path.py
 	@$(if $(FULL),$(BIN)/python scripts/bench_weights_real.py)
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)

@@ -158,7 +158,7 @@ class Child:
 
 
 @contextmanager
-def _child(*arguments: str, **variables: str) -> Iterator[Child]:
+def child(*arguments: str, **variables: str) -> Iterator[Child]:
     process = subprocess.Popen(
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
@@ -184,10 +184,10 @@ def _transfer_processes(opened: ExitStack, row: StreamRow, daemon: Path | None) 
     """The receiver and then its senders, connected."""
     script = str(HERE / "stream_peers.py")
     variables = {"SWARM_P2PD": str(daemon)} if daemon else {}
-    receiver = opened.enter_context(_child(script, row.stack, "listen", **variables))
+    receiver = opened.enter_context(child(script, row.stack, "listen", **variables))
     address = receiver.line()
     senders = [
-        opened.enter_context(_child(script, row.stack, "send", address, **variables))
+        opened.enter_context(child(script, row.stack, "send", address, **variables))
         for _ in range(row.senders)
     ]
     for sender in senders:

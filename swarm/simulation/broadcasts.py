@@ -20,7 +20,8 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.memory import MemoryTransport
-from swarm.weights.broadcast import ArtifactKey, Broadcast, BroadcastCounters, ChunkService
+from swarm.weights.answering import ArtifactKey, ChunkService
+from swarm.weights.broadcast import Broadcast, BroadcastCounters
 from swarm.weights.manifest import ChunkRef
 from swarm.weights.topology import PeerLink, Plan, Strategy, bound_s, choose, star, tree
 

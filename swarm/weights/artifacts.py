@@ -41,10 +41,13 @@ MAGIC = b"SWC\x01"
 CHUNK_TARGET_MAX = CHUNK_BYTES_MAX // 2
 CHUNK_TARGET_MIN = 1 << 12
 SUGGESTED_BYTES = (
-    (64 << 20, 64 << 10),
-    (1 << 30, 256 << 10),
-    (8 << 30, 1 << 20),
-    (64 << 30, 4 << 20),
+    (32 << 20, 64 << 10),
+    (96 << 20, 128 << 10),
+    (320 << 20, 256 << 10),
+    (768 << 20, 512 << 10),
+    (4 << 30, 1 << 20),
+    (12 << 30, 2 << 20),
+    (48 << 30, 4 << 20),
 )
 """For artifacts of up to so many bytes, chunks of so many."""
 BLOCKS_MAX = 4096

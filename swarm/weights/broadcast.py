@@ -1,20 +1,19 @@
 """An artifact on its way through the swarm: what one node sends, asks for and believes.
 
-`ChunkService` answers requests for chunks, of as many artifacts as are in flight, and lets answers
-out no faster than the uplink takes them. `Broadcast` is one artifact: it asks, verifies each chunk
-before it is stored, served or counted, and is complete when all are there. What goes to whom is
-decided in `picking`.
+A `Broadcast` asks, verifies each chunk before it is stored, served or counted, and is complete when
+all are there. Others get chunks through `answering`; what goes to whom is decided in `picking`.
 
 A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
 and not asked again in this broadcast.
 """
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Literal, Protocol
+from typing import Protocol
 
 import trio
 
@@ -24,24 +23,25 @@ from swarm.errors import (
     PeerUnreachable,
     Reject,
     RemoteProtocolError,
-    RequestRefused,
     TransportError,
 )
 from swarm.identity import PeerId
 from swarm.messages import (
-    CHUNK_BYTES_MAX,
-    CHUNK_REQUEST_BYTES_MAX,
     CHUNK_WAIT_MS_MAX,
     CHUNKS_MAX,
     CHUNKS_PENDING_MAX,
     CHUNKS_PROTOCOL,
     ChunkRequest,
 )
-from swarm.quotas import Kind as Quota
-from swarm.transport.base import ServeLimits, Transport
-from swarm.warden import Warden
+from swarm.weights.answering import (
+    ANSWER_S,
+    BYTES_PER_S_MIN,
+    PARK_S,
+    ArtifactKey,
+    ChunkService,
+    Kind,
+)
 from swarm.weights.manifest import ChunkRef
-from swarm.weights.pacing import Pacer
 from swarm.weights.picking import Picker, from_bytes, members, to_bytes
 from swarm.weights.topology import Plan, Strategy
 
@@ -57,7 +57,6 @@ NAMED_IN_ALL = 16
 PLANNED_AT_ONCE = 6  # chunks asked of a planned parent, in order, at least
 PLANNED_AT_ONCE_MAX = 24
 PLANNED_AHEAD_S = 0.4  # of the downlink
-PARK_S = 10.0  # how long a request waits for a chunk
 NAMED_PARK_S = 0.5  # where another may have it sooner
 RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
 RELAY_AHEAD_S_MIN = 0.2
@@ -70,7 +69,9 @@ UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more
 SLOW_CYCLE_SHARE = 0.05  # and needs more than this of the whole transfer to send one chunk to all
 NEWS_S = 0.5  # between two unasked tellings to one neighbour
 NEWS_TIMEOUT_S = 10.0
+WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
 TICK_S = 0.1
+TICK_S_MIN = 0.004  # where chunks come faster than that, several are looked at together
 AVOID_S = 0.4  # a neighbour that had nothing to give; twice as long each time
 AVOID_S_MAX = 12.8
 RETRY_S = 1.0  # one that does not take part yet; half as long again each time
@@ -78,24 +79,8 @@ RETRY_S_MAX = 15.0
 IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
 GAP_WEIGHT = 0.1  # of the newest gap in that mean
 STALL_S = 6.0  # without a chunk from a planned parent, after which anybody is asked
-ANSWER_S = 60.0  # for the bytes of an answer, once it is on its way
-BYTES_PER_S_MIN = 16_384  # slower answers are given up
-ANSWER_STALLED_S = 3.0  # after which an answer is taken to wait for its reader, and what it takes
-ANSWER_BYTES_PER_S = 131_072.0  # at this rate
-PEER_OUT_BYTES_MAX = 8_388_608  # on their way to one peer, or one chunk if that is more
-SERVED_PEERS_MAX = 1_024  # whose bytes are counted
 
 Blame = Callable[[PeerId, Reject, str], None]
-Kind = Literal["fresh", "relayed", "named", "lost", "news"]
-ORDER: tuple[Kind, ...] = ("fresh", "lost", "named", "relayed")  # in which requests are answered
-
-CHUNK_LIMITS = ServeLimits(
-    request_bytes_max=CHUNK_REQUEST_BYTES_MAX,
-    response_bytes_max=CHUNK_BYTES_MAX,
-    concurrent_max=1024,  # most wait and hold nothing but their place
-    concurrent_per_peer_max=32,
-    timeout_s=PARK_S + ANSWER_S + CHUNK_BYTES_MAX / BYTES_PER_S_MIN,
-)
 
 
 class ChunkSource(Protocol):
@@ -110,14 +95,6 @@ class ChunkSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ArtifactKey:
-    """Which artifact: the root of its manifest (32 bytes), and its place in it."""
-
-    root: bytes
-    artifact: int
-
-
 @dataclass(slots=True)
 class BroadcastCounters:
     """What one broadcast cost. Chunks that came twice are in `duplicate`."""
@@ -128,164 +105,6 @@ class BroadcastCounters:
     duplicate_bytes: int = 0
     corrupt_bytes: int = 0
     distrusted: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Leaving:
-    """An answer on its way."""
-
-    size_bytes: int
-    begun_s: float
-    stalled: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Waiting:
-    """A request that has no answer yet."""
-
-    peer: PeerId
-    broadcast: "Broadcast"
-    kind: Kind
-    chunk: int
-    done: trio.Event = field(default_factory=trio.Event)
-    found: int | None = None
-
-
-class ChunkService:
-    """Answers requests for chunks. At most one of a transport."""
-
-    def __init__(
-        self, transport: Transport, up_bytes_per_s: float = 0.0, warden: Warden | None = None
-    ) -> None:
-        """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown.
-        `warden` holds peers to their quotas, and malformed requests against them; None: nobody."""
-        self._warden = warden
-        self.transport = transport
-        self.pacer = Pacer(up_bytes_per_s)
-        self._broadcasts: dict[ArtifactKey, Broadcast] = {}
-        self._waiting: dict[Kind, dict[_Waiting, None]] = {kind: {} for kind in ORDER}
-        self._served_bytes: Counter[PeerId] = Counter()
-        self._leaving: dict[PeerId, list[_Leaving]] = {}
-        transport.serve(CHUNKS_PROTOCOL, self._serve, CHUNK_LIMITS, self._sent)
-
-    def add(self, broadcast: "Broadcast") -> None:
-        """Answer for an artifact from now on."""
-        if broadcast.key in self._broadcasts:
-            raise LocalProtocolError("this artifact is broadcast already")
-        self._broadcasts[broadcast.key] = broadcast
-
-    def remove(self, broadcast: "Broadcast") -> None:
-        """Stop to answer for it; requests that wait get nothing."""
-        self._broadcasts.pop(broadcast.key, None)
-        for waiting in [each for kind in self._waiting.values() for each in kind]:
-            if waiting.broadcast is broadcast:
-                waiting.done.set()
-
-    async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
-        request = self._read(peer, payload)
-        broadcast = self._broadcasts.get(ArtifactKey(request.root, request.artifact))
-        if broadcast is None:
-            raise RequestRefused("that artifact is not here")
-        broadcast.hear(peer, request)
-        if request.kind == "news" or broadcast.holds_back(peer, request):
-            return b""
-        waiting = _Waiting(peer, broadcast, request.kind, request.chunk)
-        leaves = False
-        try:
-            chunk = await self._find(waiting, request)
-            if chunk is None:
-                return b""
-            data = await broadcast.source.read(chunk)
-            leaves = True
-        finally:
-            if waiting.found is not None and not leaves:  # cancelled, or the disk failed
-                broadcast.picker.failed(peer, waiting.found)
-                self._sent(peer, broadcast.refs[waiting.found].size_bytes)
-        broadcast.counters.bytes_out += len(data)
-        return data
-
-    def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
-        if self._warden is None:
-            return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
-        self._warden.check_quota(Quota.CHUNK, peer)
-        judge = self._warden.ledger.judge
-        request: ChunkRequest = judge(
-            peer, codec.decode, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX
-        )
-        return request
-
-    async def _find(self, waiting: _Waiting, request: ChunkRequest) -> int | None:
-        """The chunk that answers a request, once there is one and the uplink has room."""
-        queue = self._waiting[waiting.kind]
-        queue[waiting] = None
-        try:
-            self.pump()
-            if waiting.found is None:
-                with trio.move_on_after(request.wait_ms / 1e3):
-                    await waiting.done.wait()
-        finally:
-            queue.pop(waiting, None)
-        return waiting.found
-
-    def pump(self) -> None:
-        """Let out what may go: fresh chunks first, for others wait to pass them on."""
-        for kind in ORDER:
-            queue = self._waiting[kind]
-            while queue and (waiting := self._next(queue)) is not None:
-                del queue[waiting]
-                waiting.done.set()
-
-    def _next(self, queue: dict[_Waiting, None]) -> _Waiting | None:
-        """The request to answer next: of who was sent least, if there is something for it."""
-        now_s = trio.current_time()
-        asked: set[PeerId] = set()
-        for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
-            if waiting.kind in ("fresh", "relayed") and waiting.peer in asked:
-                continue
-            asked.add(waiting.peer)
-            broadcast = waiting.broadcast
-            if not self.pacer.has_room(broadcast.chunk_bytes):
-                return None
-            out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))
-            if out_bytes + broadcast.chunk_bytes > max(PEER_OUT_BYTES_MAX, broadcast.chunk_bytes):
-                continue
-            found = broadcast.find(waiting.peer, waiting.kind, waiting.chunk, now_s)
-            if found is not None:
-                waiting.found = found
-                size = broadcast.refs[found].size_bytes
-                self.pacer.start(size, now_s)
-                self._count(waiting.peer, size)
-                self._leaving.setdefault(waiting.peer, []).append(_Leaving(size, now_s))
-                return waiting
-        return None
-
-    def _count(self, peer: PeerId, size_bytes: int) -> None:
-        if len(self._served_bytes) >= SERVED_PEERS_MAX and peer not in self._served_bytes:
-            there = set(self.transport.peers())
-            for gone in [each for each in self._served_bytes if each not in there]:
-                del self._served_bytes[gone]
-        self._served_bytes[peer] += size_bytes
-
-    def _sent(self, peer: PeerId, size_bytes: int) -> None:
-        answers = self._leaving.get(peer, [])
-        answer = next((each for each in answers if each.size_bytes == size_bytes), None)
-        if answer is None:  # one without a chunk
-            return
-        answers.remove(answer)
-        if not answers:
-            del self._leaving[peer]
-        now_s = trio.current_time()
-        if not answer.stalled:
-            self.pacer.done(size_bytes, now_s - answer.begun_s, now_s)
-        self.pump()
-
-    def release_stalled(self, now_s: float) -> None:
-        """Answers that their readers take slowly do not occupy the uplink: others may leave."""
-        for answer in [each for answers in self._leaving.values() for each in answers]:
-            limit_s = ANSWER_STALLED_S + answer.size_bytes / ANSWER_BYTES_PER_S
-            if not answer.stalled and now_s - answer.begun_s >= limit_s:
-                answer.stalled = True
-                self.pacer.give_up(answer.size_bytes)
 
 
 class Broadcast:
@@ -339,6 +158,11 @@ class Broadcast:
         self._progress_s = 0.0  # when the last chunk came
         self._gap_s = 0.0  # between two chunks, in the mean
         self._unread = trio.Event()
+        self._nursery: trio.Nursery | None = None  # of all that this broadcast does
+        self._writing_bytes = 0
+        self._fresh_writing = 0  # chunks that will add to what we owe
+        self._written = trio.lowlevel.ParkingLot()
+        self._is_last_lacking = False  # of us as the publisher: at most one peer lacks anything
         self.links: dict[PeerId, tuple[int, int]] = {}  # what peers say of theirs, up and down
         if self.picker.complete:
             self.complete.set()
@@ -383,7 +207,8 @@ class Broadcast:
             return self.picker.wanted_by(peer, chunk, now_s) if known else None
         if kind == "fresh":
             return self.picker.fresh_for(peer, now_s)
-        return self.picker.relayed_for(peer, now_s, spare=self._service.pacer.is_idle())
+        spare = self._is_last_lacking or self._service.pacer.is_idle()
+        return self.picker.relayed_for(peer, now_s, spare=spare)
 
     # --- life ------------------------------------------------------------------------------
 
@@ -393,11 +218,14 @@ class Broadcast:
         self._progress_s = trio.current_time()
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 while True:
                     self._keep_neighbours(nursery)
                     self._tick(nursery)
+                    next_s = trio.current_time() + TICK_S_MIN
                     with trio.move_on_after(TICK_S):
                         await self._unread.wait()
+                    await trio.sleep_until(next_s)
                     self._unread = trio.Event()
         finally:
             self._service.remove(self)
@@ -430,6 +258,7 @@ class Broadcast:
             1 for each in self.picker.neighbours.values() if each.have == self.picker.all
         )
         others = len(self._asked) - complete
+        self._is_last_lacking = others <= 1
         self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
         if self.publisher == self._own:
             self.picker.reclaim(now_s)
@@ -518,22 +347,25 @@ class Broadcast:
 
     def _ask_fresh(self, nursery: trio.Nursery) -> None:
         """Take on more to relay, where the uplink will soon have sent what is owed."""
+        for _ in range(self._fresh_wanted()):
+            self._fresh_asked += 1
+            nursery.start_soon(self._take_fresh, self.publisher)
+
+    def _fresh_wanted(self) -> int:
+        """How many more fresh chunks to ask for now; negative if fewer."""
         publisher, picker = self.publisher, self.picker
         if publisher not in self._asked or self._is_distrusted(publisher):
-            return
+            return -1
         rate = self._service.pacer.rate()
         total_s = self._size_bytes / (self._down or rate or 1.0)
         if rate and len(self._asked) > 2 and self._is_slow(rate, total_s):
-            return
+            return -1
         owed = picker.copies_owed() * self.chunk_bytes
         others = max(1, len(self._asked) - 1)
         ahead_s = min(RELAY_AHEAD_S, max(RELAY_AHEAD_S_MIN, RELAY_AHEAD_SHARE * total_s))
         ahead = max(ahead_s * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
-        while self._fresh_asked < FRESH_AT_ONCE:
-            if owed + self._fresh_asked * others * self.chunk_bytes >= ahead:
-                return
-            self._fresh_asked += 1
-            nursery.start_soon(self._take_fresh, publisher)
+        room = math.ceil((ahead - owed) / (others * self.chunk_bytes))
+        return min(FRESH_AT_ONCE, room) - self._fresh_asked - self._fresh_writing
 
     def _is_slow(self, rate: float, total_s: float) -> bool:
         """Whether chunks would come to the others later through us than through them."""
@@ -548,8 +380,10 @@ class Broadcast:
 
     async def _take_fresh(self, publisher: PeerId) -> None:
         try:
-            if not await self._request(publisher, "fresh", 0, PARK_S):
-                await trio.sleep(RETRY_S * self._rng.random())
+            while await self._request(publisher, "fresh", 0, PARK_S):
+                if self.picker.complete or self._parent() is not None or self._fresh_wanted() < -1:
+                    return  # else the next is on its way while this one is passed on
+            await trio.sleep(RETRY_S * self._rng.random())
         finally:
             self._fresh_asked -= 1
 
@@ -582,7 +416,7 @@ class Broadcast:
             accused = self.picker.accused(chunk) if peer == self.publisher else None
             kind: Kind = "named" if accused is None else "lost"
             await self._request(peer, kind, chunk, wait_s, accused)
-            if self.picker.have >> chunk & 1:
+            if self.picker.here >> chunk & 1:
                 self._avoid_s.pop(peer, None)
                 return True
             avoid_s = self._avoid_s.get(peer, AVOID_S)
@@ -628,7 +462,7 @@ class Broadcast:
             accused=accused,
             have=to_bytes(picker.have, count),
             relaying=to_bytes(picker.relaying, count),
-            pending=tuple(members(picker.pending))[:CHUNKS_PENDING_MAX],
+            pending=tuple(members(picker.pending | picker.arrived))[:CHUNKS_PENDING_MAX],
             wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
             up_bytes_per_s=int(self._service.pacer.rate()),
             down_bytes_per_s=int(self.down_measured or self._down),
@@ -661,14 +495,33 @@ class Broadcast:
             self._distrust(peer, Reject.MALFORMED, "a chunk that the manifest does not list")
             return
         counters.bytes_in += len(data)
-        if picker.have >> chunk & 1:
+        if picker.here >> chunk & 1:
             counters.duplicate_bytes += len(data)
             counters.chunks_in["duplicate " + kind] += 1
             return
-        await self.source.write(chunk, data)
-        if picker.have >> chunk & 1:  # came twice at a time
-            counters.duplicate_bytes += len(data)
-            return
+        picker.arrived |= 1 << chunk
+        try:
+            while self._writing_bytes and self._writing_bytes + len(data) > WRITING_BYTES_MAX:
+                await self._written.park()
+        except trio.Cancelled:  # who sent it has left
+            picker.arrived &= ~(1 << chunk)
+            raise
+        self._writing_bytes += len(data)
+        self._fresh_writing += kind == "fresh"
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep, peer, kind, chunk, data)
+
+    async def _keep(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
+        """Store a chunk, and count it in. Meanwhile the next is asked for: on a busy machine what
+        writes waits for its turn, several times for each chunk."""
+        counters, picker = self.counters, self.picker
+        try:
+            await self.source.write(chunk, data)
+        finally:
+            picker.arrived &= ~(1 << chunk)
+            self._writing_bytes -= len(data)
+            self._fresh_writing -= kind == "fresh"
+            self._written.unpark_all()
         counters.chunks_in[kind] += 1
         now_s = trio.current_time()
         self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)

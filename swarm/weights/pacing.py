@@ -76,7 +76,9 @@ class Pacer:
         while self._times[0][0] < now_s - MEMORY_S:
             self._times.popleft()
         self._bucket_bytes += size_bytes
-        if (width_s := now_s - self._bucket_since_s) >= max(BUCKET_S, BUCKET_ANSWERS * took_s):
+        width_s = now_s - self._bucket_since_s
+        is_whole = not self._out  # nothing was on its way at the start either
+        if width_s >= (BUCKET_S if is_whole else max(BUCKET_S, BUCKET_ANSWERS * took_s)):
             rate = self._bucket_bytes / width_s
             # a pause says nothing of the link: only what is more than was known counts then
             if self._was_full or rate > self.rate():

@@ -63,6 +63,7 @@ class Picker:
         self.all = (1 << chunks) - 1
         self.have = have
         self.pending = 0  # pulled, and not there yet
+        self.arrived = 0  # verified, and not stored yet
         self.relaying = 0
         self.fresh = 0 if publisher else have  # of the publisher: given to nobody yet
         self.neighbours: dict[PeerId, Neighbour] = {}
@@ -164,9 +165,14 @@ class Picker:
     def complete(self) -> bool:
         return self.have == self.all
 
+    @property
+    def here(self) -> int:
+        """What came, stored or not."""
+        return self.have | self.arrived
+
     def missing(self) -> int:
         """What is not here."""
-        return self.all & ~self.have
+        return self.all & ~self.here
 
     def copies_owed(self) -> int:
         """How many transfers it would take to bring what we relay to all neighbours."""
@@ -201,7 +207,9 @@ class Picker:
             return None
         seen = neighbour.seen
         lacking = self.relaying & self.have & ~seen
-        oldest = next((chunk for chunk in self._relayed if lacking >> chunk & 1), None)
+        oldest = None
+        if lacking:
+            oldest = next(chunk for chunk in self._relayed if lacking >> chunk & 1)
         if oldest is None and spare and (oldest := _lowest(self.fresh & ~seen)) is not None:
             self._relay(oldest)
         return None if oldest is None else self._send(peer, oldest, now_s)

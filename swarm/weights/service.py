@@ -48,7 +48,7 @@ from swarm.quotas import Kind
 from swarm.transport.base import ServeLimits, Transport
 from swarm.warden import Warden
 from swarm.weights import making, wire
-from swarm.weights.broadcast import BYTES_PER_S_MIN, ChunkService
+from swarm.weights.answering import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.chunks import ChunkStore
 from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
 from swarm.weights.manifest import Manifest

@@ -17,7 +17,8 @@ from swarm.address_book import RunSync
 from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
-from swarm.weights.broadcast import ArtifactKey, Broadcast, ChunkService
+from swarm.weights.answering import ArtifactKey, ChunkService
+from swarm.weights.broadcast import Broadcast
 from swarm.weights.chunks import ChunkStore
 from swarm.weights.manifest import ChunkRef
 from swarm.weights.topology import PeerLink, Plan
@@ -44,6 +45,8 @@ class StoredChunks:
         """Raises `RequestRefused` where the file is gone, was found damaged or cannot be read: then
         peers have to get it elsewhere, and nothing else depends on it."""
         sha256 = self._refs[chunk].sha256
+        if (cached := self._store.get_at_once(sha256)) is not None:
+            return cached
         try:
             data: bytes | None = await self._run_sync(self._store.get, sha256)
         except StorageFailed as error:
@@ -54,7 +57,10 @@ class StoredChunks:
 
     async def write(self, chunk: int, data: bytes) -> None:
         """Raises `StoreFull` and `StorageFailed`."""
-        await self._run_sync(self._store.put, self._refs[chunk].sha256, data)
+        await self._run_sync(self._put, self._refs[chunk].sha256, data)
+
+    def _put(self, sha256: bytes, data: bytes) -> None:
+        self._store.put(sha256, data, verified=True)  # by the broadcast, which found it by its hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from swarm.transport import (
     libp2p_circuit,
     libp2p_yamux,
 )
-from swarm.weights import broadcast, layout, manifest, wire
+from swarm.weights import answering, layout, manifest, wire
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
 IN_TABLE = re.compile(r"^\| `([A-Z_]+_MAX)`[^|]*\| (\d+) \|$", re.MULTILINE)
@@ -37,7 +37,7 @@ def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
     code |= limits(frame_rates) | limits(libp2p_yamux) | limits(libp2p_buffers)
     code |= limits(libp2p_circuit) | limits(layout) | limits(wire)
-    code |= {"PEER_OUT_BYTES_MAX": broadcast.PEER_OUT_BYTES_MAX}
+    code |= {"PEER_OUT_BYTES_MAX": answering.PEER_OUT_BYTES_MAX}
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 

@@ -205,7 +205,8 @@ def test_peers_that_together_hold_every_chunk_finish_without_the_publisher(
     fetchers = [transfers.fetch(name, "--follow") for name in ("one", "two", "three")]
 
     def together() -> bool:
-        return set().union(*(fetcher.chunks() for fetcher in fetchers)) >= every
+        found = [fetcher.chunks() for fetcher in fetchers]
+        return all(found) and set().union(*found) >= every  # all three have joined, too
 
     until(together)
     publisher.kill()

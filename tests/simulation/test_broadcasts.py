@@ -1,8 +1,11 @@
 """Broadcasts of weights over simulated links: near the bound, through churn and lies."""
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import trio
 
 from swarm.simulation import broadcasts
 from swarm.simulation.broadcasts import BroadcastCase, simulate
@@ -54,6 +57,65 @@ def test_each_shape_takes_what_theory_says(
     result = simulate(replace(EQUAL, strategy=strategy))
     assert result.strategy is shape
     assert least < result.over_bound < most
+
+
+def slow_disks(monkeypatch: pytest.MonkeyPatch, write_s: float) -> dict[object, int]:
+    """Have each chunk take that long to store; the most that one host was storing at a time."""
+    now: Counter[object] = Counter()
+    most: dict[object, int] = {}
+
+    async def write(self: object, chunk: int, data: bytes) -> None:
+        now[self] += 1
+        most[self] = max(most.get(self, 0), now[self])
+        await trio.sleep(write_s)
+        now[self] -= 1
+
+    monkeypatch.setattr(broadcasts._Memory, "write", write)
+    return most
+
+
+def test_chunks_are_asked_for_while_others_are_stored(
+    plain: broadcasts.BroadcastResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = slow_disks(monkeypatch, 1.0)
+    monkeypatch.setattr(broadcast, "WRITING_BYTES_MAX", 32 * EQUAL.chunk_bytes)
+    beside = simulate(EQUAL)
+    assert beside.unfinished == 0
+    assert beside.duplicate_share < 0.02  # what is being stored is not asked for again
+    assert max(most.values()) == 32
+
+    take = broadcasts.Broadcast._take
+
+    async def take_and_wait(self: broadcasts.Broadcast, *arguments: Any) -> None:
+        await take(self, *arguments)
+        while self._writing_bytes:
+            await self._written.park()
+
+    monkeypatch.setattr(broadcasts.Broadcast, "_take", take_and_wait)
+    one_by_one = simulate(EQUAL)
+    assert plain.last_s < beside.last_s < one_by_one.last_s
+
+
+def test_a_chunk_of_a_peer_that_left_before_it_could_be_stored_comes_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow_disks(monkeypatch, 0.1)
+    monkeypatch.setattr(broadcast, "WRITING_BYTES_MAX", 2 * EQUAL.chunk_bytes)
+    asked_again = 0
+    take = broadcasts.Broadcast._take
+
+    async def count(self: broadcasts.Broadcast, *arguments: Any) -> None:
+        nonlocal asked_again
+        try:
+            await take(self, *arguments)
+        except trio.Cancelled:
+            asked_again += 1
+            raise
+
+    monkeypatch.setattr(broadcasts.Broadcast, "_take", count)
+    result = simulate(replace(EQUAL, leave_share=0.25))
+    assert asked_again  # else this test says nothing
+    assert result.unfinished == 0  # though more waits at times than may be stored at once
 
 
 def test_peers_that_leave_cost_the_others_little(plain: broadcasts.BroadcastResult) -> None:

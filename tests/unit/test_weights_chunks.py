@@ -21,7 +21,7 @@ from swarm.errors import (
     StoreFull,
 )
 from swarm.simulation.weights_faults import files_up_to
-from swarm.weights.chunks import PIN_SETS_MAX, ChunkStore
+from swarm.weights.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
 from swarm.weights.manifest import ChunkRef
 from tests.unit.chunk_child import CHUNK_BYTES
 
@@ -89,6 +89,56 @@ def test_a_chunk_of_two_versions_is_stored_once(store: ChunkStore, tmp_path: Pat
     store.unpin("v1")
     put(store, 4, 5)
     assert held(store, 1, 2, 3, 4, 5) == [2, 3, 4, 5]
+
+
+def test_at_once_gives_what_is_verified_and_as_long_as_it_was(
+    store: ChunkStore, tmp_path: Path
+) -> None:
+    data = chunk(1)
+    name = ref(data).sha256
+    assert store.get_at_once(name) is None
+    put(store, 1)
+    assert store.get_at_once(name) == data
+    for changed in (data[:-1], data + b"1"):
+        path_of(tmp_path, data).write_bytes(changed)
+        assert store.get_at_once(name) is None
+    path_of(tmp_path, data).unlink()
+    assert store.get_at_once(name) is None
+    assert store.get(name) is None  # and that has noticed
+    assert store.figures().damaged == 1
+
+
+def test_at_once_gives_nothing_that_nobody_has_verified_yet(tmp_path: Path) -> None:
+    data = chunk(1)
+    name = ref(data).sha256
+    with ChunkStore(tmp_path, 4000) as before:
+        put(before, 1)
+    with ChunkStore(tmp_path, 4000) as store:
+        assert store.get_at_once(name) is None
+        assert store.get(name) == data
+        assert store.get_at_once(name) == data
+
+
+def test_at_once_waits_for_no_thread_and_reads_nothing_large(
+    store: ChunkStore, tmp_path: Path
+) -> None:
+    put(store, 1)
+    with store._lock:
+        assert store.get_at_once(ref(chunk(1)).sha256) is None
+    assert store.get_at_once(ref(chunk(1)).sha256) == chunk(1)
+    with ChunkStore(tmp_path / "large", 2 * AT_ONCE_BYTES_MAX) as roomy:
+        for size_bytes, is_given in ((AT_ONCE_BYTES_MAX, True), (AT_ONCE_BYTES_MAX + 1, False)):
+            data = bytes(size_bytes)
+            put_all(roomy, [data])
+            assert (roomy.get_at_once(ref(data).sha256) is not None) is is_given
+            roomy._remove(ref(data).sha256)
+
+
+def test_what_is_read_at_once_counts_as_used(store: ChunkStore) -> None:
+    put(store, 1, 2, 3, 4)
+    assert store.get_at_once(ref(chunk(1)).sha256) == chunk(1)
+    put(store, 5)
+    assert held(store, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
 
 
 # --- room --------------------------------------------------------------------------------------

@@ -108,3 +108,12 @@ def test_an_answer_that_waits_for_its_reader_makes_room() -> None:
     assert not pacer.has_room(MB)
     pacer.give_up(MB)
     assert pacer.has_room(MB)
+
+
+def test_a_transfer_that_is_over_before_three_answers_in_a_row_tells_the_rate_too() -> None:
+    pacer = Pacer()
+    for _ in range(4):
+        pacer.start(MB // 10, 0.0)
+    for at in range(4):  # they share the link, and end together
+        pacer.done(MB // 10, 0.97 + at / 100, 0.97 + at / 100)
+    assert pacer.rate() == 0.4 * MB
