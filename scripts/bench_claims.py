@@ -39,7 +39,7 @@ GROUP_SIZE = 8
 STEP_GROUPS = 16
 STEPS = 8
 LEARNING_RATE = 1e-4
-NOISE = 0.02  # of a weight's own spread, in the other model
+NOISE = 0.2  # of a weight's own spread, in the other model
 EDITED = 0.1  # of the tokens
 Worker = Callable[[str, int], tuple[Completion, ...]]
 
