@@ -71,7 +71,8 @@ class Publisher:
     async def publish(self, directory: Path, version: int | None = None) -> Published | None:
         """Put what is in a directory on offer, as the next version or under a higher number.
 
-        Returns None where the newest version has the same content, bit for bit.
+        Returns None where the newest version has the same content, bit for bit, and no higher
+        number is asked for.
 
         Raises:
             ConfigError: no weights in there, or the number is not above the newest.
@@ -84,6 +85,7 @@ class Publisher:
         held = service.versions.held()
         if (
             held
+            and (version is None or version <= held[-1].version)
             and held[-1].state == state_of(new.specs)
             and (newest is None or newest.version <= held[-1].version)
         ):

@@ -126,6 +126,24 @@ def test_the_publisher_goes_on_after_a_restart_without_a_version_more(tmp_path: 
     play(scene, tmp_path)
 
 
+def test_a_higher_number_is_published_also_where_nothing_changed(tmp_path: Path) -> None:
+    """What a learner's step left as it was is a version for its workers all the same."""
+
+    async def scene(hosts: Hosts) -> None:
+        await hosts.all_at(1, range(1, 3))
+        publisher = hosts[PUBLISHER].publisher
+        assert publisher is not None
+        for version in (2, 5):
+            published = await publisher.publish(hosts.source(1), version)
+            assert published is not None
+            assert published.version == version
+            assert await hosts.until_all_have(version, range(1, 3))
+        assert hosts[1].outcomes[-1].applied.bytes_fetched == 0
+        assert hosts[1].has_exactly(hosts.source(1))
+
+    play(scene, tmp_path)
+
+
 def test_a_publisher_that_lost_its_disk_counts_on_from_what_peers_know(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
         await hosts.all_at(5, range(1, 2))
