@@ -55,7 +55,7 @@ class TrainReport:
     clip_fraction: float  # 0.0 at one update per batch: clipping is then inactive
     own_logprob: float  # mean log-prob per own token under the policy before the update
     foreign_logprob: float  # the same for foreign tokens; nan without any
-    skipped_completions: int  # too long: for the context, the run's limit or the memory
+    skipped_completions: int  # too long for context, run or memory; or of tokens that are none
     seconds: float
     unlikely_tokens: int = 0  # foreign ones left out, below `foreign_logprob_min`
     # of losses that use behaviour log-probs; the last five at the first update, over known tokens

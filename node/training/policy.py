@@ -50,6 +50,11 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def stateful(self) -> bool:
         """Recurrent state instead of (only) keys and values: padding must not enter it."""
         return bool(getattr(self.model, "_is_stateful", False))

@@ -1,6 +1,7 @@
 """What the loaded weights say of tokens that others sampled, to compare with what they claim.
 
-Token ids are taken as they are: they must be of this policy's tokenizer. Text is not looked at.
+Token ids are taken as they are: they must be of this policy's tokenizer. The text was rewarded, and
+the ids are trained on, so a text that is not that of its ids is as impossible as its ids.
 """
 
 import math
@@ -8,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from node.training.base import TrainingGroup, check_scorable
+from node.training.policy import Policy
 from node.training.trainer import GroupTrainer
+from swarm.rollouts import Completion
 
 IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no policy can have sampled
 
@@ -19,16 +22,16 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
     that the log-prob of a sample has there. They are of the whole distribution at temperature 1.
 
     A completion without tokens, or too long for the context or the memory, gets an empty column;
-    one with a token outside the vocabulary is `IMPOSSIBLE` throughout, with mean and variance 0.
+    one with a token outside the vocabulary, or with a text that is not that of its tokens, is
+    `IMPOSSIBLE` throughout, with mean and variance 0.
 
     Raises:
         LocalProtocolError: a group's token ids are not of our tokenizer.
     """
     check_scorable(groups)
-    vocabulary = trainer.policy.model.get_input_embeddings().num_embeddings
     result = []
     for group in groups:
-        known = [max(c.token_ids, default=0) < vocabulary for c in group.completions]
+        known = [_is_possible(trainer.policy, c) for c in group.completions]
         completions = [c for c, good in zip(group.completions, known, strict=True) if good]
         part = replace(group, completions=tuple(completions), advantages=(0.0,) * len(completions))
         [rows] = trainer.moments([part])
@@ -48,3 +51,10 @@ def _column(row: Sequence[Sequence[float]]) -> list[float]:
 
 def _impossible(tokens: int) -> list[float]:
     return [IMPOSSIBLE] * tokens + [0.0] * (2 * tokens)
+
+
+def _is_possible(policy: Policy, completion: Completion) -> bool:
+    ids = completion.token_ids
+    if max(ids, default=0) >= policy.vocabulary:
+        return False
+    return completion.text == policy.decode(list(ids))

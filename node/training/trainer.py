@@ -309,6 +309,8 @@ class GroupTrainer:
 
     def _fits(self, prompt: list[int], row: _Row, completion_tokens_max: int | None) -> bool:
         count = len(row.tokens)
+        if row.own and max(row.tokens, default=0) >= self.policy.vocabulary:
+            return False  # made elsewhere; looking it up would end this process
         if not 0 < count <= self.policy.context_tokens - len(prompt):
             return False
         if completion_tokens_max is not None and count > completion_tokens_max + 1:  # EOS

@@ -64,15 +64,30 @@ def test_means_and_variances_are_those_of_samples():
     assert even == pytest.approx([-math.log(4), -math.log(4), 0.0], abs=1e-6)
 
 
-def test_ids_are_scored_as_they_are_and_text_is_not_looked_at(core):
+def reading(core: TrainerCore, group: TrainingGroup, ids: tuple[int, ...]) -> TrainingGroup:
+    """The group whose first completion has these tokens, and their text."""
+    text = core.policy.decode(list(ids)) if max(ids, default=0) < VOCABULARY else "none"
+    return with_first(group, token_ids=ids, text=text, logprobs=(-1.0,) * len(ids))
+
+
+def test_ids_are_scored_as_they_are(core):
     groups = sampled(core)
     expected = core.score(groups)
-    assert core.score([with_first(group, text="another text") for group in groups]) == expected
     ids = groups[0].completions[0].token_ids
-    other = with_first(groups[0], token_ids=((ids[0] + 1) % 90, *ids[1:]))
+    other = reading(core, groups[0], ((ids[0] + 1) % 90, *ids[1:]))
     assert core.score([other])[0][0] != pytest.approx(expected[0][0], abs=1e-2)
     with pytest.raises(LocalProtocolError, match="own tokenizer"):
         core.score([groups[0], replace(groups[1], own_tokens=False)])
+
+
+def test_a_text_is_that_of_its_tokens(core):
+    group = sampled(core)[0]
+    [expected] = core.score([group])
+    first, *others = core.score([with_first(group, text="a better answer")])[0]
+    count = len(group.completions[0].token_ids)
+    assert first == [-math.inf] * count + [0.0] * (2 * count)
+    for row, plain in zip(others, expected[1:], strict=True):
+        assert row == pytest.approx(plain, abs=1e-4)
 
 
 def test_the_loaded_version_is_the_one_that_scores(tmp_path):
@@ -95,7 +110,7 @@ def test_what_cannot_be_scored_leaves_the_others_alone(core):
         (too_long, []),
         ((5, VOCABULARY, 5), [-math.inf] * 3 + [0.0] * 6),
     ):
-        odd = with_first(group, token_ids=ids, logprobs=(-1.0,) * len(ids))
+        odd = reading(core, group, ids)
         first, *others = core.score([odd])[0]
         assert first == score
         for row, plain in zip(others, expected[1:], strict=True):

@@ -179,6 +179,16 @@ def test_completions_too_long_for_the_context_are_skipped_and_counted(qwen):
     assert torch.equal(gradient, update(qwen, short)[1])
 
 
+def test_tokens_that_the_policy_does_not_have_are_skipped_and_counted(policy):
+    whole = group(policy, "1+1=", ["2", "3", "4"], [1.0, -0.5, -0.5])
+    first, second, third = whole.completions
+    for unknown in (policy.vocabulary, 2**32 - 1):
+        odd = replace(third, token_ids=(*third.token_ids[:-1], unknown))
+        report, gradient = update(policy, [replace(whole, completions=(first, second, odd))])
+        assert report.skipped_completions == 1
+        assert gradient.norm() > 0.0
+
+
 def test_foreign_completions_beyond_the_run_are_skipped_and_own_ones_are_not(qwen):
     spec = replace(SPEC, completion_tokens_max=3)
     swamp = group(qwen, "1+1=", ["222", "3333", "9" * 90], [1.0, -0.5, -0.5], own=False)
@@ -293,12 +303,20 @@ def test_training_makes_good_answers_likelier(qwen):
 
 
 def test_a_failed_update_leaves_the_policy_as_it_was(qwen):
-    trainer = GroupTrainer(qwen, SPEC, MANY)
+    trainer = GroupTrainer(qwen, SPEC, 1)
     before = [p.detach().clone() for p in qwen.model.parameters()]
-    bad = group(qwen, "1+1=", ["2", "3"], [1.0, -1.0])
-    bad = replace(bad, completions=tuple(replace(c, token_ids=(10**6,)) for c in bad.completions))
+    forward, passes = trainer._forward, []
+
+    def fail_at_last(*given):
+        passes.append(1)
+        if len(passes) > 1:  # the gradient of the first is there by then
+            raise IndexError
+        return forward(*given)
+
+    trainer._forward = fail_at_last
     with pytest.raises(IndexError):
-        trainer.train([*ragged(qwen), bad])
+        trainer.train(ragged(qwen))
+    assert len(passes) == 2
     assert all(torch.equal(a, b) for a, b in zip(before, qwen.model.parameters(), strict=True))
     assert all(p.grad is None for p in qwen.model.parameters())
     assert trainer.policy_version == 0
