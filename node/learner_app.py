@@ -174,9 +174,19 @@ class LearnerApp(App):
             )
             self._intake.restore(book, record)
             await self._nursery.start(self._intake.run)
+            self._nursery.start_soon(self._note_checks, self._intake)
         else:
             self._intake.restore(book, record)
         return self._intake
+
+    async def _note_checks(self, intake: Intake) -> None:
+        while True:
+            await trio.sleep(1.0)
+            if intake.check_failures:
+                self._node.notes["checks"] = (
+                    f"{intake.check_failures} groups could not be looked at, and are handed in "
+                    f"again: {intake.last_check_failure}"
+                )
 
     def _can_rescore(self) -> bool:
         """Scores are under the policy as it is, not under other rules of sampling."""

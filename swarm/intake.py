@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 import trio
 
 from swarm import codec
-from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.leases import Answer, Lease, LeaseBook, Submission
 from swarm.messages import (
@@ -64,7 +64,8 @@ class Checks(Protocol):
         Raises:
             RemoteProtocolError: it is not the task at its place in the lease, or no group that can
                 be scored.
-            ChildFailed: it could not be looked at, through our own fault.
+            ChildFailed, ConfigError: it could not be looked at, through our own fault; it may be
+                handed in again.
         """
         ...
 
@@ -73,7 +74,7 @@ class Checks(Protocol):
         None: they can. An empty text: it could not be found out.
 
         Raises:
-            ChildFailed: through our own fault.
+            ChildFailed, ConfigError: as `reward`.
         """
         ...
 
@@ -154,7 +155,9 @@ class Intake:
         self._now_s = now_s
         self._groups: dict[bytes, Admitted] = {}  # those buffered in the account, by id
         self._records: dict[bytes, tuple[bytes, bytes]] = {}  # their signed records and spans
-        self._checking: set[bytes] = set()
+        self._checking: set[tuple[bytes, int]] = set()  # leases and places
+        self.check_failures = 0  # groups that could not be looked at, through our own fault
+        self.last_check_failure = ""
         self._standings: dict[str, _Standing] = {}
         self._rescored: Counter[str] = Counter()
         self._arrived = trio.Event()
@@ -281,13 +284,18 @@ class Intake:
             peer, codec.decode_submission, payload
         )
         self._check_form(peer, group)
-        if group_id in self._checking:
-            return self._reply("again", "", "it is being looked at")
-        self._checking.add(group_id)
+        task = (lease_id, group.task.index)
+        if task in self._checking:
+            return self._reply("again", "", "a group of that task is being looked at")
+        self._checking.add(task)
         try:
             answer = await self._judge(peer, lease_id, group_id, group)
+        except (ChildFailed, ConfigError) as error:
+            self.check_failures += 1
+            self.last_check_failure = str(error)
+            return self._reply("again", "", "it could not be looked at")
         finally:
-            self._checking.discard(group_id)
+            self._checking.discard(task)
         if answer.admitted and not answer.repeated:
             self._records[group_id] = (record, spans)
             self._arrived.set()
@@ -307,6 +315,8 @@ class Intake:
                 Reject.MALFORMED,
                 f"{len(group.completions)} completions instead of {rules.group_size}",
             )
+        elif not all(completion.token_ids for completion in group.completions):
+            fault = (Reject.MALFORMED, "a completion without tokens")
         elif group.tokenizer != rules.tokenizer:
             fault = (Reject.MALFORMED, "of another tokenizer")
         elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):

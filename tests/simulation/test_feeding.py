@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from swarm import codec
-from swarm.errors import Reject, RemoteProtocolError, RequestRefused
+from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
 from swarm.intake import STANDBY, Admitted, Intake, IntakeRules
 from swarm.leases import Lease as GrantedLease
 from swarm.leases import LeaseBook, LeaseRules
@@ -63,6 +63,7 @@ class ScriptedChecks:
 
     takes_s: float = 0.0
     lies: frozenset[str] = frozenset()
+    failures: list[Exception] = field(default_factory=list)  # of our own, in this order
     rewarded: int = 0
     rescored: Counter[str] = field(default_factory=Counter)
 
@@ -70,6 +71,8 @@ class ScriptedChecks:
         self, lease: GrantedLease, group: RolloutGroup
     ) -> tuple[str, tuple[float, ...]]:
         await trio.sleep(self.takes_s)
+        if self.failures:
+            raise self.failures.pop(0)
         if group.task != task_at(lease.stream, group.task.index):
             raise RemoteProtocolError(Reject.UNASSIGNED_TASK, "another task")
         self.rewarded += 1
@@ -218,6 +221,14 @@ LIES = {
     "one completion less": Lie(
         lambda g: replace(g, completions=g.completions[:1]), None, Reject.MALFORMED
     ),
+    "no tokens": Lie(
+        lambda g: replace(
+            g,
+            completions=(replace(g.completions[0], token_ids=(), logprobs=()), *g.completions[1:]),
+        ),
+        None,
+        Reject.MALFORMED,
+    ),
     "another tokenizer": Lie(lambda g: replace(g, tokenizer="x"), None, Reject.MALFORMED),
     "another temperature": Lie(lambda g: replace(g, temperature=0.5), None, Reject.MALFORMED),
     "log-probs of another policy": Lie(
@@ -359,5 +370,39 @@ def test_an_intake_goes_on_from_its_record() -> None:
             assert await source.submit(lease, groups[3]) == "accepted"
             taken = await intake.take()
             assert [each.group for each in taken] == groups
+
+    play(body)
+
+
+def test_a_fault_of_our_own_costs_nobody_the_group() -> None:
+    async def body() -> None:
+        failures = [ChildFailed("a verifier process ended"), ConfigError("no such environment")]
+        async with scene(checks=ScriptedChecks(failures=list(failures))) as there:
+            source, lease = there.source(1), await there.lease(1)
+            assert await source.submit(lease, group_of(there.world, 1, lease, 0, 0)) == "accepted"
+            intake = there.learner.intake
+            assert (intake.check_failures, intake.last_check_failure) == (2, str(failures[1]))
+            assert intake.counts().discarded == {}
+            assert not there.learner.warden.ledger.of(there.world.peer_id(1)).rejected
+
+    play(body)
+
+
+def test_one_group_of_a_task_is_looked_at_at_a_time() -> None:
+    async def body() -> None:
+        async with scene(checks=ScriptedChecks(takes_s=5.0)) as there:
+            lease = await there.lease(1)
+            verdicts: list[object] = []
+
+            async def hand_in(place: int, text: str) -> None:
+                group = group_of(there.world, 1, lease, place, 0, text=text)
+                verdicts.append(await there.source(1).submit(lease, group))
+
+            async with trio.open_nursery() as nursery:
+                for text in "0123456789":
+                    nursery.start_soon(hand_in, 0, text)
+                nursery.start_soon(hand_in, 1, "7")
+            assert Counter(verdicts) == {"accepted": 2, "refused": 9}
+            assert there.learner.checks.rewarded == 2
 
     play(body)
