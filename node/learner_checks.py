@@ -12,7 +12,7 @@ from node.tasks.held_out import HeldOutGuard
 from node.training.base import TrainingGroup
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 from swarm.leases import Lease
 from swarm.rollouts import Completion, RolloutGroup, version_spans
 
@@ -47,19 +47,21 @@ class Scorer:
         """What a version says of a group's tokens; None where its files are gone.
 
         Raises:
-            ChildFailed: the process failed.
+            ChildFailed, ConfigError: the process failed, or does not take the version.
         """
         async with self._lock:
             directory = self._find(version)
             if directory is None:
                 return None
-            if not self._process.alive:
-                self._loaded = None
-                await self._process.start()
-            if self._loaded != version:
-                self._loaded = None
-                await self._process.load(directory, version)
-                self._loaded = version
+            # Who asked may run out of time meanwhile: the next one finds it done, or it never is.
+            with trio.CancelScope(shield=True):
+                if not self._process.alive:
+                    self._loaded = None
+                    await self._process.start()
+                if self._loaded != version:
+                    self._loaded = None
+                    await self._process.load(directory, version)
+                    self._loaded = version
             return (await self._process.score([group]))[0]
 
 
@@ -88,7 +90,7 @@ class LearnerChecks:
         for version in sorted(versions):
             try:
                 found = await self._scorer.score(version, as_given)
-            except ChildFailed:
+            except (ChildFailed, ConfigError):
                 return ""  # counted as not found out; the process starts again at the next group
             if found is None:
                 return ""
