@@ -37,6 +37,7 @@ class PolicyHost:
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
+        self._lock = trio.Lock()  # a version may come while the engine is being restarted
         self._process: TrainerProcess | None = None
         self._swap: SwappingEngine | None = None
         self._directory: Path | None = None
@@ -50,12 +51,16 @@ class PolicyHost:
             await self._swap.pause()
 
     async def load(self, directory: Path) -> None:
-        """See `Engine`. The first version starts the engine."""
-        if self._swap is None:
-            await self._start(directory)
-        else:
-            await self._swap.load(directory)
-        self._directory, self.version = directory, version_in(directory)
+        """See `Engine`. The first version starts the engine, and so does one that finds it dead."""
+        async with self._lock:
+            if self._swap is None or not self._is_alive():
+                await self._start(directory)
+            else:
+                await self._swap.load(directory)
+            self._directory, self.version = directory, version_in(directory)
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.alive
 
     async def resume(self) -> None:
         """See `Engine`."""
@@ -63,21 +68,23 @@ class PolicyHost:
             await self._swap.resume()
 
     async def restart(self) -> None:
-        """Start the engine again with the version that it had.
+        """Start the engine again with the version that it had; a newer one may have done so.
 
         Raises:
             ChildFailed, ConfigError: it does not come up.
         """
-        await self.stop()
-        assert self._directory is not None
-        await self._start(self._directory)
+        async with self._lock:
+            if not self._is_alive():
+                assert self._directory is not None
+                await self._start(self._directory)
 
     async def stop(self) -> None:
         """End the engine."""
-        process, self._process, self._swap = self._process, None, None
-        self.ready = trio.Event()
-        if process is not None:
-            await process.stop()
+        async with self._lock:
+            process, self._process, self._swap = self._process, None, None
+            self.ready = trio.Event()
+            if process is not None:
+                await process.stop()
 
     async def _start(self, directory: Path) -> None:
         spec = replace(trainer_spec(self._config, str(directory)))
