@@ -139,18 +139,16 @@ def without_lean(
 
 
 def edited(laboratory: Laboratory, prompt: str, seed: int) -> tuple[Completion, ...]:
-    """Some tokens exchanged for others of the same group; log-probs made to fit."""
+    """Some tokens exchanged for others of the same group; text and log-probs made to fit."""
     rng = Random(seed)
     made = laboratory.generate(prompt, seed)
     seen = [token for completion in made for token in completion.token_ids]
-    changed = tuple(
-        replace(
-            c,
-            token_ids=tuple(rng.choice(seen) if rng.random() < EDITED else t for t in c.token_ids),
-        )
-        for c in made
-    )
-    return laboratory.rescored(prompt, changed)
+    changed = []
+    for c in made:
+        ids = [rng.choice(seen) if rng.random() < EDITED else t for t in c.token_ids]
+        text = laboratory.core.policy.decode(ids)
+        changed.append(replace(c, token_ids=tuple(ids), text=text))
+    return laboratory.rescored(prompt, tuple(changed))
 
 
 def kinds(laboratory: Laboratory) -> list[Kind]:

@@ -30,6 +30,6 @@ def test_who_runs_out_of_time_leaves_a_scorer_that_is_ready(tmp_path):
             assert scorer._loaded == 1
             columns = await scorer.score(1, group)
             assert columns is not None
-            assert len(columns[0]) == 1
+            assert len(columns[0]) == 3  # of its one token: log-prob, mean, variance
 
     run(body)
