@@ -9,7 +9,8 @@ version of the policy for the workers.
 
 The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
 it: a learner that dies resumes at a version that is no older than any that workers have, so that no
-group can come from its future.
+group can come from its future. Where that checkpoint is lost, it goes on from the one before under
+a number above what was published; the steps between are missing.
 """
 
 import hashlib
@@ -121,8 +122,11 @@ class Learner:
         Raises:
             ChildFailed: the trainer; start again from a checkpoint.
         """
+        behind = self._outlet.newest > self.version  # the checkpoint of what was published is lost
+        if behind:
+            self.progress = replace(self.progress, round=self._outlet.newest)
         self._intake.advance(self.version)
-        if self._outlet.newest < FIRST_VERSION or self._is_due():
+        if behind or self._outlet.newest < FIRST_VERSION or self._is_due():
             await self._publish()
         every = self._config.evaluate_every_rounds
         if every and self.progress.round == 0:

@@ -134,6 +134,30 @@ def test_a_learner_that_dies_resumes_within_the_bound(tmp_path: Path) -> None:
     )
 
 
+def test_a_learner_whose_last_checkpoint_is_lost_goes_on_above_what_was_published(
+    tmp_path: Path,
+) -> None:
+    published: list[int] = []
+
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 11)
+        while there.work[1][-1].policy_version < there.steps[-1].published_version:  # noqa: ASYNC110
+            await trio.sleep(0.5)
+        published.append(there.steps[-1].published_version)
+        await there.kill(LEARNER)
+        there.steps.clear()
+        for saved in (tmp_path / "host0" / "checkpoints").glob("round-*"):
+            if int(saved.name.removeprefix("round-")) >= published[0] - 1:
+                saved.rename(saved.with_name(f"damaged-{saved.name}"))
+        await there.start(LEARNER)
+        await until_step(there, 20, limit_s=300.0)
+
+    there = Play(tmp_path, case()).run(scene)
+    check(there)
+    assert there.steps[0].version > published[0]
+    assert there.steps[0].published_version > published[0]
+
+
 def test_the_same_seed_gives_the_same_steps_and_another_does_not(tmp_path: Path) -> None:
     async def scene(there: SimulatedLearner) -> None:
         await until_step(there, 8)
