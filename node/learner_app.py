@@ -200,10 +200,13 @@ class LearnerApp(App):
         return False
 
     def _secret(self) -> bytes:
+        """Kept, so that leases of before a restart stay unforeseen; written whole or not at all."""
         path = self._config.data_dir / SECRET_FILE
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_bytes(secrets.token_bytes(SECRET_BYTES))
+        if not path.exists() or path.stat().st_size != SECRET_BYTES:
+            partial = path.with_suffix(".partial")
+            partial.touch(mode=0o600)
+            partial.write_bytes(secrets.token_bytes(SECRET_BYTES))
+            partial.replace(path)
         return path.read_bytes()
 
     def _is_over(self, progress: Progress) -> bool:

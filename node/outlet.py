@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 import trio
 
@@ -11,10 +12,13 @@ from swarm.errors import SwarmError
 from swarm.weights.publishing import Publisher
 from swarm.weights.service import WeightsService
 
+RETRY_S: Final = 15.0  # after a version could not be published
+
 
 class Outlet:
     """Puts versions on offer one after the other; making and announcing one goes on while the
-    learner trains."""
+    learner trains. One that fails is tried again until a newer one is offered: without any,
+    workers would soon be too old to be given work."""
 
     def __init__(
         self,
@@ -34,6 +38,8 @@ class Outlet:
         self._complain = complain
         self._run_sync = run_sync
         self._free = trio.Semaphore(1)
+        self._wanted = 0  # the newest that was offered
+        self._offered = trio.Event()  # anew
         head = service.heads.newest(service.rules.policy)
         self._newest = 0 if head is None else head.version
 
@@ -44,6 +50,8 @@ class Outlet:
 
     async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
         """See `PolicyOutlet.offer`."""
+        self._wanted = version
+        self._offered.set()
         await self._free.acquire()
         try:
             target = self._directory / f"version-{version}"
@@ -57,13 +65,23 @@ class Outlet:
 
     async def _publish(self, target: Path, version: int) -> None:
         try:
-            await self._publisher.publish(target, version)
-        except SwarmError as error:
-            await self._complain(f"version {version} was not published: {error}")
+            while self._wanted == version and not await self._try(target, version):
+                if self._wanted == version:
+                    self._offered = trio.Event()
+                    with trio.move_on_after(RETRY_S):
+                        await self._offered.wait()
         finally:
             with trio.CancelScope(shield=True):
                 await self._run_sync(_remove, target)
             self._free.release()
+
+    async def _try(self, target: Path, version: int) -> bool:
+        try:
+            await self._publisher.publish(target, version)
+        except SwarmError as error:
+            await self._complain(f"version {version} was not published: {error}; it is tried again")
+            return False
+        return True
 
 
 def _make_empty(directory: Path) -> None:

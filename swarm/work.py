@@ -35,6 +35,8 @@ LEASE_TIMEOUT_S: Final = 15.0
 SUBMIT_TIMEOUT_S: Final = 60.0  # a learner answers once it has scored the group
 AGAIN_S: Final = 1.0  # after a failure; doubled at each in a row
 AGAIN_S_MAX: Final = 30.0
+TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it the second time, and
+# one that finds it malformed would ban who goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class WorkSource:
         self._rng = rng
         self._refusals = 0  # in a row
         self.failures = 0  # requests that got no answer of any use
-        self.verdicts: Counter[str] = Counter()  # accepted, why refused, or undelivered
+        self.verdicts: Counter[str] = Counter()  # accepted, why refused, undelivered or turned_away
         self.learner_version = 0  # the newest that was heard of
 
     async def lease(self, version: int) -> Lease | Declined:
@@ -110,9 +112,10 @@ class WorkSource:
         )
 
     async def submit(self, lease: Lease, group: RolloutGroup) -> Verdict | None:
-        """Hand a group in. None: it could not be delivered before the lease ended."""
+        """Hand a group in. None: it could not be delivered before the lease ended, or was turned
+        away unread or as malformed."""
         payload = codec.encode_submission(lease.id, group, self._identity)
-        wait_s = AGAIN_S
+        wait_s, turned_away = AGAIN_S, 0
         while True:
             try:
                 reply = await self._ask(
@@ -122,6 +125,11 @@ class WorkSource:
                     SUBMISSION_REPLY_BYTES_MAX,
                     SUBMIT_TIMEOUT_S,
                 )
+            except RequestRefused:
+                turned_away += 1
+                if turned_away == TURNED_AWAY_MAX:
+                    self.verdicts["turned_away"] += 1
+                    return None
             except (TransportError, RemoteProtocolError):
                 self.failures += 1
             else:

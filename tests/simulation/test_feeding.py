@@ -275,6 +275,18 @@ def test_a_lie_is_refused_by_name(name: str) -> None:
     play(body)
 
 
+def test_who_is_turned_away_does_not_insist() -> None:
+    async def body() -> None:
+        async with scene() as there:
+            source, lease = there.source(1), await there.lease(1)
+            group = replace(group_of(there.world, 1, lease, 0, 0), tokenizer="another")
+            assert await source.submit(lease, group) is None
+            assert source.verdicts == {"turned_away": 1}
+            assert not there.learner.warden.is_banned(there.world.peer_id(1))
+
+    play(body)
+
+
 def test_nobody_hands_in_for_another() -> None:
     async def body() -> None:
         async with scene() as there:
