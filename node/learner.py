@@ -29,7 +29,8 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import LearnerRules, NodeConfig
 from node.engines.base import RolloutEngine
-from node.evaluation import evaluate
+from node.evaluation import held_out
+from node.leaving import unless
 from node.monitor.records import HeldOut, StepDone
 from node.sapo import Progress
 from node.tasks.verifier import Verifier
@@ -130,11 +131,11 @@ class Learner:
             await self._publish()
         every = self._config.evaluate_every_rounds
         if every and self.progress.round == 0:
-            await _unless(leaving, lambda: self._evaluate(on_record))
+            await unless(leaving, lambda: self._evaluate(on_record))
         while not leaving.is_set() and not is_over():
-            await _unless(leaving, lambda: self._step(on_record, is_over))
+            await unless(leaving, lambda: self._step(on_record, is_over))
             if every and self.progress.round % every == 0 and not leaving.is_set():
-                await _unless(leaving, lambda: self._evaluate(on_record))
+                await unless(leaving, lambda: self._evaluate(on_record))
         if every and self.progress.round % every and not leaving.is_set():
             await self._evaluate(on_record)
         await self._save()
@@ -231,26 +232,17 @@ class Learner:
     # --- evaluating and telling ------------------------------------------------------------
 
     async def _evaluate(self, on_record: OnRecord) -> None:
-        started_s = trio.current_time()
         self._on_phase("evaluating")
-        rate = await evaluate(self._config.run, self._engine, self._verifier)
-        first = self.progress.held_out_first
-        self.progress = replace(
-            self.progress,
-            held_out_first=rate.passed if first is None else first,
-            held_out_last=rate.passed,
+        record = await held_out(
+            self._config.run,
+            self._engine,
+            self._verifier,
+            after_round=self.progress.round,
+            generated_tokens=self.progress.generated_tokens,
         )
+        self.progress = self.progress.with_held_out(record.passed)
         with trio.CancelScope(shield=True):
-            await on_record(
-                HeldOut(
-                    round=self.progress.round,
-                    generated_tokens_total=self.progress.generated_tokens,
-                    passed=rate.passed,
-                    passed_by_environment=rate.passed_by_environment,
-                    tasks=rate.tasks,
-                    seconds=trio.current_time() - started_s,
-                )
-            )
+            await on_record(record)
 
     def _record(
         self,
@@ -301,16 +293,3 @@ class Learner:
 
 def _known(value: float) -> float | None:
     return None if isnan(value) else value
-
-
-async def _unless(leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
-    """Run a step and cancel it when the node is to leave."""
-    async with trio.open_nursery() as nursery:
-
-        async def cancel_on_leaving() -> None:
-            await leaving.wait()
-            nursery.cancel_scope.cancel()
-
-        nursery.start_soon(cancel_on_leaving)
-        await step()
-        nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.leaving import unless
 from node.monitor.records import BanStatus, HeldOut, PeerStatus, RoundDone, StatusSnapshot
 from node.sapo import Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
@@ -203,15 +204,15 @@ class Node:
         )
         self.progress = progress
         if progress.round == 0 and self._config.evaluate_every_rounds:
-            await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+            await unless(leaving, lambda: self._evaluate(sapo, on_record))
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
         while not leaving.is_set() and not self.is_over(sapo.progress):
-            await self._unless(leaving, lambda: self._round(sapo, on_record))
+            await unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             every = self._config.evaluate_every_rounds
             if every and done % every == 0:
-                await self._unless(leaving, lambda: self._evaluate(sapo, on_record))
+                await unless(leaving, lambda: self._evaluate(sapo, on_record))
             if done % self._config.checkpoint_every_rounds == 0:
                 await self._save(sapo, trainer, checkpoints)
         every = self._config.evaluate_every_rounds
@@ -229,18 +230,6 @@ class Node:
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
         return limit_s is not None and trio.current_time() - self._first_round_at >= limit_s
-
-    async def _unless(self, leaving: trio.Event, step: Callable[[], Awaitable[None]]) -> None:
-        """Run a step and cancel it when the node is to leave."""
-        async with trio.open_nursery() as nursery:
-
-            async def cancel_on_leaving() -> None:
-                await leaving.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(cancel_on_leaving)
-            await step()
-            nursery.cancel_scope.cancel()
 
     async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
         record = await sapo.round()

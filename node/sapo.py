@@ -27,7 +27,7 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
-from node.evaluation import evaluate, score
+from node.evaluation import held_out, score
 from node.monitor.records import HeldOut, RoundDone
 from node.tasks.held_out import Assignment, HeldOutGuard
 from node.tasks.verifier import Verifier
@@ -62,6 +62,11 @@ class Progress:
     def with_next_index(self, next_index: int) -> "Progress":
         """The same, at another data position."""
         return replace(self, next_index=next_index)
+
+    def with_held_out(self, passed: float) -> "Progress":
+        """The same, evaluated once more."""
+        first = passed if self.held_out_first is None else self.held_out_first
+        return replace(self, held_out_first=first, held_out_last=passed)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data for the checkpoint's state file."""
@@ -272,23 +277,16 @@ class Sapo:
 
     async def evaluate(self) -> HeldOut:
         """Measure the held-out pass rate and note it in the progress."""
-        started = trio.current_time()
         self._on_phase("evaluating")
-        rate = await evaluate(self._config.run, self._engine, self._verifier)
-        first = self.progress.held_out_first
-        self.progress = replace(
-            self.progress,
-            held_out_first=rate.passed if first is None else first,
-            held_out_last=rate.passed,
+        record = await held_out(
+            self._config.run,
+            self._engine,
+            self._verifier,
+            after_round=self.progress.round,
+            generated_tokens=self.progress.generated_tokens,
         )
-        return HeldOut(
-            round=self.progress.round,
-            generated_tokens_total=self.progress.generated_tokens,
-            passed=rate.passed,
-            passed_by_environment=rate.passed_by_environment,
-            tasks=rate.tasks,
-            seconds=trio.current_time() - started,
-        )
+        self.progress = self.progress.with_held_out(record.passed)
+        return record
 
     def _record(
         self,
