@@ -426,7 +426,7 @@ class ChunkRequest(WireModel):
 LeaseId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Milliseconds = Annotated[int, Field(ge=0, le=LEASE_MS_MAX)]
 Verdict = Literal["accepted", "refused", "again"]
-LeaseStream = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
+LeaseStream = Annotated[str, Field(max_length=64, pattern=r"^([0-9a-f]{64})?$")]
 
 
 class WantLease(WireModel):
