@@ -126,9 +126,9 @@ class GuardedVerifier:
             for group, problem in zip(texts, posed, strict=True)
         ]
 
-    async def verify(self, group: Any) -> tuple[str, tuple[float, ...]]:
+    async def verify(self, group: Any, task: Any = None) -> tuple[str, tuple[float, ...]]:
         """See `Verifier.verify`."""
-        prompt, rewards = await self._inner.verify(group)  # its checks are never off
+        prompt, rewards = await self._inner.verify(group, task)  # its checks are never off
         if self._guards.own_answers and self._guards.own_rule:
             return prompt, rewards
         (problem,) = await self.problems([group.task])
