@@ -96,6 +96,7 @@ class _Lan:
         self._peer = peer
         self._tag = tag
         self._tell = tell
+        self._is_closing = False
         try:
             self._zeroconf = zeroconf.Zeroconf(
                 interfaces=list(interfaces) if interfaces else zeroconf.InterfaceChoice.All,
@@ -115,6 +116,7 @@ class _Lan:
 
     def close(self) -> None:
         """Say goodbye and end the threads."""
+        self._is_closing = True
         self._zeroconf.close()
 
     def _on_change(
@@ -124,8 +126,8 @@ class _Lan:
         name: str,
         state_change: zeroconf.ServiceStateChange,
     ) -> None:
-        if state_change.name == "Removed":
-            return
+        if state_change.name == "Removed" or self._is_closing:
+            return  # a question while it closes would never be asked, and zeroconf warns of that
         try:
             info = zeroconf.get_service_info(service_type, name, ASK_TIMEOUT_MS)
         except Error:  # a bad name, or we are closing: it must not end the browser's thread

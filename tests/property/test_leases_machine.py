@@ -387,7 +387,7 @@ QUICK = settings(
 # A fault has to be found, not told: without shrinking it costs little.
 FIND = settings(
     QUICK,
-    max_examples=1500,  # how many it may take to find a fault; most take a few
+    max_examples=10_000,  # how many it may take to find a fault; most take a few
     phases=(Phase.generate,),
     print_blob=False,
     report_multiple_bugs=False,

@@ -26,7 +26,7 @@ from swarm.weights.manifest import ChunkRef
 from tests.unit.chunk_child import CHUNK_BYTES
 
 ROOT = Path(__file__).parents[2]
-KILLS_MAX = 20
+KILLS_MAX = 100  # until one comes in the middle of a write; most runs take a few
 
 
 def chunk(number: int, size_bytes: int = 1000) -> bytes:
