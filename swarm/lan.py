@@ -85,6 +85,8 @@ async def run_lan(
 class _Lan:
     """The announcement and the browser; lives in zeroconf's threads."""
 
+    _is_closing = False
+
     def __init__(
         self,
         peer: PeerId,
@@ -96,7 +98,6 @@ class _Lan:
         self._peer = peer
         self._tag = tag
         self._tell = tell
-        self._is_closing = False
         try:
             self._zeroconf = zeroconf.Zeroconf(
                 interfaces=list(interfaces) if interfaces else zeroconf.InterfaceChoice.All,
