@@ -49,7 +49,7 @@ from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.address_book import AddressBook
-from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed
+from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
 from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
 from swarm.pool import Pool, PoolLimits
@@ -161,7 +161,7 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
     try:
         return saved.progress.round if saved else 0, trio.run(measure)
     except* (ConfigError, ChildFailed) as group:
-        raise _first(group) from None
+        raise first_of(group) from None
 
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
@@ -189,20 +189,14 @@ def run_node(
         try:
             return trio.run(app.run)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
-            raise _first(group) from None
+            raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
-            error = _first(group)
+            error = first_of(group)
             if isinstance(error, OSError) and error.errno not in STORAGE_ERRORS:
                 raise  # not the disk: a bug of ours, which shall be seen whole
             raise StorageFailed(
                 f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
             ) from group
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 class App:
@@ -397,7 +391,7 @@ class App:
             try:
                 await self._train_once()
             except* ChildFailed as group:
-                error = _first(group)
+                error = first_of(group)
                 failures = 1 if self._node.progress.round > before else failures + 1
                 await self._tell(Trouble(f"the trainer failed and is restarted: {error}"))
                 self._node.notes["trainer"] = f"the trainer failed {failures} times: {error}"

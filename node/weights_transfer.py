@@ -28,7 +28,7 @@ from node.monitor.format import amount
 from node.weights import POLICIES, STORE
 from swarm.address_book import AddressBook
 from swarm.discovery import Discovery
-from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError
+from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.ledger import Ledger
 from swarm.transport.base import Transport
@@ -189,10 +189,7 @@ def _run(config: NodeConfig, work: Callable[[], Any]) -> int:
         try:
             status: int = trio.run(work)
         except* SwarmError as group:
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            raise error from None
+            raise first_of(group) from None
     return status
 
 

@@ -24,7 +24,7 @@ from node.monitor.records import Trouble, WorkDone
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
 from node.training.process import TrainerProcess
-from swarm.errors import ChildFailed, ConfigError
+from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.weights.service import Outcome
 from swarm.work import WorkSource
@@ -191,7 +191,7 @@ class WorkerApp(App):
                 await self._worker.run(self._host.serving)
             except* ChildFailed as group:
                 failures = 1 if self._worker.batches > before else failures + 1
-                await self._tell(Trouble(f"the engine failed and is restarted: {_first(group)}"))
+                await self._tell(Trouble(f"the engine failed and is restarted: {first_of(group)}"))
                 if failures >= RESTARTS_MAX:
                     raise
             await self._host.stop()
@@ -218,9 +218,3 @@ class WorkerApp(App):
 
     async def _after_work(self, record: WorkDone) -> None:
         await self._tell(record)
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

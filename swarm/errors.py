@@ -119,3 +119,10 @@ class NoRoute(SwarmError):
 
 class ConfigError(SwarmError):
     """Bad input at start. The message is one line: field, value, and what to do."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """The first error in a group of errors, or of groups; any other error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

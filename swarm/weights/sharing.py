@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from swarm.address_book import RunSync
-from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull
+from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull, first_of
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
 from swarm.weights.answering import ArtifactKey, ChunkService
@@ -387,8 +387,6 @@ class Sharing:
 
 
 def _first(group: BaseExceptionGroup[StoreFull | StorageFailed]) -> StoreFull | StorageFailed:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_of(group)
     assert isinstance(error, StoreFull | StorageFailed)
     return error
