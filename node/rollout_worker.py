@@ -54,10 +54,9 @@ class RolloutWorker:
         self._guard = guard
         self._now_s = now_s
         self._on_work = on_work
-        self._slots = trio.CapacityLimiter(SUBMISSIONS_MAX)
+        self._places = trio.Semaphore(SUBMISSIONS_MAX)
         self.waiting_for: str | None = "the learner's first policy"
         self.batches = 0
-        self.groups_done = 0
         self.tokens = 0
 
     async def run(self, serving: Serving) -> None:
@@ -93,12 +92,10 @@ class RolloutWorker:
         generate_s = trio.current_time() - started_s
         for assignment, completions in zip(assigned, made, strict=True):
             group = self._group(lease, assignment.task, completions, serving)
-            place = object()
-            await self._slots.acquire_on_behalf_of(place)
-            nursery.start_soon(self._submit, lease, group, place)
+            await self._places.acquire()
+            nursery.start_soon(self._submit, lease, group)
         tokens = sum(len(each.token_ids) for group in made for each in group)
         self.batches += 1
-        self.groups_done += len(made)
         self.tokens += tokens
         await self._on_work(
             WorkDone(
@@ -131,8 +128,8 @@ class RolloutWorker:
             expires_at_s=created_at_s + self._run.limits.record_life_s,
         )
 
-    async def _submit(self, lease: Lease, group: RolloutGroup, place: object) -> None:
+    async def _submit(self, lease: Lease, group: RolloutGroup) -> None:
         try:
             await self._source.submit(lease, group)
         finally:
-            self._slots.release_on_behalf_of(place)
+            self._places.release()

@@ -5,12 +5,10 @@ on, and the loop of leases. There is no trainer: the process that holds the poli
 nothing else.
 """
 
-import re
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -20,13 +18,14 @@ from node.app import RESTART_DELAY_S, RESTARTS_MAX, App, trainer_spec
 from node.config import NodeConfig
 from node.engines.swapping import SwappingEngine
 from node.learner_app import rules_of
-from node.monitor.records import Trouble, WorkDone
+from node.monitor.records import Trouble
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
 from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.weights.service import Outcome
+from swarm.weights.versions import version_of
 from swarm.work import WorkSource
 
 OUTCOMES_MAX = 16  # that wait to be told of
@@ -57,7 +56,7 @@ class PolicyHost:
                 await self._start(directory)
             else:
                 await self._swap.load(directory)
-            self._directory, self.version = directory, version_in(directory)
+            self._directory, self.version = directory, version_of(directory)
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.alive
@@ -87,26 +86,18 @@ class PolicyHost:
                 await process.stop()
 
     async def _start(self, directory: Path) -> None:
-        spec = replace(trainer_spec(self._config, str(directory)))
+        spec = trainer_spec(self._config, str(directory))
         process = TrainerProcess(spec, self._config.data_dir)
         try:
             await process.start()
-            await process.load(directory, version_in(directory))
+            await process.load(directory, version_of(directory))
             info = await process.info()
         except BaseException:
             await process.stop()
             raise
-        self._process, self._swap = process, SwappingEngine(process, version_in)
+        self._process, self._swap = process, SwappingEngine(process)
         self.serving = Serving(process, info.tokenizer, lambda: self.version)
         self.ready.set()
-
-
-def version_in(directory: Path) -> int:
-    """The number of a version from the name of its directory."""
-    match = re.fullmatch(r"v(\d+)", directory.name)
-    if match is None:
-        raise ChildFailed(f"{directory} is no version's directory")
-    return int(match[1])
 
 
 class WorkerApp(App):
@@ -154,7 +145,7 @@ class WorkerApp(App):
             source,
             node.guard,
             now_s=time.time,
-            on_work=self._after_work,
+            on_work=self._tell,
         )
         with policy_weights(
             config, self._transport, node.warden, publishes=False, engine=self._host, tell=tell
@@ -215,6 +206,3 @@ class WorkerApp(App):
                 self._node.notes["work"] = f"no work: {waiting}"
             else:
                 self._node.notes.pop("work", None)
-
-    async def _after_work(self, record: WorkDone) -> None:
-        await self._tell(record)
