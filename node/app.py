@@ -415,19 +415,32 @@ class App:
             if self._leaving.is_set():
                 return
             self._loaded.policy = await trainer.info()
-            if not self._loaded.policy.clipping_active:
-                self._say("one update per batch: every ratio is 1, so clipping is inactive")
-            await self._tell(self._started(self._loaded.policy, progress))
-            async with self._engine(trainer) as (engine, after_update):
-                await self._node.run_rounds(
-                    trainer,
-                    engine,
-                    progress,
-                    leaving=self._leaving,
-                    on_record=lambda record: self._after_record(record, trainer),
-                    checkpoints=self._checkpoints,
-                    after_update=after_update,
-                )
+            await self._learn(trainer, progress, resumed)
+
+    async def _learn(
+        self, trainer: TrainerProcess, progress: Progress, resumed: Checkpoint | None
+    ) -> None:
+        """What this kind of node does with a trainer that is loaded, until it is done or told to
+        leave. `progress`: what there was when it was `resumed`.
+
+        Raises:
+            ExceptionGroup: of `ChildFailed`; it is started again.
+        """
+        policy = self._loaded.policy
+        assert policy is not None
+        if not policy.clipping_active:
+            self._say("one update per batch: every ratio is 1, so clipping is inactive")
+        await self._tell(self._started(policy, progress))
+        async with self._engine(trainer) as (engine, after_update):
+            await self._node.run_rounds(
+                trainer,
+                engine,
+                progress,
+                leaving=self._leaving,
+                on_record=lambda record: self._after_record(record, trainer),
+                checkpoints=self._checkpoints,
+                after_update=after_update,
+            )
 
     async def _open_trainer(
         self, stack: AsyncExitStack, resumed: Checkpoint | None

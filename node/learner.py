@@ -27,7 +27,7 @@ import msgpack
 import trio
 
 from node.checkpoints import Checkpoints
-from node.config import LearnerRules, NodeConfig
+from node.config import LearnerRules, NodeConfig, RunConfig
 from node.engines.base import RolloutEngine
 from node.evaluation import held_out
 from node.leaving import unless
@@ -38,11 +38,14 @@ from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
 from node.training.samplers import draw_foreign
 from swarm.exchange import Exchange, informative
-from swarm.intake import Admitted, Intake
+from swarm.intake import Admitted, Intake, IntakeRules
+from swarm.leases import LeaseBook, LeaseRules
 from swarm.rollouts import VerifiedGroup
+from swarm.staleness import Account, StalenessRules
 
 FIRST_VERSION = 1
 LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
+CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
 INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
@@ -62,9 +65,51 @@ class PolicyOutlet(Protocol):
         ...
 
 
-def version_of(progress: Progress) -> int:
+def version_after(progress: Progress) -> int:
     """The version of the policy after so many steps."""
     return FIRST_VERSION + progress.round
+
+
+def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
+    """What the learner of a run takes from workers."""
+    return IntakeRules(
+        run_id=run.run_id,
+        group_size=rules.group_size,
+        tokenizer=tokenizer,
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        rescored_share=rules.rescored_share,
+    )
+
+
+def lease_book(
+    run: RunConfig,
+    rules: LearnerRules,
+    leases: LeaseRules,
+    progress: Progress,
+    record: dict[str, Any] | None,
+    *,
+    secret: bytes,
+    start: int,
+    credits_per_step: float = CREDITS_PER_STEP,
+) -> LeaseBook:
+    """The leases of an intake's record (`Learner.intake_record`), or none yet; `secret` and
+    `start` are `LeaseBook`'s."""
+    staleness = StalenessRules(
+        rules.staleness_max, rules.groups_per_step, int(credits_per_step * rules.groups_per_step)
+    )
+    if record is None:
+        account = Account(staleness, version_after(progress))
+        return LeaseBook(leases, account, run.run_id, secret, start)
+    return LeaseBook.from_record(
+        record["book"],
+        rules=leases,
+        staleness_rules=staleness,
+        run_id=run.run_id,
+        secret=secret,
+        start=start,
+        now=trio.current_time(),
+    )
 
 
 class Learner:
@@ -113,7 +158,7 @@ class Learner:
     @property
     def version(self) -> int:
         """Of the policy as it is now."""
-        return version_of(self.progress)
+        return version_after(self.progress)
 
     async def run(
         self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
@@ -189,27 +234,17 @@ class Learner:
     def _batch(
         self, leased: Sequence[Admitted], shared: Sequence[VerifiedGroup]
     ) -> list[TrainingGroup]:
-        batch = [
+        ours = [(each, each.group.tokenizer == self._tokenizer) for each in leased]
+        return [
             TrainingGroup(
                 each.prompt,
                 each.group.completions,
                 grpo_advantages(each.rewards),
-                own_tokens=each.group.tokenizer == self._tokenizer,
+                own_tokens=own_tokens,
                 source=str(each.group.producer),
             )
-            for each in leased
+            for each, own_tokens in (*ours, *((each, False) for each in shared))
         ]
-        batch += [
-            TrainingGroup(
-                each.prompt,
-                each.group.completions,
-                grpo_advantages(each.rewards),
-                own_tokens=False,
-                source=str(each.group.producer),
-            )
-            for each in shared
-        ]
-        return batch
 
     # --- versions and checkpoints ----------------------------------------------------------
 

@@ -7,30 +7,29 @@ leased work by, and a process of its own that scores samples of what they hand i
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import trio
 
 from node.app import App, trainer_spec
+from node.checkpoints import Checkpoint
 from node.config import LearnerRules, NodeConfig
-from node.learner import Learner, version_of
+from node.learner import Learner, intake_rules, lease_book
 from node.learner_checks import LearnerChecks, Scorer
 from node.monitor.records import HeldOut, StepDone, Trouble
 from node.outlet import Outlet
 from node.policy_weights import policy_weights, version_directory
 from node.sapo import Progress
+from node.training.process import TrainerProcess
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.intake import Intake, IntakeRules
-from swarm.leases import LeaseBook, LeaseRules
-from swarm.staleness import Account, StalenessRules
+from swarm.intake import Intake
+from swarm.leases import LeaseRules
 from swarm.weights.publishing import Publisher
 
 SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32
-CREDITS_PER_STEP: Final = 2.0  # groups that may be buffered and leased, over those of a step
 EXPORTS: Final = "exports"
 SCORER: Final = "scorer"
 
@@ -96,87 +95,57 @@ class LearnerApp(App):
     async def _complain(self, what: str) -> None:
         await self._tell(Trouble(what))
 
-    async def _train_once(self) -> None:
-        resumed = self._checkpoints.latest()
-        progress = resumed.progress if resumed else Progress()
-        async with AsyncExitStack() as stack:
-            with trio.CancelScope() as self._loading:
-                trainer = await self._open_trainer(stack, resumed)
-            self._loading = None
-            if self._leaving.is_set():
-                return
-            policy = self._loaded.policy = await trainer.info()
-            intake = await self._restored(resumed.directory if resumed else None, progress)
-            await self._tell(self._started(policy, progress))
-            self._node.progress = progress
-            learner = Learner(
-                self._config,
-                self._rules,
-                trainer,
-                trainer,
-                self._verifier,
-                intake,
-                self._outlet,
-                self._checkpoints,
-                progress,
-                exchange=self._node.exchange,
-                tokenizer=policy.tokenizer,
-                on_phase=self._enter,
-            )
+    async def _learn(
+        self, trainer: TrainerProcess, progress: Progress, resumed: Checkpoint | None
+    ) -> None:
+        policy = await trainer.info()
+        intake = await self._restored(resumed, progress, policy.tokenizer)
+        await self._tell(self._started(policy, progress))
+        self._node.progress = progress
+        learner = Learner(
+            self._config,
+            self._rules,
+            trainer,
+            trainer,
+            self._verifier,
+            intake,
+            self._outlet,
+            self._checkpoints,
+            progress,
+            exchange=self._node.exchange,
+            tokenizer=policy.tokenizer,
+            on_phase=self._enter,
+        )
 
-            async def tell(record: StepDone | HeldOut) -> None:
-                await self._tell_step(record, learner, trainer)
+        async def tell(record: StepDone | HeldOut) -> None:
+            await self._tell_step(record, learner, trainer)
 
-            await learner.run(self._leaving, tell, lambda: self._is_over(learner.progress))
+        await learner.run(self._leaving, tell, lambda: self._node.is_over(learner.progress))
 
-    async def _restored(self, checkpoint: Path | None, progress: Progress) -> Intake:
+    async def _restored(
+        self, resumed: Checkpoint | None, progress: Progress, tokenizer: str
+    ) -> Intake:
         """The intake as a checkpoint left it. It is made once: after a trainer's death it goes back
         to the checkpoint, as the trainer does."""
-        record = None if checkpoint is None else Learner.intake_record(checkpoint)
-        rules = self._rules
-        staleness = StalenessRules(
-            rules.staleness_max,
-            rules.groups_per_step,
-            max(rules.groups_per_step, int(CREDITS_PER_STEP * rules.groups_per_step)),
-        )
+        record = None if resumed is None else Learner.intake_record(resumed.directory)
+        run, rules = self._config.run, self._rules
         leases = LeaseRules(life_s_min=float(rules.lease_life_s))
         secret, start = self._secret(), secrets.randbits(62)
-        if record is None:
-            account = Account(staleness, version_of(progress))
-            book = LeaseBook(leases, account, self._config.run.run_id, secret, start)
-        else:
-            book = LeaseBook.from_record(
-                record["book"],
-                rules=leases,
-                staleness_rules=staleness,
-                run_id=self._config.run.run_id,
-                secret=secret,
-                start=start,
-                now=trio.current_time(),
-            )
+        book = lease_book(run, rules, leases, progress, record, secret=secret, start=start)
+        is_first = self._intake is None
         if self._intake is None:
-            policy = self._loaded.policy
-            assert policy is not None
             self._intake = Intake(
-                IntakeRules(
-                    run_id=self._config.run.run_id,
-                    group_size=rules.group_size,
-                    tokenizer=policy.tokenizer,
-                    temperature=self._config.run.sampling.temperature,
-                    top_p=self._config.run.sampling.top_p,
-                    rescored_share=rules.rescored_share,
-                ),
+                intake_rules(run, rules, tokenizer),
                 book,
                 self._transport,
                 self._node.warden,
                 LearnerChecks(self._node.guard, self._scorer if self._can_rescore() else None),
                 Random(secrets.randbits(64)),
             )
-            self._intake.restore(book, record)
+        self._intake.restore(book, record)
+        if is_first:
             await self._nursery.start(self._intake.run)
             self._nursery.start_soon(self._note_checks, self._intake)
-        else:
-            self._intake.restore(book, record)
         return self._intake
 
     async def _note_checks(self, intake: Intake) -> None:
@@ -208,9 +177,6 @@ class LearnerApp(App):
             partial.write_bytes(secrets.token_bytes(SECRET_BYTES))
             partial.replace(path)
         return path.read_bytes()
-
-    def _is_over(self, progress: Progress) -> bool:
-        return self._node.is_over(progress)
 
     def _enter(self, phase: str) -> None:
         self._node.phase = phase

@@ -18,7 +18,7 @@ from node.checkpoints import Checkpoints
 from node.config import LearnerRules, NodeConfig, RunConfig
 from node.engines.base import Sampling
 from node.engines.scripted import TOKENIZER, ScriptedPolicy
-from node.learner import Learner, version_of
+from node.learner import Learner, intake_rules, lease_book, version_after
 from node.learner_checks import LearnerChecks
 from node.monitor.records import HeldOut, StepDone, WorkDone
 from node.outlet import Outlet
@@ -29,19 +29,18 @@ from node.simulated import EPOCH_S, run_inline
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import InlineVerifier
 from swarm.identity import PeerId
-from swarm.intake import Intake, IntakeRules
-from swarm.leases import LeaseBook, LeaseRules
+from swarm.intake import Intake
+from swarm.leases import LeaseRules
 from swarm.ledger import Ledger
 from swarm.rollouts import Completion
 from swarm.simulation.world import World
-from swarm.staleness import Account, StalenessRules
 from swarm.transport.memory import MemoryTransport
 from swarm.warden import Warden
 from swarm.weights.chunks import ChunkStore
 from swarm.weights.heads import HeadRules
 from swarm.weights.publishing import VERSIONS_KEPT, Publisher
 from swarm.weights.service import WeightsRules, WeightsService
-from swarm.weights.versions import Versions
+from swarm.weights.versions import Versions, version_of
 from swarm.work import WorkSource
 
 LEARNER = 0
@@ -135,7 +134,7 @@ class _TimedSwap:
         self._engine.paused = trio.Event()
 
     async def load(self, directory: Path) -> None:
-        await self._engine.load(directory, int(directory.name.removeprefix("v")))
+        await self._engine.load(directory, version_of(directory))
         self.ready.set()
 
     async def resume(self) -> None:
@@ -236,30 +235,21 @@ class SimulatedLearner:
         checkpoints = Checkpoints(directory / "checkpoints", 2, {}, run_inline)
         resumed = checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
-        trainer.version = version_of(progress)
+        trainer.version = version_after(progress)
         warden = Warden(transport, Ledger())
-        staleness = StalenessRules(
-            rules.staleness_max,
-            rules.groups_per_step,
-            int(case.credits_per_step * rules.groups_per_step),
-        )
         record = None if resumed is None else Learner.intake_record(resumed.directory)
-        start = self.world.rng(f"start/{trio.current_time()}").getrandbits(60)
-        if record is None:
-            account = Account(staleness, version_of(progress))
-            book = LeaseBook(case.leases, account, run.run_id, SECRET, start)
-        else:
-            book = LeaseBook.from_record(
-                record["book"],
-                rules=case.leases,
-                staleness_rules=staleness,
-                run_id=run.run_id,
-                secret=SECRET,
-                start=start,
-                now=trio.current_time(),
-            )
+        book = lease_book(
+            run,
+            rules,
+            case.leases,
+            progress,
+            record,
+            secret=SECRET,
+            start=self.world.rng(f"start/{trio.current_time()}").getrandbits(60),
+            credits_per_step=case.credits_per_step,
+        )
         intake = Intake(
-            IntakeRules(run.run_id, rules.group_size, TOKENIZER, 1.0, 1.0, rules.rescored_share),
+            intake_rules(run, rules, TOKENIZER),
             book,
             transport,
             warden,
