@@ -107,6 +107,15 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class _Kept:
+    """A group that waits to be consumed, and what it is kept as across a restart."""
+
+    admitted: Admitted
+    record: bytes  # signed
+    spans: bytes  # as they travelled
+
+
+@dataclass(frozen=True, slots=True)
 class IntakeCounts:
     """The account at one moment."""
 
@@ -153,8 +162,7 @@ class Intake:
         self._checks = checks
         self._rng = rng
         self._now_s = now_s
-        self._groups: dict[bytes, Admitted] = {}  # those buffered in the account, by id
-        self._records: dict[bytes, tuple[bytes, bytes]] = {}  # their signed records and spans
+        self._kept: dict[bytes, _Kept] = {}  # those buffered in the account, by id
         self._checking: set[tuple[bytes, int]] = set()  # leases and places
         self.check_failures = 0  # groups that could not be looked at, through our own fault
         self.last_check_failure = ""
@@ -198,11 +206,9 @@ class Intake:
         enough. The step is over with `advance`."""
         while True:
             batch = self._book.account.consume()
-            self._forget_gone(batch)
-            if batch:
-                taken = [self._groups.pop(each.group_id) for each in batch]
-                for each in batch:
-                    del self._records[each.group_id]
+            taken = [self._kept.pop(each.group_id).admitted for each in batch]
+            self._forget_gone()
+            if taken:
                 return taken
             self._arrived = trio.Event()
             await self._arrived.wait()
@@ -210,13 +216,12 @@ class Intake:
     def advance(self, version: int) -> None:
         """The learner's policy is of this version now; the same as before where a step failed."""
         self._book.account.finish_step(version, self._now_s())
-        self._forget_gone(())
+        self._forget_gone()
 
-    def _forget_gone(self, taken: tuple[Any, ...]) -> None:
-        """Drop what the account no longer holds, but for what is just being taken."""
-        stay = {each.group_id for each in taken} | self._book.account.buffered_ids()
-        for group_id in [each for each in self._groups if each not in stay]:
-            del self._groups[group_id], self._records[group_id]
+    def _forget_gone(self) -> None:
+        """Drop what the account no longer holds."""
+        for group_id in self._kept.keys() - self._book.account.buffered_ids():
+            del self._kept[group_id]
 
     def counts(self) -> IntakeCounts:
         """How things stand."""
@@ -289,15 +294,15 @@ class Intake:
             return self._reply("again", "", "a group of that task is being looked at")
         self._checking.add(task)
         try:
-            answer = await self._judge(peer, lease_id, group_id, group)
+            answer, admitted = await self._judge(peer, lease_id, group_id, group)
         except (ChildFailed, ConfigError) as error:
             self.check_failures += 1
             self.last_check_failure = str(error)
             return self._reply("again", "", "it could not be looked at")
         finally:
             self._checking.discard(task)
-        if answer.admitted and not answer.repeated:
-            self._records[group_id] = (record, spans)
+        if admitted is not None:
+            self._kept[group_id] = _Kept(admitted, record, spans)
             self._arrived.set()
         if answer.admitted:
             return self._reply("accepted", "", "")
@@ -327,7 +332,8 @@ class Intake:
 
     async def _judge(
         self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
-    ) -> Answer:
+    ) -> tuple[Answer, Admitted | None]:
+        """The answer to a submission, and the group where it is new to the account."""
         worker = str(peer)
         lease = self._book.lease(lease_id)
         place = group.task.index
@@ -335,18 +341,19 @@ class Intake:
         submission = Submission(lease_id, worker, seed, group_id, _versions(group))
         answer = self._book.judge(submission, self._now_s())
         if answer is not None or lease is None:
-            return self._book.submit(submission, self._now_s())
+            return self._book.submit(submission, self._now_s()), None
         try:
             prompt, rewards = await self._checks.reward(lease, group)
             await self._look_closer(peer, group, prompt)
         except RemoteProtocolError as error:
             self._warden.ledger.reject(peer, error.reason)
-            return self._book.submit(submission, self._now_s(), error.detail or str(error.reason))
+            fault = error.detail or str(error.reason)
+            return self._book.submit(submission, self._now_s(), fault), None
         answer = self._book.submit(submission, self._now_s())
-        if answer.admitted and not answer.repeated:
-            self._groups[group_id] = Admitted(group_id, group, prompt, rewards)
-            self._warden.ledger.accept(peer)
-        return answer
+        if not answer.admitted or answer.repeated:
+            return answer, None
+        self._warden.ledger.accept(peer)
+        return answer, Admitted(group_id, group, prompt, rewards)
 
     async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:
         """Re-score a share of what a worker hands in.
@@ -388,8 +395,8 @@ class Intake:
         return {
             "book": self._book.to_record(self._now_s()),
             "groups": [
-                [group_id, *self._records[group_id], each.prompt, list(each.rewards)]
-                for group_id, each in self._groups.items()
+                [group_id, each.record, each.spans, each.admitted.prompt, [*each.admitted.rewards]]
+                for group_id, each in self._kept.items()
             ],
             "standings": {name: each.passed for name, each in self._standings.items()},
             "rescored": dict(self._rescored),
@@ -402,21 +409,21 @@ class Intake:
             LocalProtocolError: no record of an intake.
         """
         self._book = book
-        self._groups, self._records = {}, {}
+        self._kept = {}
         if record is None:
             return
         try:
             for group_id, signed, spans, prompt, rewards in record["groups"]:
                 _, group = codec.decode_group(signed)
                 group = codec.with_spans(group, spans)
-                self._groups[group_id] = Admitted(group_id, group, prompt, tuple(rewards))
-                self._records[group_id] = (signed, spans)
+                admitted = Admitted(group_id, group, prompt, tuple(rewards))
+                self._kept[group_id] = _Kept(admitted, signed, spans)
             self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
             self._rescored = Counter(record["rescored"])
         except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
             raise LocalProtocolError(f"no record of an intake: {error!r}") from None
-        self._forget_gone(())
-        if self._groups.keys() != self._book.account.buffered_ids():
+        self._forget_gone()
+        if self._kept.keys() != self._book.account.buffered_ids():
             raise LocalProtocolError("groups and account of an intake do not go together")
 
 
