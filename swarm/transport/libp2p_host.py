@@ -383,6 +383,8 @@ class Libp2pTransport:
             place.answering_since_s = trio.current_time()
             try:
                 await inbound.answer(response)
+                if served.sent is not untold:
+                    await inbound.written()
             finally:
                 served.sent(peer, len(response))
             self._count_out(protocol, response)

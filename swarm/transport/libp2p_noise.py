@@ -6,6 +6,8 @@ its own, so that most of its time goes into scheduling; waits for a stranger as 
 and passes on whatever its parsers raise on foreign bytes.
 """
 
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,9 +45,12 @@ OVERHEAD_BYTES = LENGTH_BYTES + TAG_BYTES  # of one record
 RECORD_PLAIN_BYTES_MAX = 65_535 - TAG_BYTES
 GATHERED_BYTES_MAX = 16_384  # a piece up to this size shares its record with its neighbours
 SOCKET_READ_BYTES = 262_144
+SOCKET_WAKE_BYTES_MAX = 32_768  # of a record that we wait for in the socket, which has to hold them
+UNSENT_BYTES = 32_768  # of ours that the kernel holds and has not sent once yet, about
 RELAYED_STEP_BYTES = 65_536  # written at a time where there is no socket of ours
 HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
+IS_LINUX = sys.platform == "linux"
 
 
 class Noise(ISecureTransport):
@@ -210,6 +215,9 @@ class NoiseSession(SecureSession):
         self._sealed = b""  # the start of a record whose end has not come yet
         self._opened: deque[memoryview] = deque()
         self._opened_bytes = 0
+        self._wakes_at = 1
+        if IS_LINUX and isinstance(self._tcp, trio.SocketStream):
+            self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._open_records(handshake.rest)
 
     async def read(self, n: int | None = None) -> bytes:
@@ -238,6 +246,21 @@ class NoiseSession(SecureSession):
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
         self._open_records(self._sealed + data if self._sealed else data)
+        self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
+
+    def _lacking(self) -> int:
+        """Bytes without which nothing can be decrypted."""
+        if len(self._sealed) < LENGTH_BYTES:
+            return 1
+        end = LENGTH_BYTES + int.from_bytes(self._sealed[:LENGTH_BYTES], "big")
+        return end - len(self._sealed)
+
+    def _wake_at(self, count: int) -> None:
+        """Have the socket wake us when so many bytes are there, its end or an error: on a slow link
+        a record comes in dozens of packets, and each wake-up costs as much as decrypting it."""
+        if count != self._wakes_at and IS_LINUX and isinstance(self._tcp, trio.SocketStream):
+            self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+            self._wakes_at = count
 
     def _open_records(self, data: bytes) -> None:
         view = memoryview(data)

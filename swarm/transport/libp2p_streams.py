@@ -18,7 +18,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.utils import encode_delim
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
-from swarm.transport.libp2p_yamux import Stream, put_back
+from swarm.transport.libp2p_yamux import EventStream, Stream, put_back
 
 ANSWERED, REFUSED = 0, 1
 LENGTH = struct.Struct("!I")
@@ -131,6 +131,11 @@ class InboundStream:
         head = self._reply + STATUS.pack(ANSWERED, len(response))
         await _write(self._stream, head, response)
         await self._stream.close()
+
+    async def written(self) -> None:
+        """Wait until the socket has taken what was said, or the connection is gone."""
+        if isinstance(self._stream, EventStream):
+            await self._stream.conn.outbox.wait_written()
 
     async def refuse(self, reason: str) -> None:
         """Say no, then read on for a while: a reset at once could overtake the answer."""

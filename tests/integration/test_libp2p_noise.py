@@ -14,16 +14,20 @@ from libp2p.crypto.rsa import create_new_key_pair as create_rsa_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubkey
 from libp2p.security.noise.messages import NoiseExtensions, NoiseHandshakePayload
 from libp2p.security.noise.transport import Transport as UpstreamNoise
 
+from swarm.transport import libp2p_noise
 from swarm.transport.libp2p_noise import (
     HANDSHAKE_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     RECORD_PLAIN_BYTES_MAX,
     SOCKET_READ_BYTES,
+    SOCKET_WAKE_BYTES_MAX,
     Noise,
     NoiseSession,
     _records,
@@ -135,6 +139,67 @@ def test_a_cancelled_read_loses_nothing() -> None:
         assert await b.read(11) == b"firstsecond"
 
     run(main, virtual=True)
+
+
+async def over_sockets() -> tuple[RawConnection, RawConnection]:
+    listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+    async with listener:
+        dialled = await trio.open_tcp_stream("127.0.0.1", listener.socket.getsockname()[1])
+        accepted = await listener.accept()
+    return RawConnection(TrioTCPStream(dialled), True), RawConnection(
+        TrioTCPStream(accepted), False
+    )
+
+
+async def reads_of_a_record_in_packets() -> tuple[int, int]:
+    """How often the socket is read, and woke us, while a full record comes a kilobyte at a time."""
+    a, b = await secured(ours(DIALLER), ours(LISTENER), await over_sockets())  # type: ignore[arg-type]
+    reads = 0
+    take = b._tcp.receive_some
+
+    async def count(size: int) -> bytes | bytearray:
+        nonlocal reads
+        got = await take(size)
+        reads += 1
+        return got
+
+    b._tcp.receive_some = count
+    sent: list[bytes] = []
+    send, a._send = a._send, lambda sealed, moved: keep(sent, sealed)
+    await a.write(bytes(RECORD_PLAIN_BYTES_MAX))
+    await a.write(b"short")
+    data = b"".join(sent)
+    got = b""
+    async with trio.open_nursery() as nursery:
+
+        async def packets() -> None:
+            for at in range(0, len(data), 1_000):
+                await send(bytearray(data[at : at + 1_000]), lambda: None)
+                for _ in range(3):  # enough for who would read it
+                    await trio.testing.wait_all_tasks_blocked(0.001)
+
+        nursery.start_soon(packets)
+        got = await b.read(RECORD_PLAIN_BYTES_MAX + len(b"short"))
+    assert got == bytes(RECORD_PLAIN_BYTES_MAX) + b"short"
+    for end in (a, b):
+        await end.close()
+    return reads, len(data) // 1_000
+
+
+async def keep(sent: list[bytes], sealed: bytearray) -> None:
+    await trio.lowlevel.checkpoint()
+    sent.append(bytes(sealed))
+
+
+@pytest.mark.skipif(not libp2p_noise.IS_LINUX, reason="the socket is asked for that on Linux alone")
+def test_a_record_that_comes_in_packets_does_not_wake_us_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads, packets = run(reads_of_a_record_in_packets)
+    assert reads <= 2 + RECORD_PLAIN_BYTES_MAX // SOCKET_WAKE_BYTES_MAX + 2 < packets / 8
+    monkeypatch.setattr(libp2p_noise, "IS_LINUX", False)
+    reads, packets = run(reads_of_a_record_in_packets)
+    assert reads > packets / 2
 
 
 @example([16_000] * 6)

@@ -38,6 +38,7 @@ from swarm.transport.frame_rates import (
 from swarm.transport.libp2p_buffers import Outbox
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_noise import NoiseSession
+from swarm.transport.libp2p_streams import InboundStream
 from swarm.transport.libp2p_yamux import (
     FRAMES_PER_TURN,
     HEADER,
@@ -95,6 +96,36 @@ async def peer(ends: Callable[[], tuple[Raw, Raw]] = pipe) -> AsyncIterator[Peer
         await made.conn.event_started.wait()
         yield made
         nursery.cancel_scope.cancel()
+
+
+# --- what has been sent ---------------------------------------------------------------------
+
+
+async def told_after(answer_bytes: int) -> list[int]:
+    """How much of an answer the socket had taken when we heard that it is written."""
+    taken, told = 0, []
+    async with peer(lockstep_pipe) as theirs, trio.open_nursery() as nursery:
+        inbound = InboundStream(await theirs.conn.open_stream())
+
+        async def answer() -> None:
+            await inbound.answer(bytes(answer_bytes))
+            await inbound.written()
+            told.append(taken)
+
+        nursery.start_soon(answer)
+        while not told:
+            taken += len(await theirs.raw.read(1_000))
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return told
+
+
+def test_an_answer_is_written_when_the_socket_has_taken_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(told_after, 100_000, virtual=True)[0] > 99_000
+    monkeypatch.setattr(Outbox, "wait_written", do_not_wait)
+    assert run(told_after, 100_000, virtual=True)[0] < 2_000  # it lay in the outbox
 
 
 # --- signs of life -------------------------------------------------------------------------
