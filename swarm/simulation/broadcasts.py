@@ -30,6 +30,7 @@ LATENCIES_BEFORE = 3.0
 GIVE_UP_BOUNDS = 60.0  # times the bound, after which a broadcast has failed
 GIVE_UP_S = 60.0
 WARM_S = 2.0
+PIECE_BYTES = 16_384  # of an answer, before the next connection has its turn
 Planner = Callable[[int, int, float, Sequence[PeerLink], float], Plan]
 
 
@@ -64,6 +65,7 @@ class BroadcastCase:
     rates_known: bool = True
     publisher_leaves_s: float | None = None  # after publication
     late_s: float = 0.0  # after which the last peer comes
+    shared_uplinks: bool = False  # answers to several peers leave together, as over TCP
     seed: int = 0
 
 
@@ -154,6 +156,8 @@ async def _run(case: BroadcastCase) -> BroadcastResult:
     own_links = {host: replace(link, jitter_s=0.0) for host, link in enumerate(case.links)}
     async with open_world(case.seed, len(case.links), case.links[0], own_links) as world:
         world.links.warm_s = WARM_S
+        if case.shared_uplinks:
+            world.network.piece_bytes = PIECE_BYTES
         hosts = [_Host(number, world.join(number)) for number in range(len(case.links))]
         await _connect(hosts)
         peers = peer_links(world, case.links)

@@ -125,13 +125,14 @@ class SimulatedLinks:
         if not reliable and path.reordering > 0.0 and rng.random() < path.reordering:
             latency_s += REORDER_S_MAX * rng.random()
         slow_s = self._slow_start_s(source, target, size, path, now_s)
-        slow_s += repairs * _retransmit_s(packets, path)
+        repair_s = repairs * _retransmit_s(packets, path)
         return Flight(
             first_s=start_s + latency_s,
-            last_s=depart_s + latency_s + slow_s,
+            last_s=depart_s + latency_s + slow_s + repair_s,
             wire_bytes=size,
             copies=1 if reliable else _copies(path, rng),
             left_s=depart_s,
+            slow_s=slow_s,
         )
 
     def _slow_start_s(

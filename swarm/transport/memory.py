@@ -10,15 +10,13 @@ they time out, gossip over it is lost. A paused host is one whose processor stan
 sent to it waits.
 """
 
-import heapq
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import count
-from math import inf
+from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -55,6 +53,7 @@ from swarm.transport.base import (
     untold,
 )
 from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
+from swarm.transport.memory_post import Post
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs; None where it is the network's own."""
@@ -130,12 +129,13 @@ class MemoryNetwork:
         self._nursery = nursery
         self.observe = observe
         self._hosts: dict[int, MemoryTransport] = {}  # by the number in their address
+        self.piece_bytes: int | None = None  # in which a host's connections take turns, if they do
         self._numbers: dict[PeerId, int] = {}
         self._ips: dict[int, str] = {}  # by the same number
         self._cuts: list[Cut] = []
         self._healed = trio.Event()
         self._paused: dict[PeerId, _Pause] = {}
-        self._post = _Post(Random(rng.random()))
+        self._post = Post(Random(rng.random()))
         self.gossip = Gossip(self, Random(rng.random()))
         self.traffic_out: dict[PeerId, Counter[str]] = {}
         self.traffic_in: dict[PeerId, Counter[str]] = {}
@@ -218,7 +218,7 @@ class MemoryNetwork:
         """Whether a partition lies between two hosts, in this direction."""
         return any(cut.severs(source, target) for cut in self._cuts)
 
-    def at(self, time_s: float, do: Callable[[], None]) -> None:
+    def at(self, time_s: float, do: Callable[[], object]) -> None:
         """Call `do` at that time, as the network."""
         self._post.at(time_s, do)
 
@@ -265,6 +265,28 @@ class MemoryNetwork:
         await self._pass_cuts(source, target)
         await trio.sleep_until(self.receive(target, flight))
         await self._awake(target)
+
+    async def _send_in_turns(
+        self, exchange: "_Exchange", size: int, left: Callable[[], None]
+    ) -> Flight:
+        """Have an answer leave in pieces of `piece_bytes`; returns the flight of the last.
+
+        One connection carries one answer after another, and those to several peers share the
+        uplink, as over TCP: what began together ends together.
+        """
+        source, target, about = exchange.server.peer_id, exchange.client.peer_id, exchange.protocol
+        assert self.piece_bytes is not None
+        async with exchange.connection.turns[source]:
+            while size > self.piece_bytes:
+                flight = self.send(source, target, self.piece_bytes, about, reliable=True)
+                size -= self.piece_bytes
+                self.at(flight.last_s, partial(self.receive, target, flight))
+                # a path that starts slowly holds back what follows
+                await trio.sleep_until(flight.left_s + flight.slow_s)
+            flight = self.send(source, target, size, about, reliable=True)
+            await trio.sleep_until(flight.left_s)
+        left()
+        return flight
 
     async def _carry(self, source: PeerId, target: PeerId, size: int, about: str) -> None:
         await self._awake(source)
@@ -327,6 +349,9 @@ class MemoryNetwork:
     async def _serve(self, exchange: "_Exchange") -> bytes:
         client, server = exchange.client.peer_id, exchange.server
         size = len(exchange.payload)
+        if self.piece_bytes is not None:
+            async with exchange.connection.turns[client]:
+                pass  # behind the answers that were begun before
         flight = self.send(client, server.peer_id, size, exchange.protocol, reliable=True)
         await trio.sleep_until(flight.first_s)
         await self._pass_cuts(client, server.peer_id)
@@ -341,7 +366,7 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: "_Service", size: int, told: int
+        self, exchange: "_Exchange", service: "_Service", size: int, told_bytes: int
     ) -> None:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         left = False
@@ -350,13 +375,16 @@ class MemoryNetwork:
             nonlocal left
             if not left:
                 left = True
-                service.sent(client, told)
+                service.sent(client, told_bytes)
 
         try:
             await self._awake(server)
-            flight = self.send(server, client, size, exchange.protocol, reliable=True)
-            if service.sent is not untold:
-                self.at(flight.left_s, leave)
+            if self.piece_bytes is not None:
+                flight = await self._send_in_turns(exchange, size, leave)
+            else:
+                flight = self.send(server, client, size, exchange.protocol, reliable=True)
+                if service.sent is not untold:
+                    self.at(flight.left_s, leave)
             await self._land(server, client, flight)
         finally:
             leave()
@@ -390,30 +418,6 @@ class _Pause:
 
     over: trio.Event = field(default_factory=trio.Event)
     waiting: list[Callable[[], None]] = field(default_factory=list)
-
-
-class _Post:
-    """Calls things at their time, by one task for all of them. What falls on the same moment is
-    called in an order that the seed draws."""
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-        self._numbers = count()
-        self._due: list[tuple[float, float, int, Callable[[], None]]] = []
-        self._sooner = trio.Event()
-
-    def at(self, time_s: float, do: Callable[[], None]) -> None:
-        if not self._due or time_s < self._due[0][0]:
-            self._sooner.set()
-        heapq.heappush(self._due, (time_s, self._rng.random(), next(self._numbers), do))
-
-    async def run(self) -> None:
-        while True:
-            while self._due and self._due[0][0] <= trio.current_time():
-                heapq.heappop(self._due)[-1]()
-            self._sooner = trio.Event()
-            with trio.move_on_at(self._due[0][0] if self._due else inf):
-                await self._sooner.wait()
 
 
 class MemoryTransport:
@@ -589,6 +593,10 @@ class _Connection:
     one: MemoryTransport
     other: MemoryTransport
     exchanges: "dict[_Exchange, None]" = field(default_factory=dict)
+    turns: dict[PeerId, trio.Lock] = field(init=False)  # of what each side sends
+
+    def __post_init__(self) -> None:
+        self.turns = {end.peer_id: trio.Lock() for end in (self.one, self.other)}
 
     def far(self, near: MemoryTransport) -> MemoryTransport:
         return self.other if near is self.one else self.one

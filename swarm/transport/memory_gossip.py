@@ -45,6 +45,7 @@ class Flight:
     wire_bytes: int
     copies: int
     left_s: float = 0.0
+    slow_s: float = 0.0  # of that time, for which the path held it back as it was not yet in use
 
 
 class Wire(Protocol):

@@ -61,7 +61,7 @@ NAMED_PARK_S = 0.5  # where another may have it sooner
 RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
 RELAY_AHEAD_S_MIN = 0.2
 RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
-RELAY_AHEAD_COPIES = 1  # or of what it owes, in chunks to all, if that is more
+RELAY_AHEAD_COPIES = 2  # or of what it owes, in chunks to all, if that is more
 SLOW_UP_S = 1.5  # who needs longer to send one chunk to all, and more than SLOW_CYCLE_SHARE of the
 # whole transfer, does not relay: where all are as slow, somebody has to
 SLOW_UP_SHARE = 0.25  # nor who has less than this of the others' mean uplink

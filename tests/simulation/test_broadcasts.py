@@ -186,3 +186,40 @@ def test_a_late_joiner_is_served_by_all_with_the_publisher_gone() -> None:
     result = simulate(replace(EQUAL, publisher_leaves_s=1.2 * 1.6 + 0.3, late_s=4.0))
     assert result.unfinished == 0
     assert result.last_s < 4.0 + 2.5 * 1.6
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_where_nobody_knows_a_rate_relays_ask_for_enough_to_keep_the_publisher_busy(
+    monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Who knows no rate of its own asks for as many fresh chunks as are under way at least; with
+    fewer the publisher finds nothing to do and relays by itself what others could."""
+    case = replace(EQUAL, chunk_bytes=65_536, rates_known=False, shared_uplinks=shared)
+    result = simulate(case)
+    assert result.over_bound < 1.6
+    assert result.publisher_copies < 1.3
+    monkeypatch.setattr(broadcast, "RELAY_AHEAD_COPIES", 1)
+    assert simulate(case).publisher_copies > 1.5
+
+
+def test_few_relays_on_slow_links_that_answers_share_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    link = replace(LINK, latency_s=0.015, up_bytes_per_s=0.75 * MB, down_bytes_per_s=0.75 * MB)
+    case = BroadcastCase(
+        12 * MB, 65_536, (link,) * 4, "swarm", rates_known=False, shared_uplinks=True, seed=3
+    )
+    result = simulate(case)
+    assert result.over_bound < 1.1
+    assert result.publisher_copies < 1.1
+    monkeypatch.setattr(broadcast, "RELAY_AHEAD_COPIES", 1)
+    assert simulate(case).publisher_copies > 1.3
+
+
+def test_a_broadcast_over_shared_uplinks_replays_and_differs_from_one_in_turns(
+    plain: broadcasts.BroadcastResult,
+) -> None:
+    shared = simulate(replace(EQUAL, shared_uplinks=True))
+    assert shared == simulate(replace(EQUAL, shared_uplinks=True))
+    assert shared != plain
+    assert shared.over_bound < 1.6

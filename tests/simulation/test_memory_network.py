@@ -118,6 +118,49 @@ def test_requests_share_the_uplink_of_their_host() -> None:
     check(body, 3, LinkProfile(latency_s=0.1), {0: slow})
 
 
+@pytest.mark.parametrize(
+    ("piece_bytes", "ended_s"), [(None, [2.2, 4.2, 6.2]), (500, [3.94, 4.2, 6.2])]
+)
+def test_answers_to_several_peers_leave_in_turns_or_together(
+    piece_bytes: int | None, ended_s: list[float]
+) -> None:
+    """Two answers to one peer and one to another: where connections take turns in pieces, the
+    first answer to each shares the uplink, and the second of one peer follows the first."""
+    slow = LinkProfile(latency_s=0.1, up_bytes_per_s=1000.0)
+
+    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+        a, b, c = hosts
+        world.network.piece_bytes = piece_bytes
+        left_s: list[float] = []
+
+        async def give(peer: PeerId, payload: bytes) -> bytes:
+            pieces = 2000 // piece_bytes if piece_bytes else 1
+            return bytes(2000 - pieces * OVERHEAD_BYTES)
+
+        def left(peer: PeerId, size_bytes: int) -> None:
+            left_s.append(trio.current_time() - started_s)
+
+        a.serve("/test/give/1.0.0", give, LIMITS, left)
+        await link(b, a)
+        await link(c, a)
+        started_s = trio.current_time()
+        got_s: list[float] = []
+
+        async def take(peer: MemoryTransport) -> None:
+            await peer.request(
+                a.peer_id, "/test/give/1.0.0", b"", timeout_s=60.0, response_bytes_max=10_000
+            )
+            got_s.append(trio.current_time() - started_s)
+
+        async with trio.open_nursery() as nursery:
+            for peer in (b, c, b):
+                nursery.start_soon(take, peer)
+        assert sorted(got_s) == pytest.approx(ended_s, abs=0.01)
+        assert left_s == pytest.approx([each - 0.1 for each in ended_s], abs=0.01)
+
+    check(body, 3, LinkProfile(latency_s=0.1), {0: slow})
+
+
 # --- loss ----------------------------------------------------------------------------------
 
 
