@@ -19,7 +19,7 @@ from node.learner import Learner, intake_rules, lease_book
 from node.learner_checks import LearnerChecks, Scorer
 from node.monitor.records import HeldOut, StepDone, Trouble
 from node.outlet import Outlet
-from node.policy_weights import policy_weights, version_directory
+from node.policy_weights import policy_weights, published_versions, version_directory
 from node.sapo import Progress
 from node.training.process import TrainerProcess
 from swarm.errors import ConfigError
@@ -139,7 +139,11 @@ class LearnerApp(App):
                 book,
                 self._transport,
                 self._node.warden,
-                LearnerChecks(self._node.guard, self._scorer if self._can_rescore() else None),
+                LearnerChecks(
+                    self._node.guard,
+                    self._scorer if self._can_rescore() else None,
+                    lambda: published_versions(self._service),
+                ),
                 Random(secrets.randbits(64)),
             )
         self._intake.restore(book, record)

@@ -1,9 +1,10 @@
 """What a learner's node does to find out about a group: rewards by its own verifier, and log-probs
 by a process that holds the version that the group claims."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -12,12 +13,24 @@ from node.tasks.held_out import HeldOutGuard
 from node.training.base import TrainingGroup
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
-from swarm.errors import ChildFailed, ConfigError
+from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.leases import Lease
 from swarm.rollouts import Completion, RolloutGroup, version_spans
 
 VersionDirectory = Callable[[int], Path | None]
 Columns = list[tuple[float, ...]]  # of each completion: log-probs, means, variances
+
+
+class Scores(Protocol):
+    """Scores tokens under versions of the policy."""
+
+    async def score(self, version: int, group: TrainingGroup) -> Columns | None:
+        """What a version says of a group's tokens; None where its files are gone.
+
+        Raises:
+            ChildFailed, ConfigError: it could not be found out.
+        """
+        ...
 
 
 class Scorer:
@@ -68,15 +81,34 @@ class Scorer:
 class LearnerChecks:
     """`swarm.intake.Checks` of a node."""
 
-    def __init__(self, guard: HeldOutGuard, scorer: Scorer | None) -> None:
-        """Without a scorer nothing is looked at more closely."""
+    def __init__(
+        self,
+        guard: HeldOutGuard,
+        scorer: Scores | None,
+        held: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """Without a scorer nothing is looked at more closely. `held`: the newest versions that were
+        published, all from some one on; empty: nothing is known of them."""
         self._guard = guard
         self._scorer = scorer
+        self._held = held
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """See `Checks.reward`."""
+        self._check_published(group)
         assignment = (await self._guard.leased(lease.stream, [group.task.index]))[0]
         return await self._guard.verify(group, assignment.task)
+
+    def _check_published(self, group: RolloutGroup) -> None:
+        """A version that never left the learner made no token: who claims one has an older one,
+        and there are no files by which that would show."""
+        held = self._held()
+        for completion in group.completions:
+            for version, _ in version_spans(completion):
+                if held and version > min(held) and version not in held:
+                    raise RemoteProtocolError(
+                        Reject.FALSE_LOGPROBS, f"version {version} was never published"
+                    )
 
     async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
         """See `Checks.rescore`."""

@@ -80,3 +80,8 @@ def version_directory(service: WeightsService, version: int) -> Path | None:
     """Where a version that is here lies."""
     local = service.versions.get(version)
     return None if local is None else local.directory
+
+
+def published_versions(service: WeightsService) -> tuple[int, ...]:
+    """The newest versions that were published, as far as they are kept here, ascending."""
+    return tuple(local.version for local in service.versions.held())
