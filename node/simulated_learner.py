@@ -2,37 +2,43 @@
 training and generation, under a virtual clock.
 
 Real are the intake, leases, the loops of learner and workers, publication, broadcast and swap of
-versions, on real files. The policy is a scripted one; its versions weigh what the case says.
+versions, on real files. The policy is a scripted one; its versions weigh what the case says. A case
+may have versions arrive after a given time instead of being broadcast: a broadcast costs more
+computing than all the rest, too much for runs of many hours.
+
+What was trained on is judged by a `Witness` of its own.
 """
 
-import json
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 import trio
 
 from node.checkpoints import Checkpoints
 from node.config import LearnerRules, NodeConfig, RunConfig
-from node.engines.base import Sampling
-from node.engines.scripted import TOKENIZER, ScriptedPolicy
-from node.learner import Learner, intake_rules, lease_book, version_after
+from node.engines.scripted import TOKENIZER
+from node.learner import Learner, PolicyOutlet, intake_rules, lease_book, version_after
 from node.learner_checks import LearnerChecks
 from node.monitor.records import HeldOut, StepDone, WorkDone
 from node.outlet import Outlet
-from node.policy_weights import POLICY
+from node.policy_weights import POLICY, published_versions
 from node.rollout_worker import RolloutWorker, Serving
 from node.sapo import Progress
 from node.simulated import EPOCH_S, run_inline
+from node.simulated_policy import ScriptedScorer, TimedEngine, TimedSwap, TimedTrainer
+from node.simulated_witness import Witness
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import InlineVerifier
+from node.training.base import TrainingGroup
+from swarm.errors import TransportError
 from swarm.identity import PeerId
 from swarm.intake import Intake
 from swarm.leases import LeaseRules
 from swarm.ledger import Ledger
-from swarm.rollouts import Completion
+from swarm.simulation.determinism import stop_at_once
 from swarm.simulation.world import World
 from swarm.transport.memory import MemoryTransport
 from swarm.warden import Warden
@@ -40,14 +46,16 @@ from swarm.weights.chunks import ChunkStore
 from swarm.weights.heads import HeadRules
 from swarm.weights.publishing import VERSIONS_KEPT, Publisher
 from swarm.weights.service import WeightsRules, WeightsService
-from swarm.weights.versions import Versions, version_of
+from swarm.weights.versions import Versions
 from swarm.work import WorkSource
 
 LEARNER = 0
 STORE_BYTES = 1 << 30
 SECRET = bytes(32)
 LEASES = LeaseRules()
-SEGMENTS = 8  # of one generation, between which weights may be exchanged
+WORK_KEPT = 4096  # records of each worker's batches, the newest
+LOADED_KEPT = 1024  # versions of which it is known who had them when
+AnyExitStack = ExitStack | AsyncExitStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,88 +68,49 @@ class LearnerCase:
     version_bytes: int = 10_000
     leases: LeaseRules = LEASES
     credits_per_step: float = 2.0
+    transfer_s: Callable[[int, int], float] | None = None  # to a host, of a version, once it is
+    # published; None: versions are broadcast
+    rescores: bool = False  # log-probs are those of versions, and are checked
 
 
-class TimedTrainer(ScriptedPolicy):
-    """A scripted trainer whose versions weigh what they are told to."""
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """What is run in place of an honest worker's engine and source of work."""
 
-    def __init__(self, train_s: float, version_bytes: int) -> None:
-        super().__init__(generate_s=0.0, train_s=train_s)
-        self._version_bytes = version_bytes
+    engine: "Callable[[float], TimedEngine]"
+    source: type[WorkSource] = WorkSource
 
-    async def export(self, directory: Path) -> None:
-        """See `Trainer.export`: noise, so that no delta makes it smaller."""
+
+class _TimedOutlet:
+    """Versions of a case with `transfer_s`: on offer from the moment that they are made."""
+
+    def __init__(self, offers: "_Offers") -> None:
+        self._offers = offers
+
+    @property
+    def newest(self) -> int:
+        """See `PolicyOutlet.newest`."""
+        return self._offers.newest
+
+    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """See `PolicyOutlet.offer`."""
         await trio.lowlevel.checkpoint()
-        (directory / "skill.json").write_text(str(self.skill))
-        noise = Random(f"weights/{self.version}").randbytes(self._version_bytes)
-        tensor = {"dtype": "U8", "shape": [len(noise)], "data_offsets": [0, len(noise)]}
-        header = json.dumps({"noise": tensor}).encode()
-        content = len(header).to_bytes(8, "little") + header + noise
-        (directory / "model.safetensors").write_bytes(content)
+        self._offers.published.append(version)
+        self._offers.news.set()
+        self._offers.news = trio.Event()
 
 
-class TimedEngine(ScriptedPolicy):
-    """A scripted engine that takes a time for each group, and whose weights may be exchanged in the
-    middle of it: each token says which version made it."""
+@dataclass(slots=True)
+class _Offers:
+    """What was published, where versions are not broadcast; it outlives the learner."""
 
-    def __init__(self, group_s: float) -> None:
-        super().__init__(generate_s=0.0)
-        self.group_s = group_s
-        self.paused: trio.Event | None = None
+    published: deque[int] = field(default_factory=lambda: deque(maxlen=VERSIONS_KEPT))
+    news: trio.Event = field(default_factory=trio.Event)
+    held: dict[int, int] = field(default_factory=dict)  # host -> version on its disk
 
-    async def generate(
-        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
-    ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`."""
-        versions = []
-        for _ in range(SEGMENTS):
-            while self.paused is not None:
-                await self.paused.wait()
-            versions.append(self.version)
-            await trio.sleep(self.group_s * len(prompts) / SEGMENTS)
-        groups = await super().generate(prompts, completions_each, sampling, seed)
-        return [tuple(_by_versions(each, versions) for each in group) for group in groups]
-
-    async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`."""
-        await trio.lowlevel.checkpoint()
-        self.skill, self.version = float((weights / "skill.json").read_text()), policy_version
-
-
-def _by_versions(completion: Completion, versions: Sequence[int]) -> Completion:
-    """The completion with its tokens spread over the segments of its generation."""
-    count = len(completion.token_ids)
-    runs: list[tuple[int, int]] = []
-    for at in range(count):
-        version = versions[at * len(versions) // count]
-        if runs and runs[-1][0] == version:
-            runs[-1] = (version, runs[-1][1] + 1)
-        else:
-            runs.append((version, 1))
-    spans = tuple(runs) if len(runs) > 1 else ()
-    return replace(completion, policy_version=min(versions), spans=spans)
-
-
-class _TimedSwap:
-    """The engine of a worker as a swap of versions sees it."""
-
-    def __init__(self, engine: TimedEngine) -> None:
-        self._engine = engine
-        self.ready = trio.Event()
-
-    async def pause(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self._engine.paused = trio.Event()
-
-    async def load(self, directory: Path) -> None:
-        await self._engine.load(directory, version_of(directory))
-        self.ready.set()
-
-    async def resume(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self._engine.paused is not None:
-            self._engine.paused.set()
-        self._engine.paused = None
+    @property
+    def newest(self) -> int:
+        return self.published[-1] if self.published else 0
 
 
 @dataclass(slots=True)
@@ -164,28 +133,43 @@ class SimulatedLearner:
     nursery: trio.Nursery
     run_config: RunConfig
     steps: list[StepDone] = field(default_factory=list)
-    work: dict[int, list[WorkDone]] = field(default_factory=dict)
+    work: dict[int, deque[WorkDone]] = field(default_factory=dict)
     verdicts: dict[int, dict[str, int]] = field(default_factory=dict)
-    scopes: dict[int, trio.CancelScope] = field(default_factory=dict)
+    tasks: dict[int, trio.Nursery] = field(default_factory=dict)
     gone: dict[int, trio.Event] = field(default_factory=dict)
     transports: dict[int, MemoryTransport] = field(default_factory=dict)
+    actors: dict[int, Actor] = field(default_factory=dict)  # of hosts that are not honest workers
     up: LearnerHost | None = None
+    loaded: dict[int, dict[int, float]] = field(default_factory=dict)  # version -> host -> when
+    witness: Witness = field(init=False)
+    offers: _Offers = field(default_factory=_Offers)
+
+    def __post_init__(self) -> None:
+        self.witness = Witness(self.case.rules.staleness_max)
 
     async def start(self, host: int) -> None:
         """Put a host to work; the learner comes first."""
         transport = self.transports[host] = self.world.join(host)
-        self.scopes[host], self.gone[host] = trio.CancelScope(), trio.Event()
+        self.gone[host] = trio.Event()
         body = self._learn if host == LEARNER else self._work
         await self.nursery.start(self._live, host, body)
         for other, its in list(self.transports.items()):
-            if other != host and not self.gone[other].is_set():
+            if other == host or self.gone[other].is_set() or not self._meet(host, other):
+                continue
+            with suppress(TransportError):  # it has just died
                 await transport.connect(its.addresses()[0], timeout_s=30.0)
 
+    def _meet(self, one: int, other: int) -> bool:
+        """Whether two hosts have business: workers pass weights to each other, nothing else."""
+        return self.case.transfer_s is None or LEARNER in (one, other)
+
     async def kill(self, host: int) -> None:
-        """Take a host off the network at once."""
+        """Take a host off the network at once, in the middle of whatever it does."""
         self.world.crash(host)
-        self.scopes[host].cancel()
+        stop_at_once(self.tasks[host])
         await self.gone[host].wait()
+        if host == LEARNER:
+            self.witness.lost()
 
     async def _live(
         self,
@@ -194,13 +178,14 @@ class SimulatedLearner:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         try:
-            with self.scopes[host]:
-                await body(host, task_status)
+            async with trio.open_nursery() as self.tasks[host]:
+                await self.tasks[host].start(body, host)
+                task_status.started()
         finally:
             self.gone[host].set()
 
     def _weights(
-        self, host: int, warden: Warden, stack: ExitStack, swap: _TimedSwap | None
+        self, host: int, warden: Warden, stack: AnyExitStack, swap: TimedSwap | None
     ) -> WeightsService:
         publishes = host == LEARNER
         directory = self.directory / f"host{host}"
@@ -231,7 +216,7 @@ class SimulatedLearner:
         transport, directory = self.transports[host], self.directory / f"host{host}"
         config = NodeConfig(run=run, evaluate_every_rounds=0, data_dir=directory)
         verifier = InlineVerifier(run)
-        trainer = TimedTrainer(case.train_s, case.version_bytes)
+        trainer = TimedTrainer(case.train_s, case.version_bytes, self._witness_step)
         checkpoints = Checkpoints(directory / "checkpoints", 2, {}, run_inline)
         resumed = checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
@@ -248,41 +233,56 @@ class SimulatedLearner:
             start=self.world.rng(f"start/{trio.current_time()}").getrandbits(60),
             credits_per_step=case.credits_per_step,
         )
-        intake = Intake(
-            intake_rules(run, rules, TOKENIZER),
-            book,
-            transport,
-            warden,
-            LearnerChecks(HeldOutGuard(run, verifier), None),
-            self.world.rng(f"intake/{trio.current_time()}"),
-        )
-        intake.restore(book, record)
-        with ExitStack() as stack:
-            service = self._weights(host, warden, stack, None)
-            publisher = Publisher(service, self.world.identities[host])
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(warden.run)
-                await nursery.start(service.run)
-                await nursery.start(intake.run)
-                nursery.start_soon(publisher.run)
-                outlet = Outlet(
-                    service, publisher, directory / "exports", nursery, _fail, run_inline
-                )
-                learner = Learner(
-                    config,
-                    rules,
-                    trainer,
-                    trainer,
-                    verifier,
-                    intake,
-                    outlet,
-                    checkpoints,
-                    progress,
-                    tokenizer=TOKENIZER,
-                )
-                self.up = LearnerHost(learner, intake, warden)
-                task_status.started()
-                await learner.run(trio.Event(), self._keep_step, lambda: False)
+        async with AsyncExitStack() as stack:
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            nursery.start_soon(warden.run)
+            outlet, held = await self._outlet(warden, stack, nursery)
+            guard, scorer = HeldOutGuard(run, verifier), ScriptedScorer(held)
+            intake = Intake(
+                intake_rules(run, rules, TOKENIZER),
+                book,
+                transport,
+                warden,
+                LearnerChecks(guard, scorer, held) if case.rescores else LearnerChecks(guard, None),
+                self.world.rng(f"intake/{trio.current_time()}"),
+            )
+            intake.restore(book, record)
+            await nursery.start(intake.run)
+            learner = Learner(
+                config,
+                rules,
+                trainer,
+                trainer,
+                verifier,
+                intake,
+                outlet,
+                checkpoints,
+                progress,
+                tokenizer=TOKENIZER,
+            )
+            self.up = LearnerHost(learner, intake, warden)
+            task_status.started()
+            await learner.run(trio.Event(), self._keep_step, lambda: False)
+
+    async def _outlet(
+        self, warden: Warden, stack: AsyncExitStack, nursery: trio.Nursery
+    ) -> tuple[PolicyOutlet, Callable[[], tuple[int, ...]]]:
+        """Where versions leave, and which of them are kept."""
+        if self.case.transfer_s is not None:
+            return _TimedOutlet(self.offers), lambda: tuple(self.offers.published)
+        service = self._weights(LEARNER, warden, stack, None)
+        publisher = Publisher(service, self.world.identities[LEARNER])
+        await nursery.start(service.run)
+        nursery.start_soon(publisher.run)
+        exports = self.directory / f"host{LEARNER}" / "exports"
+        outlet = Outlet(service, publisher, exports, nursery, _fail, run_inline)
+        return outlet, lambda: published_versions(service)
+
+    def _witness_step(self, groups: Sequence[TrainingGroup], version: int) -> None:
+        """`version`: the updates that the trainer has made. The learner's number is above it where
+        steps were lost."""
+        assert self.up is not None
+        self.witness.trained(groups, max(version, self.up.learner.version))
 
     async def _keep_step(self, record: StepDone | HeldOut) -> None:
         await trio.lowlevel.checkpoint()
@@ -291,10 +291,11 @@ class SimulatedLearner:
 
     async def _work(self, host: int, task_status: trio.TaskStatus[None]) -> None:
         run, transport = self.run_config, self.transports[host]
+        actor = self.actors.get(host, Actor(TimedEngine))
         warden = Warden(transport, Ledger())
-        engine = TimedEngine(self.case.generate_s[host - 1])
-        swap = _TimedSwap(engine)
-        source = WorkSource(
+        engine = actor.engine(self.case.generate_s[host - 1])
+        swap = TimedSwap(engine, lambda version: self._note_loaded(host, version))
+        source = actor.source(
             run.run_id,
             self.world.peer_id(LEARNER),
             self.world.identities[host],
@@ -302,10 +303,14 @@ class SimulatedLearner:
             warden.ledger,
             self.world.rng(f"work/{host}/{trio.current_time()}"),
         )
+        worker_id = str(self.world.peer_id(host))
+        engine.made = lambda prompt, version: self.witness.made(worker_id, prompt, version)
+        engine.newest = lambda: source.learner_version
+        engine.has_logprobs = self.case.rescores
 
         async def keep(record: WorkDone) -> None:
             await trio.lowlevel.checkpoint()
-            self.work.setdefault(host, []).append(record)
+            self.work.setdefault(host, deque(maxlen=WORK_KEPT)).append(record)
             self.verdicts[host] = dict(source.verdicts)
 
         worker = RolloutWorker(
@@ -318,16 +323,45 @@ class SimulatedLearner:
             on_work=keep,
         )
         with ExitStack() as stack:
-            service = self._weights(host, warden, stack, swap)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(warden.run)
-                await nursery.start(service.run)
-                task_status.started()
-                current = service.versions.current()
-                if current is not None:
-                    await swap.load(current.directory)
+                if self.case.transfer_s is not None:
+                    nursery.start_soon(self._follow, host, self.case.transfer_s, swap)
+                    task_status.started()
+                else:
+                    service = self._weights(host, warden, stack, swap)
+                    await nursery.start(service.run)
+                    task_status.started()
+                    current = service.versions.current()
+                    if current is not None:
+                        await swap.load(current.directory)
                 await swap.ready.wait()
-                await worker.run(Serving(engine, TOKENIZER, lambda: engine.version))
+                await worker.run(Serving(engine, TOKENIZER, lambda: engine.said_version))
+
+    async def _follow(
+        self, host: int, transfer_s: Callable[[int, int], float], swap: TimedSwap
+    ) -> None:
+        """Have each new version some time after it is out. As with broadcasts, one that is
+        overtaken on its way is dropped for the newer one."""
+        offers = self.offers
+        if host in offers.held:
+            swap.take(offers.held[host])
+        while True:
+            version, news = offers.newest, offers.news
+            if version > offers.held.get(host, 0):
+                with trio.move_on_after(transfer_s(host, version)) as transfer:
+                    await news.wait()
+                if not transfer.cancelled_caught:
+                    continue
+                offers.held[host] = version
+                swap.take(version)
+            if news is offers.news:
+                await news.wait()
+
+    def _note_loaded(self, host: int, version: int) -> None:
+        self.loaded.setdefault(version, {})[host] = trio.current_time()
+        while len(self.loaded) > LOADED_KEPT:
+            del self.loaded[next(iter(self.loaded))]
 
 
 async def _fail(what: str) -> None:
