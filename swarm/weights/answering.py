@@ -163,12 +163,13 @@ class ChunkService:
     def _next(self, queue: dict[_Waiting, None]) -> _Waiting | None:
         """The request to answer next: of who was sent least, if there is something for it."""
         now_s = trio.current_time()
-        asked: set[PeerId] = set()
+        asked: set[tuple[PeerId, ArtifactKey]] = set()
         for waiting in sorted(queue, key=lambda each: self._served_bytes[each.peer]):
-            if waiting.kind in ("fresh", "relayed") and waiting.peer in asked:
-                continue
-            asked.add(waiting.peer)
             broadcast = waiting.broadcast
+            if waiting.kind in ("fresh", "relayed"):  # all of one peer ask for the same
+                if (waiting.peer, broadcast.key) in asked:
+                    continue
+                asked.add((waiting.peer, broadcast.key))
             if not self.pacer.has_room(broadcast.chunk_bytes):
                 return None
             out_bytes = sum(each.size_bytes for each in self._leaving.get(waiting.peer, ()))

@@ -107,6 +107,19 @@ def test_a_version_costs_its_delta_and_who_slept_takes_few_steps(tmp_path: Path)
     play(scene, tmp_path)
 
 
+def test_versions_that_follow_each_other_closely_each_arrive(tmp_path: Path) -> None:
+    """Requests of a version that is complete wait for a while yet, and are in nobody's way."""
+
+    async def scene(hosts: Hosts) -> None:
+        await hosts.all_at(1, range(1, 4))
+        for version in range(2, 6):
+            await hosts.publish(version)
+            with trio.fail_after(3.0):
+                assert await hosts.until_all_have(version, range(1, 4))
+
+    play(scene, tmp_path)
+
+
 def test_the_publisher_goes_on_after_a_restart_without_a_version_more(tmp_path: Path) -> None:
     async def scene(hosts: Hosts) -> None:
         await hosts.all_at(1, range(1, 2))
