@@ -20,6 +20,10 @@ A learner that waits publishes that much before its next step, which counts for 
 suffice, the worst staleness is what is said here or one less. Where they do not, in the paused
 form, steps come in bursts, and it is an estimate.
 
+Production holds a lease back where its groups would come too late (`swarm.staleness`), so where
+groups would be too old by this model, none are: workers wait, and the learner for them. The model
+does not say how long; it plans only where it does not happen.
+
 The time of a broadcast depends on who takes part. Here that is given; who should, and with it the
 fixed point, is the business of `activation`.
 """
@@ -39,6 +43,8 @@ STALENESS_MAX = 64
 DELTA_SIZES_MAX = 16
 INFLIGHT_SLACK = 1.1  # times the groups that are being generated on average
 VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # of any input: quotients of these stay finite
+BROADCAST_MARGIN = 1.05  # of a period over a broadcast: a worker drops a version that the next one
+# overtakes, so one that takes a little longer than was predicted would never get any
 ROUNDING = 1e-9  # of a step: what arithmetic adds to a whole number of steps is not one more
 SECONDS_PER_H = 3600.0
 BYTES_PER_GB = 1e9
@@ -347,11 +353,11 @@ def _assess(
     size_bytes = run.published_bytes(period_steps)
     prediction = predicted_broadcast(run, workers, size_bytes)
     broadcast_s, period_s = prediction.time_s, period_steps * run.train_s
-    if broadcast_s >= period_s:
+    if broadcast_s * BROADCAST_MARGIN >= period_s:
         return Infeasible(
             Obstacle.BROADCAST,
             f"weights take {broadcast_s:.1f} s to the last worker, and κ = {period_steps} leaves "
-            f"{period_s:.1f} s until the next",
+            f"{period_s:.1f} s until the next, which overtakes them if they are a little late",
         )
     offered_per_s = sum(each.admitted_per_s for each in workers)
     if offered_per_s < VALUE_MIN:

@@ -59,7 +59,7 @@ def set_cost(
         prediction = predicted_broadcast(run, members, size_bytes)
         arrives_s, window_s = prediction.time_s, period * run.train_s
         if (
-            arrives_s >= window_s
+            1.05 * arrives_s >= window_s
             or oldest(run, members, form, period, arrives_s) > run.staleness_max
         ):
             continue

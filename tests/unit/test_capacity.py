@@ -165,6 +165,7 @@ def test_without_known_deltas_whole_versions_are_sent() -> None:
         (Obstacle.NO_WORKERS, "no workers", instant(10.0), [], None),
         (Obstacle.PERIOD, "κ = 0", instant(10.0, 1), fast(1.1, instant(10.0)), 0),
         (Obstacle.BROADCAST, "take 250.0 s", instant(250.0), fast(1.1, instant(250.0)), 2),
+        (Obstacle.BROADCAST, "a little late", instant(195.0), fast(1.1, instant(195.0)), 2),
         (Obstacle.STALENESS, "S = 1", instant(50.0, 1), fast(1.1, instant(50.0)), None),
         (Obstacle.STALENESS, "S = 0", instant(50.0, 0), fast(1.1, instant(50.0)), None),
         (
