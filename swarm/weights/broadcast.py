@@ -48,10 +48,12 @@ from swarm.weights.topology import Plan, Strategy
 NEIGHBOURS_MAX = 128  # that are asked; the publisher and a planned parent always are
 RELAYED_AT_ONCE = 2  # requests for what a neighbour relays that wait there, at least
 PUBLISHER_AT_ONCE = 4
+PUBLISHER_AHEAD_BYTES = 4_194_304  # or as many as hold this, until we know a rate of our own
 RELAYED_AT_ONCE_MAX = 16
 RELAYED_AHEAD_S = 0.5  # of the downlink, at all neighbours together
 RELAYED_BYTES_MIN = 8_388_608  # at all together, where the downlink is slow or not known
 FRESH_AT_ONCE = 8  # requests for fresh chunks that wait at the publisher
+NO_MORE_FRESH = -2  # and those that are under way are the last
 NAMED_AT_ONCE = 2  # chunks asked of one neighbour by their numbers
 NAMED_IN_ALL = 16
 PLANNED_AT_ONCE = 6  # chunks asked of a planned parent, in order, at least
@@ -62,12 +64,13 @@ RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for m
 RELAY_AHEAD_S_MIN = 0.2
 RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
 RELAY_AHEAD_COPIES = 2  # or of what it owes, in chunks to all, if that is more
-SLOW_UP_S = 1.5  # who needs longer to send one chunk to all, and more than SLOW_CYCLE_SHARE of the
-# whole transfer, does not relay: where all are as slow, somebody has to
-SLOW_UP_SHARE = 0.25  # nor who has less than this of the others' mean uplink
+SLOW_UP_SHARE = 0.25  # who has less than this of the others' mean uplink does not relay
+SLOW_UP_S = 1.5  # or, where sending one chunk to all takes longer than this,
+SLOW_UP_SHARE_LONG = 0.5  # less than this: where all are as slow, somebody has to
 UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more than this
-SLOW_CYCLE_SHARE = 0.05  # and needs more than this of the whole transfer to send one chunk to all
-NEWS_S = 0.5  # between two unasked tellings to one neighbour
+SLOW_CYCLE_SHARE = 0.05  # of the whole transfer to send one chunk to all; who needs less than this
+# always relays
+NEWS_S = 0.5  # between two unasked tellings to one neighbour, or what a chunk to all takes
 NEWS_TIMEOUT_S = 10.0
 WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
 TICK_S = 0.1
@@ -307,7 +310,12 @@ class Broadcast:
         """How many requests should wait at a neighbour: as many as it relays chunks that are not
         here, so that it need not wait for us, within bounds."""
         picker = self.picker
-        least = PUBLISHER_AT_ONCE if peer == self.publisher else RELAYED_AT_ONCE
+        least = RELAYED_AT_ONCE
+        if peer == self.publisher:
+            least = PUBLISHER_AT_ONCE
+            if not self._service.pacer.rate():  # ours was never full: its may have much to spare
+                chunks = PUBLISHER_AHEAD_BYTES // self.chunk_bytes
+                least = min(RELAYED_AT_ONCE_MAX, max(least, chunks))
         known = (picker.meet(peer).relaying & picker.missing()).bit_count()
         down_bytes = max(RELAYED_BYTES_MIN, RELAYED_AHEAD_S * self._down)
         room = int(down_bytes / self.chunk_bytes) - self._relayed.total()
@@ -355,11 +363,11 @@ class Broadcast:
         """How many more fresh chunks to ask for now; negative if fewer."""
         publisher, picker = self.publisher, self.picker
         if publisher not in self._asked or self._is_distrusted(publisher):
-            return -1
+            return NO_MORE_FRESH
         rate = self._service.pacer.rate()
         total_s = self._size_bytes / (self._down or rate or 1.0)
         if rate and len(self._asked) > 2 and self._is_slow(rate, total_s):
-            return -1
+            return NO_MORE_FRESH
         owed = picker.copies_owed() * self.chunk_bytes
         others = max(1, len(self._asked) - 1)
         ahead_s = min(RELAY_AHEAD_S, max(RELAY_AHEAD_S_MIN, RELAY_AHEAD_SHARE * total_s))
@@ -369,14 +377,14 @@ class Broadcast:
 
     def _is_slow(self, rate: float, total_s: float) -> bool:
         """Whether chunks would come to the others later through us than through them."""
-        if self.picker.cycle_s > max(SLOW_UP_S, SLOW_CYCLE_SHARE * total_s):
-            return True
-        ups = [up for up, _ in self.links.values() if up]
-        if len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here
-            return self.picker.cycle_s > UNSURE_CYCLE_SHARE * total_s
-        if not ups or rate >= SLOW_UP_SHARE * sum(ups) / len(ups):
+        cycle_s = self.picker.cycle_s
+        if cycle_s <= SLOW_CYCLE_SHARE * total_s:
             return False
-        return self.picker.cycle_s > SLOW_CYCLE_SHARE * total_s
+        ups = [up for up, _ in self.links.values() if up]
+        if not ups or len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here
+            return cycle_s > UNSURE_CYCLE_SHARE * total_s
+        share = SLOW_UP_SHARE if cycle_s <= SLOW_UP_S else SLOW_UP_SHARE_LONG
+        return rate < share * sum(ups) / len(ups)
 
     async def _take_fresh(self, publisher: PeerId) -> None:
         try:
@@ -434,7 +442,7 @@ class Broadcast:
             if neighbour is None or (neighbour.have == self.picker.all and peer != self.publisher):
                 continue
             told_s = self._told_s.get(peer, 0.0)
-            if now_s - told_s >= max(NEWS_S, self.picker.cycle_s / 2):
+            if now_s - told_s >= max(NEWS_S, self.picker.cycle_s):
                 self._told_s[peer] = now_s
                 if peer not in self._telling:
                     self._telling.add(peer)

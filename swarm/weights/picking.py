@@ -29,6 +29,7 @@ OVERDUE_LAGS = 3.0  # or so many times what relayed chunks took so far, or one t
 LAG_S = 0.4  # that a relayed chunk takes, before any has come
 LAG_WEIGHT = 0.05  # of the newest chunk, in the mean of what they took
 CONFIRM_S = 4.0  # within which a peer should say that it has what was sent to it, at least
+CONFIRM_CYCLES = 4.0  # or while a relay sends what it took on before, this, and peers tell of it
 ORPHAN_S = 2.0  # how long a chunk that was just sent to one peer is not given to another again
 COMPLAINTS = 2  # of different peers, after which a relay is given no more
 EXAMINED_MAX = 64  # chunks that one choice of a pull looks at
@@ -95,7 +96,7 @@ class Picker:
 
     def reclaim(self, now_s: float) -> None:
         """Of the publisher: hand out again what a relay was given and nobody has got from it."""
-        limit_s = max(CONFIRM_S, 2.0 * self.cycle_s)
+        limit_s = max(CONFIRM_S, CONFIRM_CYCLES * self.cycle_s)
         for chunk, (_, at_s) in list(self._given.items()):
             if now_s - at_s >= limit_s:
                 self._take_back(chunk)
@@ -122,7 +123,7 @@ class Picker:
         neighbour.pending = sum(1 << chunk for chunk in set(pending)) & self.all
         neighbour.have = have & self.all
         neighbour.relaying = relaying & self.all
-        limit_s = max(CONFIRM_S, 2.0 * self.cycle_s)
+        limit_s = max(CONFIRM_S, CONFIRM_CYCLES * self.cycle_s)
         neighbour.sent = {
             chunk: at_s
             for chunk, at_s in neighbour.sent.items()

@@ -170,8 +170,11 @@ def test_where_all_uplinks_are_slow_somebody_relays_all_the_same(
     result = simulate(case)
     assert result.over_bound < 1.4
     assert result.publisher_copies < 1.4
+    few = replace(case, size_bytes=4 * MB, chunk_bytes=131_072)  # each takes a while to go round
+    assert simulate(few).publisher_copies < 3.0
     monkeypatch.setattr(broadcast, "SLOW_CYCLE_SHARE", 0.0)  # who is slow by the clock never does
-    assert simulate(case).publisher_copies > 4.0
+    monkeypatch.setattr(broadcast, "SLOW_UP_SHARE_LONG", 4.0)
+    assert simulate(few).publisher_copies > 4.0
 
 
 def test_unlike_links_do_not_hold_each_other_up() -> None:
@@ -223,3 +226,38 @@ def test_a_broadcast_over_shared_uplinks_replays_and_differs_from_one_in_turns(
     assert shared == simulate(replace(EQUAL, shared_uplinks=True))
     assert shared != plain
     assert shared.over_bound < 1.6
+
+
+def test_a_publisher_with_an_uplink_to_spare_is_asked_for_as_much_as_a_round_trip_brings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = replace(LINK, up_bytes_per_s=2.5 * MB, down_bytes_per_s=25.0 * MB)
+    fast = replace(LINK, up_bytes_per_s=125.0 * MB, down_bytes_per_s=125.0 * MB)
+    case = BroadcastCase(8 * MB, 65_536, (fast,) + (slow,) * 4, "swarm", rates_known=False, seed=3)
+    result = simulate(case)
+    assert result.unfinished == 0
+    monkeypatch.setattr(broadcast, "PUBLISHER_AHEAD_BYTES", 0)
+    assert simulate(case).last_s > 1.2 * result.last_s
+
+
+def test_where_chunks_come_slowly_peers_tell_of_them_no_more_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[float] = []
+    tell = broadcasts.Broadcast._tell_one
+
+    async def count(self: broadcasts.Broadcast, peer: broadcasts.PeerId) -> None:
+        told.append(trio.current_time())
+        await tell(self, peer)
+
+    monkeypatch.setattr(broadcasts.Broadcast, "_tell_one", count)
+    link = replace(LINK, up_bytes_per_s=0.262 * MB, down_bytes_per_s=0.262 * MB)
+    case = BroadcastCase(4 * MB, 131_072, (link,) * 5, "swarm", seed=3)  # two seconds to all
+    result = simulate(case)
+    seldom = len(told)
+    told.clear()
+    never = property(lambda picker: 0.0, lambda *_: None)
+    monkeypatch.setattr(Picker, "cycle_s", never, raising=False)
+    simulate(case)
+    assert len(told) > 2 * seldom
+    assert result.over_bound < 1.6

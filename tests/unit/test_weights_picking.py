@@ -6,6 +6,7 @@ import pytest
 
 from swarm.identity import PeerId
 from swarm.weights.picking import (
+    CONFIRM_CYCLES,
     CONFIRM_S,
     LAG_S,
     ORPHAN_S,
@@ -209,6 +210,24 @@ def test_what_nobody_got_from_its_relay_in_time_is_fresh_again() -> None:
     assert not picker.fresh & 0b11
     picker.reclaim(CONFIRM_S)
     assert picker.fresh & 0b11 == 0b01
+
+
+def test_on_slow_links_a_relay_has_as_long_as_it_needs() -> None:
+    """It may have others to send first, and those that got it tell of it later."""
+    picker = publisher(A, B)
+    picker.cycle_s = CONFIRM_S
+    assert picker.fresh_for(A, 0.0) == 0
+    assert picker.relayed_for(B, 0.0, spare=True) == 1
+    picker.learn(A, 0b01, 0b01, (), 0.1)
+    late_s = CONFIRM_CYCLES * CONFIRM_S
+    picker.reclaim(late_s - 0.01)
+    picker.learn(B, 0, 0, (), late_s - 0.01)
+    assert not picker.fresh & 1
+    assert picker.relayed_for(B, late_s - 0.01, spare=False) is None
+    picker.reclaim(late_s)
+    picker.learn(B, 0, 0, (), late_s)
+    assert picker.fresh & 1
+    assert picker.relayed_for(B, late_s, spare=False) == 1
 
 
 def test_whoever_sent_garbage_gets_nothing() -> None:
