@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 from typing import NoReturn
 
@@ -89,8 +90,15 @@ from swarm.transport.serving import Place, Served, Share
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
+IDS_KEPT_MAX = 1_024
 
 log = logging.getLogger(__name__)
+
+
+@lru_cache(IDS_KEPT_MAX)
+def id_of(peer: str) -> ID:
+    """A peer id as upstream has it. To decode one takes longer than all else in looking it up."""
+    return ID.from_base58(peer)
 
 
 @dataclass(slots=True)
@@ -166,7 +174,7 @@ class Libp2pTransport:
         return tuple(PeerId(peer) for peer in sorted(found))
 
     def ip_of(self, peer: PeerId) -> str | None:
-        conn = self._connection(ID.from_base58(peer))
+        conn = self._connection(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
 
     def set_gate(self, gate: Gate) -> None:
@@ -214,7 +222,7 @@ class Libp2pTransport:
         try:
             with trio.fail_after(timeout_s):
                 async with lock:
-                    if self._connection(ID.from_base58(peer)) is None:
+                    if self._connection(id_of(peer)) is None:
                         await dial()
         except trio.TooSlowError:
             raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
@@ -234,18 +242,18 @@ class Libp2pTransport:
         relay, rest = split_circuit(address)
         if relay is None:
             target, peer = parse_peer_address(rest)
-            key = ID.from_base58(peer)
+            key = id_of(peer)
             failures = (BaseLibp2pError, OSError)
             return lambda: dial_each(
                 target, lambda where: self._network.dial_addr(where, key), failures
             ), peer
         parse_peer_address(relay)
         _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
-        return lambda: self._dial_through(relay, ID.from_base58(peer)), peer
+        return lambda: self._dial_through(relay, id_of(peer)), peer
 
     async def _dial_through(self, relay_address: str, target: ID) -> None:
         relay = await self.connect(relay_address)
-        conn = self._connection(ID.from_base58(relay))
+        conn = self._connection(id_of(relay))
         if conn is None:
             raise PeerUnreachable(f"the relay {relay} is gone")
         try:
@@ -257,7 +265,7 @@ class Libp2pTransport:
         await self._network.upgrade_outbound_raw_conn(raw, target)
 
     async def disconnect(self, peer: PeerId) -> None:
-        await self._close_all(list(self._network.connections.get(ID.from_base58(peer), [])))
+        await self._close_all(list(self._network.connections.get(id_of(peer), [])))
 
     async def _close_all(self, connections: Sequence[object]) -> None:
         with trio.move_on_after(CLOSE_TIMEOUT_S):
@@ -414,7 +422,7 @@ class Libp2pTransport:
         timeout_s: float,
         response_bytes_max: int,
     ) -> bytes:
-        conn = self._connection(ID.from_base58(peer))
+        conn = self._connection(id_of(peer))
         if conn is None:
             raise PeerUnreachable(f"not connected to {peer}")
         try:
