@@ -210,7 +210,7 @@ class Broadcast:
             return self.picker.wanted_by(peer, chunk, now_s) if known else None
         if kind == "fresh":
             return self.picker.fresh_for(peer, now_s)
-        spare = self._is_last_lacking or self._service.pacer.is_idle()
+        spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
         return self.picker.relayed_for(peer, now_s, spare=spare)
 
     # --- life ------------------------------------------------------------------------------

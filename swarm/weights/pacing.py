@@ -7,6 +7,7 @@ and half as many again, by which more is tried where the link is faster than it 
 rate is the best of the last seconds, the time the least of them (as in BBR, Cardwell et al. 2016).
 """
 
+import math
 from collections import deque
 
 GAIN = 1.5
@@ -19,6 +20,8 @@ BUCKET_ANSWERS = (
     3.0  # or so many times what an answer takes: those that share the link end together
 )
 SAMPLES_MAX = 4096
+UNSENT_BYTES = 65_536  # that sockets hold of answers which left, about
+UNSENT_S_MIN = 0.01  # below which a link is too fast for that to matter
 
 
 class Pacer:
@@ -31,6 +34,7 @@ class Pacer:
         self._bucket_since_s = 0.0  # set when the first answer leaves
         self._bucket_bytes = 0
         self._was_full = False
+        self._left_s = -math.inf  # when the last answer did
         self._rates: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
         self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
 
@@ -43,8 +47,11 @@ class Pacer:
         self._was_full |= not room
         return room
 
-    def is_idle(self) -> bool:
+    def is_idle(self, now_s: float) -> bool:
         """Whether the uplink will soon have nothing to send."""
+        unsent_s = UNSENT_BYTES / self.rate() if self.rate() else 0.0
+        if unsent_s > UNSENT_S_MIN and now_s - self._left_s < unsent_s:
+            return False
         least_s = self._times[0][1] if self._times else TIME_S
         return self._out_bytes <= IDLE_SHARE * self.rate() * least_s
 
@@ -70,6 +77,7 @@ class Pacer:
         """It has left."""
         self._out -= 1
         self._out_bytes -= size_bytes
+        self._left_s = now_s
         while self._times and self._times[-1][1] >= took_s:
             self._times.pop()
         self._times.append((now_s, took_s))

@@ -90,6 +90,21 @@ def test_it_starts_with_the_rate_that_was_measured_before() -> None:
     assert let_out(known) > 2 * ANSWERS_MIN
 
 
+@pytest.mark.parametrize(("rate", "later_s"), [(MB / 2, 0.13), (20 * MB, 0.0)])
+def test_a_slow_link_is_idle_when_its_sockets_have_sent_what_they_took(
+    rate: float, later_s: float
+) -> None:
+    pacer = Pacer(rate)
+    assert pacer.is_idle(0.0)  # nothing was sent yet
+    pacer.start(4 * MB, 0.0)
+    assert not pacer.is_idle(0.1)
+    pacer.done(4 * MB, 0.1, 0.1)
+    assert pacer.is_idle(0.1) == (not later_s)
+    if later_s:
+        assert not pacer.is_idle(0.1 + 0.9 * later_s)
+    assert pacer.is_idle(0.1 + 1.1 * later_s)
+
+
 def test_a_pause_does_not_make_the_link_look_slow() -> None:
     pacer = Pacer()
     drive(pacer, 12 * MB, 3.0)
