@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from swarm.errors import ConfigError
 
@@ -32,7 +33,52 @@ def parser() -> argparse.ArgumentParser:
     source.add_argument("--example", action="store_true", help="print such a file, with comments")
     plan.add_argument("--json", action="store_true", help="everything as JSON")
     plan.set_defaults(run_command=_plan)
+    _add_serve(commands)
+    workers = commands.add_parser("workers", help="the workers of the coordinator that runs here")
+    _add_data_dir(workers)
+    workers.add_argument("--json", action="store_true", help="everything as JSON")
+    workers.set_defaults(run_command=_workers)
+    drain = commands.add_parser(
+        "drain", help="have a worker hand in what it has, and give it no more"
+    )
+    drain.add_argument("worker", metavar="PEER|NAME")
+    drain.add_argument("--undo", action="store_true", help="let it work again")
+    _add_data_dir(drain)
+    drain.set_defaults(run_command=_drain)
     return top
+
+
+def _add_data_dir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data-dir", type=Path, default=Path("coordinator-data"), metavar="DIR",
+        help="default: coordinator-data",
+    )  # fmt: skip
+
+
+def _add_serve(commands: Any) -> None:
+    serve = commands.add_parser(
+        "serve",
+        help="plan, start and stand by the workers of a learner, until interrupted",
+        description="The learner has to name this coordinator: swarm-node learn --coordinator "
+        "PEER, with the id that is printed at the start. It goes on without one.",
+    )
+    source = serve.add_mutually_exclusive_group(required=True)
+    source.add_argument("--file", type=Path, metavar="FILE", help="learner and machines, as TOML")
+    source.add_argument("--example", action="store_true", help="print such a file, with comments")
+    serve.add_argument(
+        "--peer", dest="peers", action="append", default=[], metavar="ADDR",
+        help="where the learner listens; repeatable",
+    )  # fmt: skip
+    serve.add_argument("--invite", metavar="TEXT", help="to the learner's private swarm")
+    serve.add_argument("--key-file", type=Path, metavar="FILE", help="default: in the data dir")
+    serve.add_argument(
+        "--interval", type=float, default=5.0, metavar="S", help="between two looks; default: 5"
+    )
+    serve.add_argument(
+        "--keep-workers", action="store_true", help="leave what was started at work when leaving"
+    )
+    _add_data_dir(serve)
+    serve.set_defaults(run_command=_serve)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +92,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from coordinator.fleet import EXAMPLE, load_fleet
+    from coordinator.serve import serve
+
+    if options.example:
+        print(EXAMPLE, end="")
+        return EXIT_OK
+    if not 0.1 <= options.interval <= 3600.0:
+        raise ConfigError(f"--interval {options.interval:g}: must be from 0.1 to 3600 seconds")
+    return serve(
+        lambda: load_fleet(options.file, options.peers),
+        options.data_dir,
+        lambda line: print(line, flush=True),
+        key_file=options.key_file,
+        invite=options.invite,
+        interval_s=options.interval,
+        keep_workers=options.keep_workers,
+    )
+
+
+def _workers(options: argparse.Namespace) -> int:
+    from coordinator.serve import show_state
+
+    print(show_state(options.data_dir, as_json=options.json))
+    return EXIT_OK
+
+
+def _drain(options: argparse.Namespace) -> int:
+    from coordinator.serve import drain
+
+    drain(options.data_dir, options.worker, undo=options.undo)
+    print(f"{options.worker} {'may work again' if options.undo else 'gets no more work'}")
+    return EXIT_OK
 
 
 def _plan(options: argparse.Namespace) -> int:

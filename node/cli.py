@@ -78,6 +78,9 @@ def _add_join(commands: Any) -> None:
     join.add_argument("--group-size", metavar="G", help="completions for each task")
     join.add_argument("--share", help="all (default) or none")
     join.add_argument("--role", help="with a learner: worker (default), or node to learn by itself")
+    join.add_argument(
+        "--tokens-per-s-max", metavar="N", help="what a worker generates at most, in the mean"
+    )
     _add_course(join, "rounds")
     join.set_defaults(run_command=_join)
 
@@ -86,6 +89,7 @@ def _add_learn(commands: Any) -> None:
     learn = commands.add_parser("learn", help="be the central learner of a run that names this key")
     _add_network(learn)
     _add_policy(learn)
+    learn.add_argument("--coordinator", metavar="PEER", help="who may plan its workers")
     _add_course(learn, "steps")
     learn.set_defaults(run_command=_learn)
 

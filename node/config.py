@@ -345,6 +345,10 @@ class NodeConfig(_Frozen):
     lan: bool = True  # look for peers on the local network
     share: Literal["all", "none"] = "all"
     role: Literal["worker", "node"] = "worker"  # where the run has a learner: work for it, or not
+    coordinator: Annotated[str, AfterValidator(_publisher)] | None = (
+        None  # of a learner: the peer id of who may plan its workers
+    )
+    tokens_per_s_max: PositiveSeconds | None = None  # of a worker, in the mean; None: what it can
 
     # policy and rollouts
     model: Annotated[str, Field(min_length=1)] = "tiny"

@@ -144,6 +144,7 @@ class Learner:
         self._tokenizer = tokenizer
         self._on_phase = on_phase
         self._saved: int | None = None  # step of the last checkpoint
+        self.publish_every = rules.publish_every  # κ; whoever coordinates may set another
         self.progress = progress
 
     @staticmethod
@@ -159,6 +160,11 @@ class Learner:
     def version(self) -> int:
         """Of the policy as it is now."""
         return version_after(self.progress)
+
+    @property
+    def published(self) -> int:
+        """The newest version on offer, or on its way there; 0: none."""
+        return self._outlet.newest
 
     async def run(
         self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
@@ -188,8 +194,7 @@ class Learner:
 
     def _is_due(self) -> bool:
         """Whether the policy as it is now is one to publish, and is not on offer yet."""
-        due = (self.version - FIRST_VERSION) % self._rules.publish_every == 0
-        return due and self._outlet.newest < self.version
+        return self.version - self._outlet.newest >= self.publish_every
 
     # --- one step --------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ from node.monitor.records import HeldOut, StepDone, Trouble
 from node.outlet import Outlet
 from node.policy_weights import policy_weights, published_versions, version_directory
 from node.sapo import Progress
+from node.steering import Steering
 from node.training.process import TrainerProcess
+from swarm.control import ControlService
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.intake import Intake
@@ -32,6 +34,7 @@ SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32
 EXPORTS: Final = "exports"
 SCORER: Final = "scorer"
+COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
 
 
 def rules_of(config: NodeConfig) -> LearnerRules:
@@ -66,7 +69,15 @@ class LearnerApp(App):
         self._rules = rules_of(config)
         with policy_weights(config, self._transport, node.warden, publishes=True) as service:
             self._service = service
-            publisher = Publisher(service, self._identity)
+            self._steering = Steering(
+                config.data_dir,
+                config.run.run_id,
+                self._rules,
+                self._transport,
+                service,
+                trio.to_thread.run_sync,
+            )
+            publisher = Publisher(service, self._identity, self._steering.note_spread)
             async with AsyncExitStack() as stack:
                 self._scorer = await stack.enter_async_context(
                     Scorer.open(
@@ -86,11 +97,36 @@ class LearnerApp(App):
                         nursery,
                         self._complain,
                         trio.to_thread.run_sync,
+                        self._steering.note_published,
                     )
                     self._intake: Intake | None = None
                     self._nursery = nursery
+                    self._serve_coordinator()
                     await self._train_to_the_end()
                     nursery.cancel_scope.cancel()
+
+    def _serve_coordinator(self) -> None:
+        coordinator = self._config.coordinator
+        service = ControlService(
+            self._transport, self._node.warden, self._steering, lambda peer: peer == coordinator
+        )
+        service.serve()
+        if coordinator is not None:
+            self._nursery.start_soon(self._note_coordinator, service)
+
+    async def _note_coordinator(self, service: ControlService) -> None:
+        """Say where it has not been heard for long: the last plan stays in force."""
+        while True:
+            await trio.sleep(1.0)
+            heard_s = service.heard_s
+            if heard_s is not None and trio.current_time() - heard_s < COORDINATOR_SILENT_S:
+                self._node.notes.pop("coordinator", None)
+            elif heard_s is None and self._steering.plan_number == 0:
+                self._node.notes["coordinator"] = "the coordinator has not been heard of yet"
+            else:
+                self._node.notes["coordinator"] = (
+                    "the coordinator is away; its last plan stays in force"
+                )
 
     async def _complain(self, what: str) -> None:
         await self._tell(Trouble(what))
@@ -117,7 +153,11 @@ class LearnerApp(App):
             on_phase=self._enter,
         )
 
+        self._steering.attend(learner, intake)
+
         async def tell(record: StepDone | HeldOut) -> None:
+            if isinstance(record, StepDone):
+                self._steering.note_step(record)
             await self._tell_step(record, learner, trainer)
 
         await learner.run(self._leaving, tell, lambda: self._node.is_over(learner.progress))

@@ -9,7 +9,7 @@ import trio
 
 from swarm.address_book import RunSync
 from swarm.errors import SwarmError
-from swarm.weights.publishing import Publisher
+from swarm.weights.publishing import Published, Publisher
 from swarm.weights.service import WeightsService
 
 RETRY_S: Final = 15.0  # after a version could not be published
@@ -28,15 +28,17 @@ class Outlet:
         nursery: trio.Nursery,
         complain: Callable[[str], Awaitable[None]],
         run_sync: RunSync,
+        note: Callable[[Published], None] = lambda published: None,
     ) -> None:
         """`directory`: where versions are exported to, one at a time. `complain` tells why one was
-        not published; workers go on with the one before."""
+        not published; workers go on with the one before. `note` learns of each that was."""
         self._service = service
         self._publisher = publisher
         self._directory = directory
         self._nursery = nursery
         self._complain = complain
         self._run_sync = run_sync
+        self._note = note
         self._free = trio.Semaphore(1)
         self._wanted = 0  # the newest that was offered
         self._offered = trio.Event()  # anew
@@ -77,10 +79,12 @@ class Outlet:
 
     async def _try(self, target: Path, version: int) -> bool:
         try:
-            await self._publisher.publish(target, version)
+            published = await self._publisher.publish(target, version)
         except SwarmError as error:
             await self._complain(f"version {version} was not published: {error}; it is tried again")
             return False
+        if published is not None:
+            self._note(published)
         return True
 
 

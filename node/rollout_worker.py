@@ -46,7 +46,9 @@ class RolloutWorker:
         *,
         now_s: Callable[[], float],
         on_work: OnWork,
+        tokens_per_s_max: float | None = None,
     ) -> None:
+        """`tokens_per_s_max`: what it generates in the mean; None: as much as it can."""
         self._run = run
         self._rules = rules
         self._peer_id = peer_id
@@ -54,6 +56,7 @@ class RolloutWorker:
         self._guard = guard
         self._now_s = now_s
         self._on_work = on_work
+        self._tokens_per_s_max = tokens_per_s_max
         self._places = trio.Semaphore(SUBMISSIONS_MAX)
         self.waiting_for: str | None = "the learner's first policy"
         self.batches = 0
@@ -110,6 +113,9 @@ class RolloutWorker:
                 verdicts_total=dict(sorted(self._source.verdicts.items())),
             )
         )
+        if self._tokens_per_s_max is not None:
+            self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
+            await trio.sleep_until(started_s + tokens / self._tokens_per_s_max)
 
     def _group(
         self, lease: Lease, task: Task, completions: tuple[Completion, ...], serving: Serving

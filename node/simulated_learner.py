@@ -30,9 +30,11 @@ from node.sapo import Progress
 from node.simulated import EPOCH_S, run_inline
 from node.simulated_policy import ScriptedScorer, TimedEngine, TimedSwap, TimedTrainer
 from node.simulated_witness import Witness
+from node.steering import Steering
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import InlineVerifier
 from node.training.base import TrainingGroup
+from swarm.control import ControlService
 from swarm.errors import TransportError
 from swarm.identity import PeerId
 from swarm.intake import Intake
@@ -143,6 +145,8 @@ class SimulatedLearner:
     loaded: dict[int, dict[int, float]] = field(default_factory=dict)  # version -> host -> when
     witness: Witness = field(init=False)
     offers: _Offers = field(default_factory=_Offers)
+    coordinator: PeerId | None = None  # who may steer the learner, where versions are broadcast
+    steering: Steering | None = None
 
     def __post_init__(self) -> None:
         self.witness = Witness(self.case.rules.staleness_max)
@@ -261,6 +265,8 @@ class SimulatedLearner:
                 tokenizer=TOKENIZER,
             )
             self.up = LearnerHost(learner, intake, warden)
+            if self.steering is not None:
+                self.steering.attend(learner, intake)
             task_status.started()
             await learner.run(trio.Event(), self._keep_step, lambda: False)
 
@@ -271,11 +277,25 @@ class SimulatedLearner:
         if self.case.transfer_s is not None:
             return _TimedOutlet(self.offers), lambda: tuple(self.offers.published)
         service = self._weights(LEARNER, warden, stack, None)
-        publisher = Publisher(service, self.world.identities[LEARNER])
+        directory, transport = self.directory / f"host{LEARNER}", self.transports[LEARNER]
+        self.steering = Steering(
+            directory, self.run_config.run_id, self.case.rules, transport, service, run_inline
+        )
+        ControlService(
+            transport, warden, self.steering, lambda peer: peer == self.coordinator
+        ).serve()
+        publisher = Publisher(service, self.world.identities[LEARNER], self.steering.note_spread)
         await nursery.start(service.run)
         nursery.start_soon(publisher.run)
-        exports = self.directory / f"host{LEARNER}" / "exports"
-        outlet = Outlet(service, publisher, exports, nursery, _fail, run_inline)
+        outlet = Outlet(
+            service,
+            publisher,
+            directory / "exports",
+            nursery,
+            _fail,
+            run_inline,
+            self.steering.note_published,
+        )
         return outlet, lambda: published_versions(service)
 
     def _witness_step(self, groups: Sequence[TrainingGroup], version: int) -> None:
@@ -287,6 +307,8 @@ class SimulatedLearner:
     async def _keep_step(self, record: StepDone | HeldOut) -> None:
         await trio.lowlevel.checkpoint()
         if isinstance(record, StepDone):
+            if self.steering is not None:
+                self.steering.note_step(record)
             self.steps.append(record)
 
     async def _work(self, host: int, task_status: trio.TaskStatus[None]) -> None:

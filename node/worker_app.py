@@ -146,6 +146,7 @@ class WorkerApp(App):
             node.guard,
             now_s=time.time,
             on_work=self._tell,
+            tokens_per_s_max=config.tokens_per_s_max,
         )
         with policy_weights(
             config, self._transport, node.warden, publishes=False, engine=self._host, tell=tell

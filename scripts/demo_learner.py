@@ -1,26 +1,33 @@
-"""A central learner and its workers on this machine: real processes, real libp2p, the policy's
-versions by the real broadcast, a tiny policy.
+"""A central learner, its workers and their coordinator on this machine: real processes, real
+libp2p, the policy's versions by the real broadcast, a tiny policy.
 
-The learner is `swarm-node learn`, each worker `swarm-node join` on the same run file. In the middle
-one worker is killed (kill -9) and later started again: its leases expire, their tasks go to others,
-and it fetches the newest version when it is back.
+The learner is `swarm-node learn`. `swarm-coordinator serve` starts its workers, each a
+`swarm-node join`: four machines of different speed and price are in its file, of which three
+suffice for the pace that is asked for. So it leaves the dearest off. One of the three is killed
+(kill -9): the dearest comes in for it, the killed one is started again, and the dearest goes.
 
-    python scripts/demo_learner.py [--workers 4] [--seconds 240] [--out out/demo-learner]
+They are kept slow on purpose, each as slow as its machine is said to be, for all of them share this
+one; so the figures are the same wherever this runs.
 
-Exit status: 0 when the learner learned, every version reached a worker and no group was consumed
-beyond the bound; 1 when not; 2 for bad arguments; 130 when interrupted.
+    python scripts/demo_learner.py [--seconds 270] [--out out/demo-learner]
+
+Exit status: 0 when the learner learned, no group was consumed beyond the bound, and the dearest
+worker was left off, turned on and off again; 1 when not; 2 for bad arguments; 130 when interrupted.
 """
 
 import argparse
+import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import trio
 from demo import (
@@ -38,19 +45,55 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.view import load_state
 from node.monitor.events import FILE_NAME, Record, read_events
 from node.monitor.format import percent, short_id
 from node.monitor.records import HeldOut, StepDone, WorkDone
+from swarm.errors import ConfigError
 from swarm.identity import Identity
 
-WORKERS_MAX: Final = 16
 LINE_INTERVAL_S: Final = 15.0
-KILL_SHARE: Final = 0.4  # of the time, after which a worker is killed
-BACK_SHARE: Final = 0.6
 STEPS_COMPARED: Final = 5  # rewards of the first and the last so many
 STALENESS_MAX: Final = 3
 GROUPS_PER_STEP: Final = 12
 LEARNING_RATE: Final = "1e-4"
+SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
+BEAT_S: Final = 2.0  # of the coordinator
+SPEEDS: Final = {"a": 380, "b": 350, "c": 320, "dear": 500}  # tokens a second
+PRICES: Final = {"a": 0.04, "b": 0.05, "c": 0.06, "dear": 0.90}  # dollars an hour, invented
+CHEAP: Final = ("a", "b", "c")
+VICTIM: Final = "a"
+STEP_S: Final = 4.0  # the pace that is asked for: three of them can, two cannot
+TOKENS_GUESSED: Final = 240.0  # in a group
+STEPS_FIRST: Final = 3  # of the learner, before anything is said
+SETTLE_S: Final = 25.0  # of three workers, before one is killed
+FLEET_FILE: Final = """# Made by the demo. The coordinator reads it again when it changes.
+run = "demo-learner.toml"
+peers = ["{address}"]
+
+[learner]
+price_per_h = 0.50
+step_s = {step_s:g}
+
+[settings]
+margin = 1.1
+shortage_s = 6
+saving_s = 8
+dwell_s = 12
+cooldown_s = 20
+join_s_max = 90
+"""
+MACHINE: Final = """
+[[workers]]
+provider = "local"
+name = "{name}"
+price_per_h = {price}
+groups_per_s = {guess}
+generation_s = 1
+up_mbit_per_s = 1000
+down_mbit_per_s = 1000
+arguments = ["--threads", "1", "--no-lan", "--listen", "{listen}", "--tokens-per-s-max", "{speed}"]
+"""
 RUN_FILE: Final = """# Made by the demo: the learner's key is part of what a run is.
 name = "demo-learner"
 
@@ -84,9 +127,32 @@ learning_rate = {learning_rate}
 class Settings:
     """What the command line says."""
 
-    workers: int
     seconds: float
     out: Path
+
+    @property
+    def coordinator(self) -> Path:
+        """The coordinator's data directory."""
+        return self.out / "coordinator"
+
+
+@dataclass(slots=True)
+class Story:
+    """What happened, and when, in seconds since the learner was up."""
+
+    three_at_s: float | None = None  # the three cheap ones at work, the dearest off
+    killed_at_s: float | None = None
+    dear_at_s: float | None = None  # it works
+    off_at_s: float | None = None  # and is off again
+
+    @property
+    def problems(self) -> list[str]:
+        told = {
+            "the three cheap workers never worked alone": self.three_at_s,
+            "the dearest worker never came in for the one that was killed": self.dear_at_s,
+            "the dearest worker was not released again": self.off_at_s,
+        }
+        return [problem for problem, at_s in told.items() if at_s is None]
 
 
 def key_file(settings: Settings) -> Path:
@@ -114,21 +180,29 @@ def write_run(settings: Settings) -> Path:
     return path
 
 
-def start(settings: Settings, place: int, peers: Sequence[str]) -> Child:
-    """Start the learner (place 0) or a worker, in a session of its own."""
-    data_dir = settings.out / ("learner" if place == 0 else f"worker-{place}")
+def coordinator_id(settings: Settings) -> str:
+    """Of the key that the coordinator will find."""
+    path = settings.coordinator / "identity.pem"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Identity.generate().save(path, None)
+    return Identity.load(path, None).peer_id
+
+
+def write_fleet(settings: Settings, address: str) -> None:
+    """The coordinator's file."""
+    text = FLEET_FILE.format(address=address, step_s=STEP_S)
+    for name, speed in SPEEDS.items():
+        price, guess = PRICES[name], speed / TOKENS_GUESSED
+        text += MACHINE.format(name=name, price=price, speed=speed, guess=guess, listen=LOOPBACK)
+    (settings.out / "fleet.toml").write_text(text)
+
+
+def start(command: Sequence[str], place: int, data_dir: Path) -> Child:
+    """Start a program of ours, in a session of its own."""
     data_dir.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "node.cli", "learn" if place == 0 else "join"]
-    command += ["--run", str(settings.out / "demo-learner.toml"), "--listen", LOOPBACK]
-    command += ["--data-dir", str(data_dir), "--threads", "1", "--no-lan"]
-    if place == 0:
-        command += ["--key-file", str(key_file(settings)), "--evaluate-every", "20"]
-        command += ["--stop-after", f"{settings.seconds:g}"]
-    for peer in peers:
-        command += ["--peer", peer]
     with (data_dir / LOG_NAME).open("ab") as log:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command, "--data-dir", str(data_dir)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -137,11 +211,45 @@ def start(settings: Settings, place: int, peers: Sequence[str]) -> Child:
     return Child(place, data_dir, process)
 
 
+def start_learner(settings: Settings, coordinator: str) -> Child:
+    """The learner's process."""
+    command = ["node.cli", "learn", "--run", str(settings.out / "demo-learner.toml")]
+    command += ["--listen", LOOPBACK, "--threads", "1", "--no-lan"]
+    command += ["--key-file", str(key_file(settings)), "--evaluate-every", "20"]
+    command += ["--stop-after", f"{settings.seconds:g}", "--coordinator", coordinator]
+    return start(command, 0, settings.out / "learner")
+
+
+def start_coordinator(settings: Settings) -> Child:
+    """The coordinator's process."""
+    command = ["coordinator.cli", "serve", "--file", str(settings.out / "fleet.toml")]
+    return start([*command, "--interval", f"{BEAT_S:g}"], 1, settings.coordinator)
+
+
 def clear(settings: Settings) -> None:
     """Delete what an earlier demo left: directories with a log of ours."""
-    for data_dir in (settings.out / "learner", *settings.out.glob("worker-*")):
+    for data_dir in (settings.out / "learner", settings.coordinator):
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
+
+
+def look(settings: Settings) -> dict[str, Any] | None:
+    """What the coordinator saw last."""
+    try:
+        state: dict[str, Any] = load_state(settings.coordinator)
+    except ConfigError:
+        return None
+    return state if state["report"] is not None else None
+
+
+def at_work(state: dict[str, Any]) -> set[str]:
+    """Workers with the policy, by name."""
+    return {row["name"] for row in state["workers"] if row["phase"] == "active"}
+
+
+def running(state: dict[str, Any]) -> set[str]:
+    """Workers with a process."""
+    return {row["name"] for row in state["workers"] if row["condition"] == "up"}
 
 
 def events_of(child: Child) -> list[Record]:
@@ -152,8 +260,8 @@ def events_of(child: Child) -> list[Record]:
         return []
 
 
-async def run(settings: Settings, console: Console, children: list[Child]) -> None:
-    """Start everything, kill one worker and start it again, until the learner is done."""
+async def run(settings: Settings, console: Console, children: list[Child], story: Story) -> None:
+    """Start everything, and tell the story, until the learner is done."""
     console.print("Preparing the policy that the learner starts from (made once, then cached)")
     prepare = [sys.executable, "-m", "node.cli", "prepare", "--run"]
     prepared = await trio.run_process(
@@ -161,7 +269,7 @@ async def run(settings: Settings, console: Console, children: list[Child]) -> No
     )
     if prepared.returncode:
         raise DemoFailed(f"the policy could not be made (exit status {prepared.returncode})")
-    children.append(start(settings, 0, ()))
+    children.append(start_learner(settings, coordinator_id(settings)))
     address = await first_address(children[0])
     console.print("The learner listens; any other machine could work for it with")
     console.print(
@@ -169,26 +277,52 @@ async def run(settings: Settings, console: Console, children: list[Child]) -> No
         soft_wrap=True,
         highlight=False,
     )
-    children += [start(settings, place, (address,)) for place in range(1, settings.workers + 1)]
+    write_fleet(settings, address)
+    children.append(start_coordinator(settings))
     began_s = said_s = trio.current_time()
-    victim, back = settings.workers, False
     while children[0].running:
         await trio.sleep(1.0)
         elapsed_s = trio.current_time() - began_s
-        if victim and elapsed_s > KILL_SHARE * settings.seconds:
-            children[victim].process.kill()
-            console.print(f"[{elapsed_s:4.0f} s] worker {victim} is killed", highlight=False)
-            victim, back = 0, True
-        if back and elapsed_s > BACK_SHARE * settings.seconds:
-            last = settings.workers
-            children[last].process.wait()
-            children[last] = start(settings, last, (address,))
-            console.print(f"[{elapsed_s:4.0f} s] worker {last} is back", highlight=False)
-            back = False
+        state = await trio.to_thread.run_sync(look, settings)
+        if state is not None:
+            for said in go_on(settings, state, story, elapsed_s):
+                console.print(f"[{elapsed_s:4.0f} s] {said}", highlight=False)
         if trio.current_time() - said_s >= LINE_INTERVAL_S:
             said_s = trio.current_time()
             records = await trio.to_thread.run_sync(events_of, children[0])
-            console.print(f"[{elapsed_s:4.0f} s] {line(records)}", highlight=False)
+            names = ", ".join(sorted(at_work(state))) if state else "none"
+            console.print(f"[{elapsed_s:4.0f} s] at work {names}; {line(records)}", highlight=False)
+        if not children[1].running:
+            raise DemoFailed(f"the coordinator ended with {children[1].process.returncode}")
+
+
+def go_on(
+    settings: Settings, state: dict[str, Any], story: Story, elapsed_s: float
+) -> Iterator[str]:
+    """The next turn of the story, if it is time for one, and what to say of it."""
+    if story.three_at_s is None:
+        steps = state["report"]["version"] - 1
+        if at_work(state) == running(state) == set(CHEAP) and steps >= STEPS_FIRST:
+            story.three_at_s = elapsed_s
+            yield "three workers suffice: the dearest stays off"
+    elif story.killed_at_s is None:
+        if elapsed_s - story.three_at_s > SETTLE_S:
+            story.killed_at_s = elapsed_s
+            kill(settings)
+            yield f"worker {VICTIM} is killed"
+    elif story.dear_at_s is None:
+        if "dear" in at_work(state):
+            story.dear_at_s = elapsed_s
+            yield "the dearest worker came in"
+    elif story.off_at_s is None and "dear" not in running(state) and VICTIM in at_work(state):
+        story.off_at_s = elapsed_s
+        yield f"worker {VICTIM} is back, and the dearest is off again"
+
+
+def kill(settings: Settings) -> None:
+    """End one worker as a power cut would."""
+    record = settings.coordinator / "workers" / VICTIM / "coordinator.json"
+    os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
 
 
 def line(records: Iterable[Record]) -> str:
@@ -205,7 +339,34 @@ def line(records: Iterable[Record]) -> str:
     )
 
 
-def summary(settings: Settings, console: Console, children: Sequence[Child]) -> list[str]:
+def show_workers(settings: Settings, console: Console, by_worker: Mapping[str, int]) -> None:
+    """A table of what each did."""
+    workers = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("worker", "an hour", "groups trained on", "batches", "tokens", "answers"):
+        workers.add_column(name)
+    for name in SPEEDS:
+        directory = settings.coordinator / "workers" / name
+        if not directory.exists():
+            continue
+        work = [
+            each for each in read_events(directory / FILE_NAME) if isinstance(each[1], WorkDone)
+        ]
+        records = [record for _, record in work]
+        peer = Identity.load(directory / "identity.pem", None).peer_id
+        workers.add_row(
+            f"{name} {short_id(peer)}",
+            f"${PRICES[name]:.2f}",
+            str(by_worker[peer]),
+            str(len(records)),
+            str(sum(record.generated_tokens for record in records)),
+            str(records[-1].verdicts_total if records else "–"),
+        )
+    console.print(workers)
+
+
+def summary(
+    settings: Settings, console: Console, children: Sequence[Child], story: Story
+) -> list[str]:
     """Print what came of it, and give what went wrong."""
     records = events_of(children[0])
     steps = [record for record in records if isinstance(record, StepDone)]
@@ -216,6 +377,8 @@ def summary(settings: Settings, console: Console, children: Sequence[Child]) -> 
     first_reward = fmean(step.reward for step in steps[:STEPS_COMPARED])
     last_reward = fmean(step.reward for step in steps[-STEPS_COMPARED:])
     idle_s, train_s = sum(s.idle_s for s in steps), sum(s.train_s for s in steps)
+    state = look(settings)
+    report, predicted = (state["report"], state["predicted"]) if state else (None, None)
     by_worker: Counter[str] = Counter()
     for step in steps:
         by_worker.update(step.groups_by_worker)
@@ -228,22 +391,18 @@ def summary(settings: Settings, console: Console, children: Sequence[Child]) -> 
     mean = fmean(step.staleness_mean for step in steps)
     table.add_row("staleness", f"{mean:.2f} in the mean, at most {worst} (bound {STALENESS_MAX})")
     table.add_row("learner", f"{percent(idle_s / (idle_s + train_s))} of the time without groups")
+    if report and predicted:
+        table.add_row(
+            "at the end",
+            f"{percent(report['pace']['idle_share'])} of the time without groups, predicted "
+            f"{percent(1.0 - predicted['utilisation'])}; a step took "
+            f"{report['pace']['step_s']:.1f} s, predicted {predicted['step_s']:.1f}, asked for "
+            f"{STEP_S:.1f}; staleness at most {report['pace']['staleness_worst']}, "
+            f"predicted {predicted['staleness_worst']}",
+        )
     table.add_row("discarded", str(last.discarded_total or "nothing"))
     console.print(table)
-    workers = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("worker", "groups trained on", "batches", "tokens", "answers"):
-        workers.add_column(name)
-    for child in children[1:]:
-        work = [record for record in events_of(child) if isinstance(record, WorkDone)]
-        peer = Identity.load(child.data_dir / "identity.pem", None).peer_id
-        workers.add_row(
-            f"{child.place} {short_id(peer)}",
-            str(by_worker[peer]),
-            str(len(work)),
-            str(sum(record.generated_tokens for record in work)),
-            str(work[-1].verdicts_total if work else "–"),
-        )
-    console.print(workers)
+    show_workers(settings, console, by_worker)
     found = []
     if worst > STALENESS_MAX:
         found.append(f"a group of staleness {worst} was consumed")
@@ -251,9 +410,7 @@ def summary(settings: Settings, console: Console, children: Sequence[Child]) -> 
         found.append(f"the learner ended with status {children[0].process.returncode}")
     if last_reward <= first_reward:
         found.append("the reward did not rise")
-    if len(by_worker) < settings.workers:
-        found.append("not every worker's groups were trained on")
-    return found
+    return [*found, *story.problems]
 
 
 async def demo(settings: Settings, console: Console) -> int:
@@ -261,11 +418,11 @@ async def demo(settings: Settings, console: Console) -> int:
     clear(settings)
     await trio.to_thread.run_sync(write_run, settings)
     children: list[Child] = []
-    failure = ""
+    story, failure = Story(), ""
     async with stop_on_signals() as stop:
         try:
             with stop.scope:
-                await run(settings, console, children)
+                await run(settings, console, children, story)
         except DemoFailed as error:
             failure = str(error)
         finally:
@@ -273,7 +430,7 @@ async def demo(settings: Settings, console: Console) -> int:
                 await end_all(children, stop)
     if stop.asked:
         return 130
-    problems = [failure] if failure else summary(settings, console, children)
+    problems = [failure] if failure else summary(settings, console, children, story)
     for child in children:
         if child.process.returncode not in LEFT_WELL:
             console.rule(f"end of {child.log}")
@@ -286,15 +443,14 @@ async def demo(settings: Settings, console: Console) -> int:
 def parse(arguments: Sequence[str]) -> Settings:
     """The settings of a command line; a wrong one ends the program with status 2."""
     parser = argparse.ArgumentParser(description="A central learner and workers on this machine.")
-    parser.add_argument("--workers", type=int, default=4, help="processes (default: 4)")
-    parser.add_argument("--seconds", type=float, default=240.0, help="time for learning, s")
+    parser.add_argument("--seconds", type=float, default=270.0, help="time for learning, s")
     parser.add_argument("--out", type=Path, default=Path("out/demo-learner"))
     given = parser.parse_args(arguments)
-    if not 2 <= given.workers <= WORKERS_MAX:
-        parser.error(f"--workers {given.workers}: must be from 2 to {WORKERS_MAX}")
-    if not 10 <= given.seconds <= 86_400:
-        parser.error(f"--seconds {given.seconds:g}: must be from 10 to 86400")
-    return Settings(given.workers, given.seconds, given.out)
+    if not SECONDS_MIN <= given.seconds <= SECONDS_MAX:
+        parser.error(
+            f"--seconds {given.seconds:g}: must be from {SECONDS_MIN:g} to {SECONDS_MAX:g}"
+        )
+    return Settings(given.seconds, given.out)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ import trio
 from swarm import codec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.leases import Answer, Lease, LeaseBook, Submission
+from swarm.leases import Answer, Lease, LeaseBook, Submission, WorkerAccount
 from swarm.messages import (
     DETAIL_CHARS_MAX,
     LEASE_MS_MAX,
@@ -53,6 +53,7 @@ CHECKED_AT_ONCE_MAX: Final = 64
 CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
 FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
 STANDINGS_MAX: Final = 4096
+GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
 
 
 class Checks(Protocol):
@@ -169,7 +170,8 @@ class Intake:
         self._standings: dict[str, _Standing] = {}
         self._rescored: Counter[str] = Counter()
         self._arrived = trio.Event()
-        self.active: frozenset[str] | None = None  # who gets leases; None: everybody
+        self.group_bytes = 0  # of an admitted group as it travelled, in the mean
+        self.standby: frozenset[str] = frozenset()  # who gets no leases
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Answer workers until cancelled."""
@@ -213,6 +215,28 @@ class Intake:
             self._arrived = trio.Event()
             await self._arrived.wait()
 
+    @property
+    def pacing(self) -> int:
+        """The staleness that leases aim at."""
+        return self._book.account.pacing
+
+    def set_pacing(self, depth: int) -> None:
+        """Aim at that from now on, or at the bound if that is less."""
+        self._book.account.set_pacing(depth)
+
+    @property
+    def credits(self) -> int:
+        """Groups that may be granted and buffered together."""
+        return self._book.account.rules.groups_max
+
+    def set_credits(self, groups: int) -> None:
+        """So many from now on."""
+        self._book.account.set_groups_max(groups)
+
+    def accounts(self) -> list[WorkerAccount]:
+        """What is known of each worker."""
+        return self._book.accounts()
+
     def advance(self, version: int) -> None:
         """The learner's policy is of this version now; the same as before where a step failed."""
         self._book.account.finish_step(version, self._now_s())
@@ -248,9 +272,10 @@ class Intake:
             self._warden.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, asked.run_id)
         await trio.lowlevel.checkpoint()
-        if self.active is not None and str(peer) not in self.active:
-            return self._no_lease(STANDBY, STANDBY_RETRY_S)
         now_s = self._now_s()
+        if str(peer) in self.standby:
+            self._book.stand_by(str(peer), asked.version, now_s)
+            return self._no_lease(STANDBY, STANDBY_RETRY_S)
         lease = self._book.request(str(peer), asked.version, now_s)
         if isinstance(lease, Denial):
             return self._no_lease(str(lease), RETRY_S[lease])
@@ -303,6 +328,8 @@ class Intake:
             self._checking.discard(task)
         if admitted is not None:
             self._kept[group_id] = _Kept(admitted, record, spans)
+            share = GROUP_BYTES_EWMA_SHARE if self.group_bytes else 1.0
+            self.group_bytes += int(share * (len(payload) - self.group_bytes))
             self._arrived.set()
         if answer.admitted:
             return self._reply("accepted", "", "")

@@ -8,7 +8,8 @@ its next lease, and a group of any other task is refused by name. What a worker 
 choice, and lowers its rate.
 
 How much a worker gets follows from its measured rate: admitted groups a second, over its last
-leases. It says nothing about itself that would count, so a lie about speed gains nothing.
+leases and the breaks that it took before them. It says nothing about itself that would count, so a
+lie about speed gains nothing.
 
     book = LeaseBook(rules, account, run_id, secret, start)
     lease = book.request(worker, version, now)      a Lease, or a Denial that says why not
@@ -16,6 +17,7 @@ leases. It says nothing about itself that would count, so a lie about speed gain
                                                     None: verify it, then
     answer = book.submit(submission, now, fault)    `fault`: what verification found, "" if nothing
     book.give_back(worker, now)                     a worker leaves
+    book.stand_by(worker, version, now)             a worker asked, and is not wanted
     book.expire(now)                                deadlines; each lease that ended
     book.account                                    `consume`, `finish_step`, counters
     book.to_record(now); LeaseBook.from_record(…)   across a restart, under another `start`
@@ -40,6 +42,8 @@ LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
 WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
 LEASES_REMEMBERED_MAX: Final = 1024  # that ended, with their answers
 RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each lease
+BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
+TURNAROUND_EWMA_SHARE: Final = 0.2  # of the newest group
 SECRET_BYTES_MIN: Final = 16
 LEASE_ID_BYTES: Final = 16
 SEED_BITS: Final = 62
@@ -123,6 +127,8 @@ class _Held:
     """A lease with the answers that were given under it, by seed."""
 
     lease: Lease
+    busy_from: float  # since when the worker's time went into it
+    answered_at: float | None = None  # the last time
     answers: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     seeds: frozenset[int] = field(init=False)
 
@@ -144,15 +150,43 @@ class _Worker:
     together are worth what they took together, in whatever order."""
 
     done: float = 0.0  # admitted groups
-    busy_s: float = 0.0  # with at least one lease
+    failed: float = 0.0  # granted groups that were not admitted
+    busy_s: float = 0.0  # with at least one lease, or away before the next
     measured_at: float | None = None  # when its last lease ended
+    losses: int = 0  # leases in a row that ended without all groups in
+    break_s: float | None = None  # from then until it asked again; None: it has not
+    turnaround_s: float = 0.0  # from grant to admission, in the mean
     admitted: int = 0
     refused: int = 0
+    version: int = 0  # that it said it had
+    heard_at: float | None = None
 
     @property
     def rate(self) -> float | None:
         """Admitted groups a second of work; None before a lease ended."""
         return self.done / self.busy_s if self.busy_s > 0.0 else None
+
+    def asks(self, version: int, now: float) -> None:
+        """It wants work. What it waits from now on is not its own doing."""
+        self.version, self.heard_at = version, now
+        if self.break_s is None and self.measured_at is not None:
+            away_s = min(BREAK_S_MAX, max(0.0, now - self.measured_at))
+            self.break_s = 0.0 if self.losses else away_s  # who died did not rest
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAccount:
+    """What is known of a worker, measured here but for the version, which it says."""
+
+    worker: str
+    version: int
+    heard_at: float | None  # None: not since the restart
+    rate: float | None  # admitted groups a second; None: not measured
+    failed_share: float  # of the groups that it was granted
+    turnaround_s: float  # from grant to admission; 0: not measured
+    admitted: int
+    refused: int
+    leased: int  # groups in its open leases
 
 
 def task_seeds(stream: str, count: int) -> tuple[int, ...]:
@@ -206,12 +240,20 @@ class LeaseBook:
             self.denied[result] += 1
         return result
 
+    def stand_by(self, worker: str, version: int, now: float) -> None:
+        """A worker asked, and is not wanted now."""
+        self.expire(now)
+        if self._know(worker):
+            self._workers[worker].asks(version, now)
+
     def _grant(self, worker: str, version: int, now: float) -> Lease | Denial:
-        if len(self.open_leases(worker)) >= self.rules.open_max:
-            return Denial.LEASES_OPEN
         if not self._know(worker):
             return Denial.WORKERS_FULL
-        groups = self._size(worker)
+        known = self._workers[worker]
+        known.asks(version, now)
+        if len(self.open_leases(worker)) >= self.rules.open_max:
+            return Denial.LEASES_OPEN
+        groups = self._size(worker, now)
         room = self.account.room(version, groups, self._duration_s(worker, groups), now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
             groups //= 2  # what takes less time may still be in time
@@ -220,7 +262,8 @@ class LeaseBook:
             return room.denial
         self.account.reserve(room.groups)
         lease = self._lease(worker, version, room.groups, now)
-        self._open[lease.lease_id] = _Held(lease)
+        self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0))
+        known.break_s = 0.0
         return lease
 
     def _lease(self, worker: str, version: int, groups: int, now: float) -> Lease:
@@ -232,12 +275,15 @@ class LeaseBook:
         life_s = min(life_s, self.rules.life_s_max)
         return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
 
-    def _size(self, worker: str) -> int:
-        """How many groups a worker is given: what it does in `target_s`, and one more."""
+    def _size(self, worker: str, now: float) -> int:
+        """How many groups a worker is given: what it does in `target_s`, and one more. Where steps
+        are shorter than that, in one of these: a lease's groups come in together, and those that
+        wait for the last of them grow old."""
         rate = self._workers[worker].rate
         if rate is None:
             return self.rules.first_groups
-        return min(self.rules.groups_max, 1 + int(rate * self.rules.target_s))
+        target_s = min(self.rules.target_s, self.account.step_s(now) or self.rules.target_s)
+        return min(self.rules.groups_max, 1 + int(rate * target_s))
 
     def _duration_s(self, worker: str, groups: int) -> float:
         """What so many groups should take a worker. One that has delivered nothing yet may only be
@@ -351,9 +397,14 @@ class LeaseBook:
 
     def _note(self, held: _Held, submission: Submission, answer: Answer, now: float) -> None:
         held.answers[submission.seed] = (submission.group_id, answer)
+        held.answered_at = now
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
-            self._workers[submission.worker].admitted += 1
+            worker = self._workers[submission.worker]
+            worker.admitted += 1
+            took_s = max(0.0, now - held.lease.granted_at)
+            share = TURNAROUND_EWMA_SHARE if worker.turnaround_s else 1.0
+            worker.turnaround_s += share * (took_s - worker.turnaround_s)
         else:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -397,13 +448,24 @@ class LeaseBook:
 
     def _measure(self, held: _Held, now: float) -> None:
         """Put a lease that ended into its worker's rate: what was admitted, and the time since the
-        grant, or since the lease before ended where the worker had two."""
+        grant and the break before it, or since the lease before ended where the worker had two.
+
+        Where groups are missing, the worker died or is slow, and nobody can tell. The first time
+        it is taken to have died after its last answer: that says nothing of its speed."""
         worker = self._workers[held.lease.worker]
-        since = held.lease.granted_at
+        since = held.busy_from
         if worker.measured_at is not None:
             since = max(since, worker.measured_at)
-        worker.measured_at = now
+        worker.measured_at, worker.break_s = now, None
+        if held.unanswered:
+            worker.losses += 1
+            if worker.losses == 1 and worker.rate is not None:
+                now = held.answered_at or since
+        else:
+            worker.losses = 0
         worker.done += held.admitted - RATE_EWMA_SHARE * worker.done
+        lost = held.lease.groups - held.admitted
+        worker.failed += lost - RATE_EWMA_SHARE * worker.failed
         worker.busy_s += max(0.0, now - since) - RATE_EWMA_SHARE * worker.busy_s
 
     # --- looking -----------------------------------------------------------------------------
@@ -423,6 +485,26 @@ class LeaseBook:
             name: worker.rate for name, worker in self._workers.items() if worker.rate is not None
         }
 
+    def accounts(self) -> list[WorkerAccount]:
+        """All workers, the one heard of for longest first."""
+        leased: Counter[str] = Counter()
+        for held in self._open.values():
+            leased[held.lease.worker] += held.unanswered
+        return [
+            WorkerAccount(
+                worker=name,
+                version=each.version,
+                heard_at=each.heard_at,
+                rate=each.rate,
+                failed_share=each.failed / max(each.failed + each.done, 1e-9),
+                turnaround_s=each.turnaround_s,
+                admitted=each.admitted,
+                refused=each.refused,
+                leased=leased[name],
+            )
+            for name, each in self._workers.items()
+        ]
+
     def next_deadline(self) -> float | None:
         """When `expire` has something to do; None without an open lease."""
         return min((held.lease.deadline for held in self._open.values()), default=None)
@@ -436,7 +518,16 @@ class LeaseBook:
             "open": [_held_record(held, now) for held in self._open.values()],
             "ended": [_held_record(held, now) for held in self._ended.values()],
             "workers": [
-                [name, w.done, w.busy_s, _ago(w.measured_at, now), w.admitted, w.refused]
+                [
+                    name,
+                    w.done,
+                    w.busy_s,
+                    _ago(w.measured_at, now),
+                    w.admitted,
+                    w.refused,
+                    w.failed,
+                    w.turnaround_s,
+                ]
                 for name, w in self._workers.items()
             ],
             "denied": {str(why): count for why, count in sorted(self.denied.items())},
@@ -463,9 +554,18 @@ class LeaseBook:
         try:
             account = Account.from_record(staleness_rules, record["account"], now)
             book = cls(rules, account, run_id, secret, start)
-            for name, done, busy_s, measured_s_ago, admitted, refused in record["workers"]:
-                measured_at = None if measured_s_ago is None else now - measured_s_ago
-                book._workers[name] = _Worker(done, busy_s, measured_at, admitted, refused)
+            for name, done, busy_s, measured_s_ago, admitted, refused, *new in record["workers"]:
+                failed, turnaround_s = new or (0.0, 0.0)  # which records of before do not have
+                book._workers[name] = _Worker(
+                    done=done,
+                    failed=failed,
+                    busy_s=busy_s,
+                    measured_at=None if measured_s_ago is None else now - measured_s_ago,
+                    break_s=0.0,  # nobody could ask meanwhile
+                    turnaround_s=turnaround_s,
+                    admitted=admitted,
+                    refused=refused,
+                )
             book._open.update(_held_items(record["open"], now))
             book._ended.update(_held_items(record["ended"], now))
             book.denied.update({Denial(k): v for k, v in record["denied"].items()})
@@ -508,7 +608,7 @@ def _held_items(records: Sequence[Any], now: float) -> list[tuple[bytes, _Held]]
         lease_id, worker, stream, groups, version, granted_s_ago, left_s = about
         times = (now - granted_s_ago, now + left_s)
         lease = Lease(lease_id, worker, stream, groups, version, *times)
-        held = _Held(lease)
+        held = _Held(lease, lease.granted_at)
         for seed, group_id, reason, detail in answers:
             answer = Answer(None if reason is None else Discard(reason), detail)
             held.answers[seed] = (group_id, answer)

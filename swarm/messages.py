@@ -20,6 +20,8 @@ MANIFEST_PROTOCOL = "/swarm/manifest/1.0.0"
 CHUNKS_PROTOCOL = "/swarm/chunks/1.0.0"
 LEASES_PROTOCOL = "/swarm/leases/1.0.0"
 SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
+REPORTS_PROTOCOL = "/swarm/learner-report/1.0.0"
+PLANS_PROTOCOL = "/swarm/plan/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -89,6 +91,13 @@ SPANS_MAX = 1_024
 SUBMISSION_BYTES_MAX = GROUP_BYTES_MAX + 16_384
 SUBMISSION_REPLY_BYTES_MAX = 1_024
 DETAIL_CHARS_MAX = 200
+WANT_REPORT_BYTES_MAX = 256
+REPORT_BYTES_MAX = 131_072
+REPORT_WORKERS_MAX = 512
+REPORT_ROW_BYTES = 88
+PLAN_BYTES_MAX = 65_536
+PLAN_REPLY_BYTES_MAX = 1_024
+DEPTH_MAX = 1_024
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -474,6 +483,99 @@ class SubmissionReply(WireModel):
     learner_version: SeqNo
 
 
+Depth = Annotated[int, Field(ge=0, le=DEPTH_MAX)]
+Count = Annotated[int, Field(ge=0, lt=2**48)]
+Amount = Annotated[Float, Field(ge=0.0, le=1e12)]  # seconds, or a share
+PlanNumber = Annotated[int, Field(ge=0, lt=2**53)]  # a later plan has a higher one
+PublicKeys = Annotated[bytes, Field(max_length=32 * REPORT_WORKERS_MAX)]  # raw, 32 bytes each
+
+
+class WantReport(WireModel):
+    """A coordinator asks the learner how things stand."""
+
+    type: Literal["want_report"]
+
+
+class LearnerRulesBody(WireModel):
+    """What a learner goes by now."""
+
+    staleness_max: Depth  # S
+    pacing: Depth  # the staleness that leases aim at
+    publish_every: Depth  # κ, steps
+    groups_per_step: Count
+    credits: Count  # groups that may be granted and buffered together
+
+
+class LearnerWorkBody(WireModel):
+    """Groups: now, and ever."""
+
+    buffered: Count
+    leased: Count
+    consumed: Count  # ever, as those below
+    discarded: Count
+    would_be_stale: Count  # leases that were refused because their groups would come too late
+
+
+class LearnerPaceBody(WireModel):
+    """What the last steps were like. 0, or nothing, where that is not known yet."""
+
+    train_s: Amount  # all that a step takes but the wait for groups
+    step_s: Amount  # from one step's end to the next
+    idle_share: Amount  # of that, waited for groups
+    broadcast_s: Amount  # from the announcement of a version until all have it
+    staleness_mean: Amount
+    staleness_worst: Depth
+    effective_share: Amount | None  # effective sample size of importance weights, over their number
+    mismatch_k3: Amount | None  # KL from what generated the tokens to the policy before the step
+
+
+class LearnerSizesBody(WireModel):
+    """Bytes. 0 where they are not known yet."""
+
+    weights_bytes: Count  # a whole version
+    delta_bytes: Count  # what a version differs by from the one before it
+    up_bytes_per_s: Count
+    group_bytes: Count  # a group on its way
+
+
+class LearnerReport(WireModel):
+    """What a learner measured, of itself and of its workers."""
+
+    type: Literal["report"]
+    run_id: RunId
+    plan: PlanNumber  # that is in force; 0: none
+    version: SeqNo
+    published: SeqNo  # the newest version on offer
+    rules: LearnerRulesBody
+    work: LearnerWorkBody
+    pace: LearnerPaceBody
+    sizes: LearnerSizesBody
+    # a row for each of those heard of last, little-endian: its raw public key, 32 bytes; u32
+    # version; f32 groups_per_s (negative: not measured), failed share, turnaround_s, heard_s ago;
+    # u32 admitted, refused, groups in open leases; u64 up and down bytes per s; u32 flags (1 stands
+    # by, 2 relayed, 4 connected); u32 0
+    workers: Annotated[bytes, Field(max_length=REPORT_ROW_BYTES * REPORT_WORKERS_MAX)]
+
+
+class SetPlan(WireModel):
+    """A coordinator's plan: it is in force until one with a higher number comes."""
+
+    type: Literal["plan"]
+    number: PlanNumber
+    standby: PublicKeys  # who gets no leases; everybody else does
+    pacing: Depth  # the staleness that leases aim at; the run's bound holds in any case
+    publish_every: Depth  # κ; 0: as the run says
+    credits: Count  # groups that may be granted and buffered together; 0: as the learner has it
+
+
+class PlanReply(WireModel):
+    """Which plan is in force; `detail` says why another one was not taken."""
+
+    type: Literal["plan_reply"]
+    number: PlanNumber
+    detail: Annotated[str, Field(max_length=DETAIL_CHARS_MAX)]
+
+
 Message = Annotated[
     GroupBody
     | AdvertBody
@@ -498,6 +600,10 @@ Message = Annotated[
     | WantLease
     | LeaseReply
     | Submission
-    | SubmissionReply,
+    | SubmissionReply
+    | WantReport
+    | LearnerReport
+    | SetPlan
+    | PlanReply,
     Field(discriminator="type"),
 ]

@@ -37,6 +37,7 @@ class Kind(StrEnum):
     CHUNK = "chunk"
     LEASE = "lease"
     SUBMISSION = "submission"
+    CONTROL = "control"  # reports and plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.CHUNK: Rate(4_000.0, 40_000.0),  # 64 KiB each at 2 Gbit/s
     Kind.LEASE: Rate(2.0, 20.0),  # one for each few groups, and retries as they are told
     Kind.SUBMISSION: Rate(20.0, 200.0),
+    Kind.CONTROL: Rate(2.0, 20.0),  # a report and a plan every few seconds
 }
 BAD_ADVERT_COST: Final = 8.0  # a bad advert costs its forwarder as much as so many good ones
 

@@ -26,7 +26,7 @@ clock in seconds; a record holds no point in time, so another clock may go on wi
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -197,6 +197,11 @@ class Account:
         """Grant only what will be consumed at a staleness of at most `depth`; None: of the bound.
         It changes nothing about what may be consumed."""
         self._pacing = None if depth is None else max(0, depth)
+
+    def set_groups_max(self, groups: int) -> None:
+        """Another limit on granted and buffered groups together, within what the rules allow."""
+        least, most = self.rules.groups_per_step, GROUPS_MAX_MAX
+        self.rules = replace(self.rules, groups_max=max(least, min(groups, most)))
 
     # --- granting ----------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from swarm import codec
+from swarm import codec, control
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
+    DEPTH_MAX,
     DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
     LEASE_GROUPS_MAX,
@@ -32,10 +33,17 @@ from swarm.messages import (
     Hello,
     HelloReply,
     KnownPeer,
+    LearnerPaceBody,
+    LearnerReport,
+    LearnerRulesBody,
+    LearnerSizesBody,
+    LearnerWorkBody,
     LeaseReply,
     ManifestBody,
+    PlanReply,
     ProvidersReply,
     RecentAdverts,
+    SetPlan,
     Submission,
     SubmissionReply,
     Verdict,
@@ -43,6 +51,7 @@ from swarm.messages import (
     WantHeads,
     WantLease,
     WantManifest,
+    WantReport,
     WireModel,
 )
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
@@ -219,6 +228,67 @@ submission_replies = st.builds(
     detail=text(DETAIL_CHARS_MAX),
     learner_version=seq_nos,
 )
+amounts = st.floats(0.0, 1e12)
+counts = st.integers(0, 2**48 - 1)
+depths = st.integers(0, DEPTH_MAX)
+reports = st.builds(
+    LearnerReport,
+    type=st.just("report"),
+    run_id=run_ids,
+    plan=st.integers(0, 2**53 - 1),
+    version=seq_nos,
+    published=seq_nos,
+    rules=st.builds(
+        LearnerRulesBody,
+        staleness_max=depths,
+        pacing=depths,
+        publish_every=depths,
+        groups_per_step=counts,
+        credits=counts,
+    ),
+    work=st.builds(
+        LearnerWorkBody,
+        buffered=counts,
+        leased=counts,
+        consumed=counts,
+        discarded=counts,
+        would_be_stale=counts,
+    ),
+    pace=st.builds(
+        LearnerPaceBody,
+        train_s=amounts,
+        step_s=amounts,
+        idle_share=amounts,
+        broadcast_s=amounts,
+        staleness_mean=amounts,
+        staleness_worst=depths,
+        effective_share=st.none() | amounts,
+        mismatch_k3=st.none() | amounts,
+    ),
+    sizes=st.builds(
+        LearnerSizesBody,
+        weights_bytes=counts,
+        delta_bytes=counts,
+        up_bytes_per_s=counts,
+        group_bytes=counts,
+    ),
+    workers=st.binary(max_size=200),
+)
+plans = st.builds(
+    SetPlan,
+    type=st.just("plan"),
+    number=st.integers(0, 2**53 - 1),
+    standby=st.binary(max_size=100),
+    pacing=depths,
+    publish_every=depths,
+    credits=counts,
+)
+plan_replies = st.builds(
+    PlanReply,
+    type=st.just("plan_reply"),
+    number=st.integers(0, 2**53 - 1),
+    detail=text(DETAIL_CHARS_MAX),
+)
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     hellos,
     hello_replies,
@@ -234,6 +304,10 @@ plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     lease_replies,
     submissions,
     submission_replies,
+    st.just(WantReport(type="want_report")),
+    reports,
+    plans,
+    plan_replies,
 )
 
 
@@ -356,6 +430,80 @@ def feeding_messages() -> dict[str, WireModel]:
     }
 
 
+def steering_messages() -> dict[str, WireModel]:
+    """Those between a learner and its coordinator."""
+    workers = control.pack(
+        (
+            control.ReportedWorker(
+                peer=BOB.peer_id,
+                version=11,
+                groups_per_s=0.5,
+                failed_share=0.25,
+                turnaround_s=8.0,
+                heard_s=1.5,
+                admitted=30,
+                refused=10,
+                leased=4,
+                up_bytes_per_s=1_250_000,
+                down_bytes_per_s=12_500_000,
+                standing_by=True,
+            ),
+        )
+    )
+    return {
+        "want_report": WantReport(type="want_report"),
+        "report": LearnerReport(
+            type="report",
+            run_id="sample-1",
+            plan=1_800_000_000_000,
+            version=12,
+            published=11,
+            rules=LearnerRulesBody(
+                staleness_max=6,
+                pacing=4,
+                publish_every=3,
+                groups_per_step=128,
+                credits=256,
+            ),
+            work=LearnerWorkBody(
+                buffered=100,
+                leased=120,
+                consumed=1_408,
+                discarded=7,
+                would_be_stale=3,
+            ),
+            pace=LearnerPaceBody(
+                train_s=100.0,
+                step_s=112.5,
+                idle_share=0.125,
+                broadcast_s=31.5,
+                staleness_mean=2.5,
+                staleness_worst=4,
+                effective_share=0.75,
+                mismatch_k3=None,
+            ),
+            sizes=LearnerSizesBody(
+                weights_bytes=16_400_000_000,
+                delta_bytes=680_000_000,
+                up_bytes_per_s=125_000_000,
+                group_bytes=200_000,
+            ),
+            workers=workers,
+        ),
+        "plan": SetPlan(
+            type="plan",
+            number=1_800_000_005_000,
+            standby=control.pack_peers([CAROL.peer_id]),
+            pacing=4,
+            publish_every=3,
+            credits=300,
+        ),
+        "plan_reply": PlanReply(
+            type="plan_reply", number=1_800_000_005_000, detail="a later plan is in force"
+        ),
+    }
+
+
 def sample_messages() -> dict[str, WireModel]:
     """One fixed message of each unsigned kind, by name."""
     return {
@@ -401,6 +549,7 @@ def sample_messages() -> dict[str, WireModel]:
             down_bytes_per_s=0,
         ),
         **feeding_messages(),
+        **steering_messages(),
         "want_heads": WantHeads(type="want_heads", run_id="sample-1"),
         "heads": HeadsReply(type="heads", records=(codec.sign_head(sample_head(), ALICE),)),
         "want_manifest": WantManifest(

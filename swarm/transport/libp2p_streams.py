@@ -101,14 +101,20 @@ class InboundStream:
         if await self._reader.choice() != MULTISTREAM:
             raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
         self._reply = encode_delim(MULTISTREAM.encode())
-        for _ in range(CHOICES_MAX):
+        for earlier in range(CHOICES_MAX):
             await self._reply_unless_more()
-            choice = await self._reader.choice()
+            try:
+                choice = await self._reader.choice()
+            except RemoteProtocolError:
+                if earlier == 0:
+                    raise
+                break  # whoever is sure of its choice sends its request along: here it was wrong
             known = choice in served
             self._reply += encode_delim(choice.encode() if known else NOT_SERVED.encode())
             if known:
                 await self._reply_unless_more()
                 return choice
+        await self._stream.write(self._reply)
         return None
 
     async def _reply_unless_more(self) -> None:

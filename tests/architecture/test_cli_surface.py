@@ -8,12 +8,12 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
-    "--group-size --invite --key-file --learning-rate --listen --local --model --no-dht --no-lan "
-    "--no-relay --no-upnp --peer --private --role --rounds --run --seed --share --stop-after "
-    "--threads",
-    "learn": "--allow --announce --checkpoint-every --data-dir --evaluate-every --invite "
-    "--key-file --learning-rate --listen --model --no-dht --no-lan --no-relay --no-upnp --peer "
-    "--private --run --seed --steps --stop-after --threads",
+    "--group-size --invite --key-file --learning-rate --listen --local --model "
+    "--no-dht --no-lan --no-relay --no-upnp --peer --private --role --rounds --run --seed --share "
+    "--stop-after --threads --tokens-per-s-max",
+    "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
+    "--invite --key-file --learning-rate --listen --model --no-dht --no-lan --no-relay --no-upnp "
+    "--peer --private --run --seed --steps --stop-after --threads",
     "invite": "--data-dir",
     "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",
@@ -29,7 +29,12 @@ SURFACE = {
     "--publisher --run --store-bytes",
     "weights verify": "--against --manifest directory",
 }
-COORDINATOR = {"plan": "--example --file --json"}
+COORDINATOR = {
+    "plan": "--example --file --json",
+    "serve": "--data-dir --example --file --interval --invite --keep-workers --key-file --peer",
+    "workers": "--data-dir --json",
+    "drain": "--data-dir --undo worker",
+}
 
 
 def surface(parser: argparse.ArgumentParser) -> dict[str, str]:

@@ -249,14 +249,18 @@ def test_response_over_the_limit_is_the_peers_fault(maker: TransportMaker) -> No
     check(maker, 2, body)
 
 
-def test_unknown_protocol_is_refused(maker: TransportMaker) -> None:
+@pytest.mark.parametrize("payload", [b"", bytes(300), b"\xff" * 300])
+def test_unknown_protocol_is_refused_and_no_offence(maker: TransportMaker, payload: bytes) -> None:
     async def body(nodes: Sequence[Transport]) -> None:
         a, b = nodes
+        offences: list[object] = []
+        b.report_to(lambda *offence: offences.append(offence))
         await link(a, b)
         with pytest.raises(RequestRefused):
-            await ask(a, b)
+            await ask(a, b, payload)
         b.serve(PROTOCOL, echo, LIMITS)
         assert await ask(a, b, b"now") == b"now"
+        assert not offences  # peers of another release know other protocols
 
     check(maker, 2, body)
 

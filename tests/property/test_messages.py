@@ -97,7 +97,14 @@ def _values(rule: Rule) -> st.SearchStrategy[Any]:
     if rule.kind is int:
         return st.integers(int(lowest(rule)), int(rule.most or 0))
     if rule.kind is float:
-        return st.floats(rule.above, rule.most, exclude_min=True)
+        least = rule.above if rule.above is not None else rule.least
+        return st.floats(
+            least,
+            rule.most,
+            exclude_min=rule.above is not None,
+            allow_nan=False,
+            allow_infinity=False,
+        )
     longest = min(rule.length_max or 0, max(rule.length_min, LENGTH_DRAWN_MAX))
     if rule.kind is bytes:
         return st.binary(min_size=rule.length_min, max_size=longest)

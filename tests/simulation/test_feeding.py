@@ -317,7 +317,7 @@ def test_what_comes_late_is_answered() -> None:
 def test_who_stands_by_gets_nothing_until_it_is_wanted() -> None:
     async def body() -> None:
         async with scene() as there:
-            there.learner.intake.active = frozenset({str(there.world.peer_id(2))})
+            there.learner.intake.standby = frozenset({str(there.world.peer_id(1))})
             declined = await there.source(1).lease(0)
             assert isinstance(declined, Declined)
             assert declined.reason == STANDBY

@@ -9,7 +9,8 @@ import pytest
 from coordinator.capacity import Form
 from coordinator.cli import main
 from coordinator.plan import make_report, render_plan
-from coordinator.plan_file import EXAMPLE, PLAN_BYTES_MAX, parse_plan
+from coordinator.plan_file import EXAMPLE, parse_plan
+from coordinator.tables import FILE_BYTES_MAX
 from swarm.errors import ConfigError
 
 SMALL = """
@@ -125,7 +126,7 @@ def test_files_that_cannot_be_read_are_one_line(
     assert main(["plan", "--file", str(tmp_path / "none.toml")]) == 2
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     assert main(["plan", "--file", str(tmp_path / "bytes.toml")]) == 2
-    (tmp_path / "large.toml").write_bytes(b"#" * (PLAN_BYTES_MAX + 1))
+    (tmp_path / "large.toml").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
     assert main(["plan", "--file", str(tmp_path / "large.toml")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3

@@ -207,7 +207,7 @@ def test_a_large_lease_that_would_be_late_becomes_a_small_one() -> None:
     worker.done, worker.busy_s = 8.0, 40.0
     book.account.finish_step(1, 1e6)
     book.account.finish_step(2, 1e6 + 30.0)
-    assert granted(book, version=2, now=1e6 + 30.0).groups == 5  # 10 would take 50 s
+    assert granted(book, version=2, now=1e6 + 30.0).groups == 3  # 7 would take 35 s
 
 
 def test_workers_beyond_the_limit_make_room_or_are_denied(monkeypatch) -> None:
@@ -383,3 +383,76 @@ def test_no_record_is_our_own_mistake(record) -> None:
             start=2,
             now=0.0,
         )
+
+
+def rate_of(book: LeaseBook, worker: str = "w") -> float:
+    return book.rates()[worker]
+
+
+def test_a_break_between_leases_lowers_the_rate_and_a_denial_does_not() -> None:
+    book = open_book(staleness=PATIENT)
+    deliver(book, granted(book, now=0.0), 4.0)  # 4 groups in 4 s
+    assert rate_of(book) == pytest.approx(1.0)
+    resting = open_book(staleness=PATIENT)
+    deliver(resting, granted(resting, now=0.0), 4.0)
+    lease = granted(resting, now=10.0)  # it asks 6 s later
+    deliver(resting, lease, 10.0 + lease.groups)
+    kept = 1 - leases.RATE_EWMA_SHARE
+    expected = (kept * 4 + lease.groups) / (kept * 4 + 6 + lease.groups)
+    assert rate_of(resting) == pytest.approx(expected)
+    book.stand_by("w", 0, 4.0)  # it asks at once, and is not wanted before 10.0
+    lease = granted(book, now=10.0)
+    deliver(book, lease, 10.0 + lease.groups)
+    assert rate_of(book) == pytest.approx(1.0)
+
+
+def test_who_was_away_for_long_was_not_slow_for_so_long() -> None:
+    book = open_book(staleness=PATIENT)
+    deliver(book, granted(book, now=0.0), 4.0)
+    lease = granted(book, now=1e5)
+    deliver(book, lease, 1e5 + lease.groups)
+    assert rate_of(book) > 4 / (4 + leases.BREAK_S_MAX + lease.groups) * 0.7
+
+
+def test_a_death_says_nothing_of_speed_and_two_lost_leases_in_a_row_do() -> None:
+    book = open_book(staleness=PATIENT)
+    deliver(book, granted(book, now=0.0), 4.0)
+    lost = granted(book, now=4.0)
+    book.expire(lost.deadline)
+    assert rate_of(book) == pytest.approx(1.0)
+    (account,) = book.accounts()
+    assert account.failed_share > 0.5
+    back = granted(book, now=lost.deadline + 40.0)  # the time until it is back is no break
+    deliver(book, back, lost.deadline + 40.0 + back.groups)
+    assert rate_of(book) == pytest.approx(1.0)
+    now = 1e4
+    for _ in range(2):
+        now = granted(book, now=now).deadline
+        book.expire(now)
+    assert rate_of(book) < 0.5
+
+
+def test_accounts_say_what_is_known_of_each_worker() -> None:
+    book = open_book(staleness=PATIENT)
+    lease = granted(book, now=0.0)
+    book.stand_by("idle", 0, 3.0)
+    deliver(book, lease, 8.0)
+    after = granted(book, now=8.0)
+    accounts = {each.worker: each for each in book.accounts()}
+    assert accounts["idle"].heard_at == 3.0
+    assert accounts["idle"].rate is None
+    known = accounts["w"]
+    assert (known.admitted, known.refused, known.leased) == (4, 0, after.groups)
+    assert known.turnaround_s == pytest.approx(8.0)
+    again = LeaseBook.from_record(
+        book.to_record(9.0),
+        rules=RULES,
+        staleness_rules=PATIENT,
+        run_id="run",
+        secret=SECRET,
+        start=2,
+        now=100.0,
+    )
+    kept = {each.worker: each for each in again.accounts()}["w"]
+    assert (kept.rate, kept.turnaround_s) == (known.rate, known.turnaround_s)
+    assert kept.heard_at is None

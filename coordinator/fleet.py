@@ -1,0 +1,215 @@
+"""The fleet file of `swarm-coordinator serve`: where the learner is, and which machines there are.
+
+What a file says of a machine's speed and links is a guess that counts until the learner has
+measured it. Prices are not measured: they are what the file, or a provider's catalogue, says.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.activation import Settings
+from coordinator.capacity import WORKERS_MAX
+from coordinator.pacing import PacingRules
+from coordinator.tables import counted, known, list_of, made, read_tables, shown, table_of
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import public_key_of
+
+PEERS_MAX: Final = 64
+ARGUMENTS_MAX: Final = 64
+PROVIDERS: Final = ("local", "static", "skypilot")
+GUESS_BYTES_PER_S: Final = 2.5e6  # of a link of which nothing is known: 20 Mbit/s
+
+EXAMPLE = """\
+# What `swarm-coordinator serve --file` reads. Prices are dollars.
+
+run = "my-run.toml"            # the run file that workers join with; it names the learner
+peers = ["/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo..."]   # where the learner listens
+
+[learner]                      # all of it may be left out
+price_per_h = 2.5
+# step_s = 30.0                # steps need not be faster than this; left out: as fast as it trains
+# up_mbit_per_s = 100          # a guess that counts until it is measured
+
+[settings]                     # how sure and how patient to be; see `plan --example`
+margin = 1.1
+
+[pacing]                       # how stale groups may be planned to be, below the run's bound
+# effective_share_min = 0.5    # effective sample size over the number of tokens
+# mismatch_k3_max = 0.05       # KL from what generated them to what is trained
+
+[[workers]]                    # on this machine, started when they are needed
+provider = "local"
+name = "here"
+count = 2
+price_per_h = 0.05             # say, its electricity
+arguments = ["--threads", "1"] # of swarm-node join
+groups_per_s = 0.5             # a guess, as all below
+generation_s = 20.0
+
+[[workers]]                    # a volunteer, who comes by itself; others cost nothing
+provider = "static"
+name = "anna"
+peer = "12D3Koo..."
+price_per_h = 0.02
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One machine that could generate, whether it does or not.
+
+    `groups_per_s`, `generation_s` and links are guesses; `peer`, of provider `static`, is its peer
+    id; `arguments` are for `swarm-node join`.
+
+    Raises:
+        ConfigError: a value is out of its range, or does not go with the provider.
+    """
+
+    name: str
+    provider: str = "local"
+    peer: str = ""
+    price_per_h: float = 0.0
+    egress_price_per_gb: float = 0.0
+    groups_per_s: float = 0.1
+    generation_s: float = 30.0
+    up_bytes_per_s: float = GUESS_BYTES_PER_S
+    down_bytes_per_s: float = GUESS_BYTES_PER_S
+    start_s: float = 0.0
+    lifetime_s: float | None = None
+    arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.provider not in PROVIDERS:
+            raise ConfigError(
+                f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
+            )
+        if (self.provider == "static") != bool(self.peer):
+            raise ConfigError(
+                f"peer = {shown(self.peer)}: a worker of provider static has one, others have none"
+            )
+        if self.peer:
+            check_peer(self.peer)
+        above = ("groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
+        for name in above:
+            if not 0.0 < getattr(self, name) <= 1e15:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0")
+        for name in ("price_per_h", "egress_price_per_gb", "start_s"):
+            if not 0.0 <= getattr(self, name) <= 1e9:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be 0 or more")
+        if self.lifetime_s is not None and not 0.0 < self.lifetime_s <= 1e9:
+            raise ConfigError(f"lifetime_s = {self.lifetime_s}: must be above 0")
+        if len(self.arguments) > ARGUMENTS_MAX:
+            raise ConfigError(f"arguments: must be at most {ARGUMENTS_MAX}")
+
+
+def _check_name(name: str) -> None:
+    good = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name.isascii()
+    if not good or len(name) > 64 or name.startswith("."):
+        raise ConfigError(
+            f"name = {shown(name)}: must be up to 64 letters, digits, hyphens, underscores and dots"
+        )
+
+
+def check_peer(peer: str) -> None:
+    """
+    Raises:
+        ConfigError: the text is no peer id.
+    """
+    try:
+        public_key_of(peer)
+    except RemoteProtocolError as error:
+        raise ConfigError(
+            f"peer = {shown(peer)}: {error.detail}; swarm-node status prints a node's id"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerCosts:
+    """What the learner costs, and what is guessed of it until it is measured.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    price_per_h: float = 0.0
+    egress_price_per_gb: float = 0.0
+    step_s: float | None = None  # steps need not be faster
+    train_s: float | None = None  # of one step
+    up_bytes_per_s: float = 5.0 * GUESS_BYTES_PER_S
+    latency_s: float = 0.05
+    load_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("price_per_h", "egress_price_per_gb", "latency_s", "load_s"):
+            if not 0.0 <= getattr(self, name) <= 1e9:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be 0 or more")
+        for name in ("step_s", "train_s", "up_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1e15:
+                raise ConfigError(f"{name} = {value}: must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All that `serve` is told."""
+
+    run_file: Path
+    peers: tuple[str, ...]
+    machines: tuple[Machine, ...]
+    learner: LearnerCosts = field(default_factory=LearnerCosts)
+    settings: Settings = field(default_factory=Settings)
+    pacing: PacingRules = field(default_factory=PacingRules)
+
+
+def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
+    """Read a fleet file; `peers` are further addresses of the learner.
+
+    Raises:
+        ConfigError: it cannot be read, or says something that makes no sense; one line.
+    """
+    try:
+        return _fleet(read_tables(path), path.parent, peers)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
+    known(tables, ("run", "peers", "learner", "settings", "pacing", "workers"), "")
+    run, peers = tables.get("run"), tables.get("peers", [])
+    if not isinstance(run, str) or not run:
+        raise ConfigError("run: must name the run file that workers join with")
+    if not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
+        raise ConfigError("peers: must be a list of addresses")
+    addresses = tuple(dict.fromkeys((*more, *peers)))
+    if not 0 < len(addresses) <= PEERS_MAX:
+        raise ConfigError(
+            f"peers: {len(addresses)} addresses; name where the learner listens, here or with "
+            f"--peer, at most {PEERS_MAX}"
+        )
+    machines: list[Machine] = []
+    for number, table in enumerate(list_of(tables, "workers"), 1):
+        machines += _machines(table, f"workers {number}", WORKERS_MAX - len(machines))
+    names = [each.name for each in machines]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"name = {name}: two workers have it")
+    return Fleet(
+        run_file=folder / run,
+        peers=addresses,
+        machines=tuple(machines),
+        learner=made(LearnerCosts, table_of(tables, "learner", {}), "learner"),
+        settings=made(Settings, table_of(tables, "settings", {}), "settings"),
+        pacing=made(PacingRules, table_of(tables, "pacing", {}), "pacing"),
+    )
+
+
+def _machines(table: dict[str, Any], where: str, room: int) -> list[Machine]:
+    count = counted(table, where, room, WORKERS_MAX)
+    one = made(Machine, table, where, ("count",))
+    if count is None:
+        return [one]
+    return [dataclasses.replace(one, name=f"{one.name}-{n}") for n in range(1, count + 1)]

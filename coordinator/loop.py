@@ -1,0 +1,590 @@
+"""One coordinator at work: look, plan, act, again and again.
+
+Each beat asks the learner what it measured and the providers what runs, lets `activation` decide,
+starts and releases machines, and sets the learner's plan. All of it can be taken away at any time:
+nothing is kept that is not found again by looking. What ran when this coordinator started counts as
+wanted until a decision says otherwise.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import trio
+
+from coordinator.activation import Phase, Seen, Standing, State, decide, is_fresh_enough
+from coordinator.capacity import (
+    WORKERS_MAX,
+    Capacity,
+    Form,
+    Infeasible,
+    Obstacle,
+    Run,
+    Worker,
+    assess,
+)
+from coordinator.estimates import (
+    History,
+    calibrated_load_s,
+    is_measured,
+    reason,
+    run_of,
+    worker_of,
+)
+from coordinator.fleet import Fleet, Machine
+from coordinator.pacing import Measured, Pacing, next_pacing
+from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
+from coordinator.providers.static import is_there
+from coordinator.view import Row, View
+from swarm import control
+from swarm.control import ControlClient, ReportedWorker
+from swarm.errors import RemoteProtocolError, TransportError
+from swarm.identity import PeerId
+from swarm.messages import LearnerReport, SetPlan
+
+SILENT_S: Final = 60.0  # a worker that was fresh and is unheard of for so long is lost
+LEAVE_S: Final = 60.0  # in which a worker that is released hands in what it has
+DEPTHS_TRIED_MAX: Final = 64
+CREDITS_NEAR: Final = 0.1
+LEAST_LOOKED_AT: Final = 12
+VOLUNTEERS: Final = "static"
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Known:
+    """A machine with what is seen of it in one beat."""
+
+    machine: Machine
+    reported: ReportedWorker | None
+    instance: Instance | None
+    worker: Worker
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Under which a user may know it."""
+        peer = self.instance.peer if self.instance else None
+        return frozenset(filter(None, (self.machine.name, self.machine.peer, str(peer or ""))))
+
+    @property
+    def is_running(self) -> bool:
+        return self.instance is not None and self.instance.condition is not Condition.FAILED
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What only helps to plan better and is learnt again after a restart."""
+
+    histories: dict[str, History] = field(default_factory=dict)
+    started_s: dict[str, float] = field(default_factory=dict)  # machines that are on their way
+    leaving: dict[str, float] = field(default_factory=dict)  # until when they may hand in
+    failures: dict[str, str] = field(default_factory=dict)  # since the last beat, and why
+    notes: dict[str, str] = field(default_factory=dict)
+    tried_s: dict[str, float] = field(default_factory=dict)  # first starts, before any decision
+    beat_s: float | None = None
+
+
+class Coordinator:
+    """Plans one learner's workers. `beat` is one look and what follows from it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        providers: Mapping[str, Provider],
+        client: ControlClient,
+        nursery: trio.Nursery,
+        *,
+        unix_s: Callable[[], float],
+        drained: Callable[[], frozenset[str]],
+        say: Say,
+    ) -> None:
+        """`providers` by name, that of volunteers among them. `drained`: names or peer ids of
+        machines that shall not work. `nursery`: where machines are started and released."""
+        self.fleet = fleet
+        self._providers = providers
+        self._client = client
+        self._nursery = nursery
+        self._unix_s = unix_s
+        self._drained = drained
+        self._say = say
+        self._state = State()
+        self._is_first = True
+        self._pacing: Pacing | None = None
+        self._refused_before = 0
+        self._least: deque[int] = deque(maxlen=LEAST_LOOKED_AT)  # of the last beats
+        self._memory = _Memory()
+        self._busy: set[str] = set()  # machines that are being started or released
+        self._plan: SetPlan | None = None
+        self._why = ""
+        self.view: View | None = None
+
+    async def beat(self, unreachable: str = "") -> View:
+        """Look, decide, act. `unreachable`: why there is no connection to the learner."""
+        if unreachable:
+            self.view = self._blind(f"the learner is not reachable: {unreachable}")
+            return self.view
+        try:
+            report, reported = await self._client.report()
+        except (TransportError, RemoteProtocolError) as error:
+            self.view = self._blind(f"the learner does not answer: {error}")
+            return self.view
+        drained = self._drained()
+        known = await self._look(reported)
+        usable = {
+            name: each for name, each in known.items() if not drained.intersection(each.names)
+        }
+        now_s = trio.current_time()
+        if self._is_first:
+            self._recall(usable, now_s)
+        pacing = self._pacing or Pacing(report.rules.staleness_max)
+        run = run_of(report, self.fleet.learner, report.rules.staleness_max, aimed=True)
+        if run is None:
+            why, problem, activate, release = self._begin(usable, now_s)
+        else:
+            why, problem, activate, release = self._decide(run, report, usable, now_s)
+        await self._act(activate, release, known, usable, now_s)
+        real = run_of(report, self.fleet.learner, pacing.depth, aimed=False)
+        capacity = None if real is None else self._predicted(real, report, usable)
+        if real is not None:
+            self._pacing = self._paced(pacing, real, report, usable, capacity)
+        await self._set_plan(report, known, usable, capacity)
+        self._tell(why, problem)
+        self._memory.beat_s = now_s
+        self.view = self._seen(report, why, problem, known, drained, capacity)
+        return self.view
+
+    async def release_all(self) -> None:
+        """End all machines that were started here, volunteers aside."""
+        async with trio.open_nursery() as nursery:
+            for provider in self._providers.values():
+                for name in await provider.look(()):
+                    nursery.start_soon(self._release, provider, name)
+
+    # --- looking -----------------------------------------------------------------------------
+
+    async def _look(self, reported: Sequence[ReportedWorker]) -> dict[str, _Known]:
+        """All machines: of the file, and volunteers that came by themselves."""
+        by_peer = {each.peer: each for each in reported}
+        machines = {each.name: each for each in self.fleet.machines}
+        instances: dict[str, Instance] = {}
+        for kind, provider in self._providers.items():
+            if kind == VOLUNTEERS:
+                continue
+            for name, instance in (await provider.look(reported)).items():
+                if name in machines:
+                    instances[name] = instance
+                elif name not in self._busy:  # of an earlier file
+                    self._busy.add(name)
+                    self._nursery.start_soon(self._release, provider, name)
+        volunteers = [each for each in reported if not self._is_ours(each.peer)]
+        seen = await self._providers[VOLUNTEERS].look(volunteers)
+        instances.update(seen)
+        named = {each.peer for each in self.fleet.machines if each.peer}
+        for worker in volunteers:
+            name = str(worker.peer)
+            if name not in named and (is_there(worker) or name in seen):
+                machines[name] = Machine(name, VOLUNTEERS, name)
+        found: dict[str, _Known] = {}
+        for name, machine in list(machines.items())[:WORKERS_MAX]:
+            instance_of = instances.get(name)
+            peer = instance_of.peer if instance_of and instance_of.peer else None
+            peer = peer or (PeerId(machine.peer) if machine.peer else None)
+            its = by_peer.get(peer) if peer else None
+            history = self._memory.histories.get(name, History())
+            found[name] = _Known(machine, its, instance_of, worker_of(machine, its, history))
+        return found
+
+    def _is_ours(self, peer: PeerId) -> bool:
+        """Whether a provider runs it, so that it is no volunteer."""
+        return any(each.owns(peer) for kind, each in self._providers.items() if kind != VOLUNTEERS)
+
+    def _recall(self, usable: Mapping[str, _Known], now_s: float) -> None:
+        """What runs was wanted, as far as anybody can tell."""
+        running = frozenset(name for name, each in usable.items() if each.is_running)
+        standings = {name: Standing(Phase.ACTIVE, now_s) for name in running}
+        self._state = State(standings=standings, wanted=running)
+        self._is_first = False
+        if running:
+            self._say(f"found at work: {', '.join(sorted(running))}")
+
+    # --- deciding ----------------------------------------------------------------------------
+
+    def _begin(
+        self, usable: Mapping[str, _Known], now_s: float
+    ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
+        """Before a step was made: one machine, the cheapest for a group by what is guessed."""
+        self._memory.failures.clear()
+        if any(each.is_running for each in usable.values()) or self._busy:
+            return "waiting for the learner's first steps", None, (), ()
+        pause_s, tried_s = self.fleet.settings.cooldown_s, self._memory.tried_s
+        ready = [
+            each
+            for name, each in usable.items()
+            if each.machine.provider != "static" and now_s - tried_s.get(name, -pause_s) >= pause_s
+        ]
+        if not ready:
+            return "no worker is there, and none can be started now", None, (), ()
+        first = min(
+            ready,
+            key=lambda each: (
+                each.machine.price_per_h / each.machine.groups_per_s,
+                each.machine.name,
+            ),
+        ).machine.name
+        tried_s[first] = now_s
+        standings = {**self._state.standings, first: Standing(Phase.JOINING, now_s)}
+        self._state = replace(self._state, standings=standings, wanted=frozenset({first}))
+        return "one worker, until it is known what a step takes", None, (first,), ()
+
+    def _decide(
+        self, run: Run, report: LearnerReport, usable: Mapping[str, _Known], now_s: float
+    ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
+        fresh = frozenset(
+            name for name, each in usable.items() if self._is_fresh(each, report, run)
+        )
+        failed = self._failed(usable, fresh, now_s)
+        self._remember(usable, fresh, failed, now_s)
+        active = [usable[name].worker for name in sorted(fresh)]
+        run = replace(run, load_s=calibrated_load_s(run, active, report.pace.broadcast_s))
+        workers = [each.worker for each in usable.values()]
+        planned = self._feasible(run, workers)
+        decision = decide(
+            self._state, Seen(workers, fresh, failed), planned, now_s, self.fleet.settings
+        )
+        self._state = decision.state
+        problem, bound = decision.problem, report.rules.staleness_max
+        if problem is None and planned.staleness_max > bound:
+            problem = Infeasible(
+                Obstacle.STALENESS,
+                f"groups may be {planned.staleness_max} steps old when their turn comes, and S = "
+                f"{bound}: some will be refused",
+            )
+        return decision.why, problem, decision.activate, decision.release
+
+    def _feasible(self, run: Run, workers: Sequence[Worker]) -> Run:
+        """The run at the least depth, from the bound up, at which what is wanted now is in time,
+        and so is all there is. Beyond the bound some of what is made will be refused as too old:
+        that is said, and shows in what is admitted; to stop what works on account of an estimate
+        would be worse."""
+        wanted = [each for each in workers if each.name in self._state.wanted]
+        depth = run.staleness_max
+        for members in (wanted, workers):
+            depth = max(depth, _least_depth(run, members, depth) or 0)
+        return replace(run, staleness_max=depth)
+
+    def _is_fresh(self, each: _Known, report: LearnerReport, run: Run) -> bool:
+        its = each.reported
+        if its is None or its.heard_s >= SILENT_S or not its.version:
+            return False
+        if each.instance is None or each.instance.condition is not Condition.UP:
+            return False
+        # whoever has the newest version on offer cannot have a fresher one
+        needed = is_fresh_enough(
+            its.version, report.version, report.rules.publish_every, report.rules.staleness_max
+        )
+        return needed or its.version >= report.published - report.rules.publish_every
+
+    def _failed(
+        self, usable: Mapping[str, _Known], fresh: frozenset[str], now_s: float
+    ) -> frozenset[str]:
+        """Who should work and does not: it ended, or fell silent, or could not be started."""
+        failed = set(self._memory.failures)
+        for name, each in usable.items():
+            standing = self._state.of(name)
+            if not standing.runs or name in self._busy:
+                continue
+            if each.instance is not None and each.instance.condition is Condition.FAILED:
+                failed.add(name)
+                self._memory.notes[name] = each.instance.detail
+            elif standing.phase is Phase.ACTIVE and name not in fresh:
+                silent = each.reported is None or each.reported.heard_s >= SILENT_S
+                if silent and now_s - standing.since_s >= SILENT_S:
+                    failed.add(name)
+                    self._memory.notes[name] = "the learner does not hear of it"
+        self._memory.failures.clear()
+        return frozenset(failed)
+
+    def _remember(
+        self,
+        usable: Mapping[str, _Known],
+        fresh: frozenset[str],
+        failed: frozenset[str],
+        now_s: float,
+    ) -> None:
+        memory = self._memory
+        since_s = memory.beat_s
+        for name in usable:
+            history = memory.histories.get(name, History())
+            if name in fresh:
+                if name in memory.started_s:
+                    history = history.started(now_s - memory.started_s.pop(name))
+                    memory.notes.pop(name, None)
+                if since_s is not None:
+                    history = history.served(now_s - since_s)
+            if name in failed:
+                if self._state.of(name).phase is Phase.ACTIVE:
+                    history = history.lost()
+                memory.started_s.pop(name, None)
+            memory.histories[name] = history
+        for name in memory.histories.keys() - usable.keys():  # volunteers that left
+            del memory.histories[name]
+
+    # --- acting ------------------------------------------------------------------------------
+
+    async def _act(
+        self,
+        activate: Sequence[str],
+        release: Sequence[str],
+        known: Mapping[str, _Known],
+        usable: Mapping[str, _Known],
+        now_s: float,
+    ) -> None:
+        """Start and release. Who is released gets no more leases, and has a while to hand in."""
+        memory = self._memory
+        for name in activate:
+            memory.leaving.pop(name, None)
+            if name not in self._busy:
+                memory.started_s[name] = now_s
+                self._busy.add(name)
+                self._nursery.start_soon(self._start, known[name].machine)
+        unwanted = [
+            name
+            for name, each in known.items()
+            if each.is_running and name not in self._busy and not self._may_work(name, each, usable)
+        ]
+        for name in (*release, *unwanted):
+            memory.leaving.setdefault(name, now_s + LEAVE_S)
+        for name, until_s in list(memory.leaving.items()):
+            each = known.get(name)
+            if each is None or each.instance is None:
+                del memory.leaving[name]
+                continue
+            gone = each.instance.condition is Condition.FAILED
+            idle = each.reported is None or each.reported.leased == 0
+            if (gone or now_s >= until_s or (idle and self._was_told(name, known))) and (
+                name not in self._busy
+            ):
+                del memory.leaving[name]
+                self._busy.add(name)
+                provider = self._providers[each.machine.provider]
+                self._nursery.start_soon(self._release, provider, name)
+
+    def _was_told(self, name: str, known: Mapping[str, _Known]) -> bool:
+        """Whether the plan in force gives it no more leases."""
+        its = known[name].reported
+        return its is None or its.standing_by
+
+    async def _start(self, machine: Machine) -> None:
+        try:
+            self._say(f"start {machine.name} ({machine.provider})")
+            await self._providers[machine.provider].start(machine)
+        except ProviderFailed as error:
+            self._memory.failures[machine.name] = str(error)
+            self._memory.notes[machine.name] = str(error)
+            self._say(f"{machine.name} did not start: {error}")
+        finally:
+            self._busy.discard(machine.name)
+
+    async def _release(self, provider: Provider, name: str) -> None:
+        try:
+            self._say(f"release {name}")
+            await provider.release(name)
+        except ProviderFailed as error:
+            self._memory.notes[name] = str(error)
+            self._say(f"{name} could not be released: {error}")
+        finally:
+            self._busy.discard(name)
+
+    # --- the learner's plan ------------------------------------------------------------------
+
+    def _active(self, usable: Mapping[str, _Known]) -> list[Worker]:
+        """Those that count."""
+        phase_of = self._state.of
+        return [
+            each.worker for name, each in usable.items() if phase_of(name).phase is Phase.ACTIVE
+        ]
+
+    def _predicted(
+        self, run: Run, report: LearnerReport, usable: Mapping[str, _Known]
+    ) -> Capacity | None:
+        """What the machines that run make of the learner."""
+        members = self._active(usable)
+        run = replace(run, load_s=calibrated_load_s(run, members, report.pace.broadcast_s))
+        for depth in range(run.staleness_max, DEPTHS_TRIED_MAX + 1):
+            found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
+            if isinstance(found, Capacity):
+                return found
+            if not members:
+                break
+        return None
+
+    def _paced(
+        self,
+        pacing: Pacing,
+        run: Run,
+        report: LearnerReport,
+        usable: Mapping[str, _Known],
+        capacity: Capacity | None,
+    ) -> Pacing:
+        members = self._active(usable)
+        least = _least_depth(run, members)
+        if least is None:
+            self._least.clear()
+        else:
+            self._least.append(least)
+        refused = max(0, report.work.would_be_stale - self._refused_before)
+        self._refused_before = report.work.would_be_stale
+        seen = Measured(
+            step=report.version,
+            bound=report.rules.staleness_max,
+            least=max(self._least, default=None),
+            idle_share=report.pace.idle_share,
+            predicted_idle_share=0.0 if capacity is None else 1.0 - capacity.utilisation,
+            refused=refused,
+            effective_share=report.pace.effective_share,
+            mismatch_k3=report.pace.mismatch_k3,
+        )
+        moved = next_pacing(pacing, seen, self.fleet.pacing)
+        if moved.depth != pacing.depth:
+            self._say(f"pacing depth {pacing.depth} -> {moved.depth}: {moved.why}")
+        return moved
+
+    async def _set_plan(
+        self,
+        report: LearnerReport,
+        known: Mapping[str, _Known],
+        usable: Mapping[str, _Known],
+        capacity: Capacity | None,
+    ) -> None:
+        """Tell the learner, where what it follows is something else."""
+        standby = control.pack_peers(sorted(self._stood_by(known, usable)))
+        depth = self._pacing.depth if self._pacing else report.rules.staleness_max
+        wanted = SetPlan(
+            type="plan",
+            number=max(int(1e3 * self._unix_s()), report.plan + 1),
+            standby=standby,
+            pacing=min(depth, report.rules.staleness_max),
+            publish_every=0 if capacity is None else min(capacity.period_steps, 1024),
+            credits=0 if capacity is None else capacity.inflight_groups,
+        )
+        if self._is_in_force(wanted, report):
+            return
+        try:
+            await self._client.set_plan(wanted)
+        except (TransportError, RemoteProtocolError) as error:
+            self._say(f"the plan did not reach the learner: {error}")
+            return
+        self._plan = wanted
+
+    def _is_in_force(self, wanted: SetPlan, report: LearnerReport) -> bool:
+        """Whether the learner follows such a plan. Credits that are nearly the same are."""
+        before = self._plan
+        if before is None or before.number != report.plan:
+            return False
+        near = abs(wanted.credits - before.credits) <= CREDITS_NEAR * before.credits
+        same = {"number": before.number, "credits": before.credits if near else wanted.credits}
+        return wanted.model_copy(update=same) == before
+
+    def _may_work(self, name: str, each: _Known, usable: Mapping[str, _Known]) -> bool:
+        """Whether it gets leases. A volunteer is measured before it is stood by."""
+        if name not in usable or name in self._memory.leaving:
+            return False
+        standing = self._state.of(name)
+        is_free = each.machine.provider == "static" and each.machine.price_per_h == 0.0
+        is_new = each.reported is None or not is_measured(each.reported)
+        return standing.runs or (is_free and is_new and standing.phase is not Phase.COOLING)
+
+    def _stood_by(self, known: Mapping[str, _Known], usable: Mapping[str, _Known]) -> set[PeerId]:
+        """Peers that get no leases."""
+        return {
+            each.reported.peer
+            for name, each in known.items()
+            if each.reported is not None and not self._may_work(name, each, usable)
+        }
+
+    # --- telling -----------------------------------------------------------------------------
+
+    def _tell(self, why: str, problem: Infeasible | None) -> None:
+        said = why if problem is None else f"{why} ({reason(problem)})"
+        if said != self._why:
+            self._why = said
+            self._say(said)
+
+    def _blind(self, why: str) -> View:
+        if why != self._why:
+            self._why = why
+            self._say(why)
+        before = self.view
+        return View(
+            learner=str(self._client.learner),
+            reachable=False,
+            why=why,
+            problem="",
+            report=before.report if before else None,
+            plan=before.plan if before else 0,
+            depth=before.depth if before else 0,
+            depth_why=before.depth_why if before else "",
+            predicted=before.predicted if before else None,
+            cost_per_h=before.cost_per_h if before else 0.0,
+            rows=before.rows if before else (),
+        )
+
+    def _seen(
+        self,
+        report: LearnerReport,
+        why: str,
+        problem: Infeasible | None,
+        known: Mapping[str, _Known],
+        drained: frozenset[str],
+        capacity: Capacity | None,
+    ) -> View:
+        rows = tuple(self._row(name, each, drained) for name, each in sorted(known.items()))
+        pacing = self._pacing
+        running = [each for name, each in known.items() if self._state.of(name).runs]
+        return View(
+            learner=str(self._client.learner),
+            reachable=True,
+            why=why,
+            problem=reason(problem),
+            report=report,
+            plan=self._plan.number if self._plan else 0,
+            depth=pacing.depth if pacing else report.rules.staleness_max,
+            depth_why=pacing.why if pacing else "",
+            predicted=capacity,
+            cost_per_h=sum(each.machine.price_per_h for each in running),
+            rows=rows,
+        )
+
+    def _row(self, name: str, each: _Known, drained: frozenset[str]) -> Row:
+        its, instance = each.reported, each.instance
+        phase = "drained" if drained.intersection(each.names) else str(self._state.of(name).phase)
+        if name in self._memory.leaving:
+            phase = "leaving"
+        return Row(
+            name=name,
+            provider=each.machine.provider,
+            peer=str(instance.peer if instance and instance.peer else each.machine.peer),
+            phase=phase,
+            condition="" if instance is None else str(instance.condition),
+            version=None if its is None else its.version,
+            groups_per_s=each.worker.admitted_per_s,
+            measured=its is not None and is_measured(its),
+            price_per_h=each.machine.price_per_h,
+            admitted=0 if its is None else its.admitted,
+            heard_s=None if its is None else its.heard_s,
+            note=self._memory.notes.get(name, ""),
+        )
+
+
+def _least_depth(run: Run, members: Sequence[Worker], least: int = 1) -> int | None:
+    """The least staleness, from `least` up, at which these workers' groups are in time, published
+    as often as links allow; None: there is none."""
+    for depth in range(least, DEPTHS_TRIED_MAX + 1):
+        found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
+        if isinstance(found, Capacity):
+            return depth
+        if found.obstacle in (Obstacle.NO_WORKERS, Obstacle.SUPPLY):
+            return None
+    return None

@@ -1,0 +1,66 @@
+"""What the coordinator needs of whoever runs workers.
+
+A provider that fails to start a worker, starts it late, or loses it in the middle of a lease is
+normal: it says so in what it sees, and the coordinator plans with that.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from coordinator.fleet import Machine
+from swarm.control import ReportedWorker
+from swarm.errors import SwarmError
+from swarm.identity import PeerId
+
+
+class ProviderFailed(SwarmError):
+    """A worker could not be started or ended; one line that says why."""
+
+
+class Condition(StrEnum):
+    """How a machine is."""
+
+    STARTING = "starting"
+    UP = "up"
+    FAILED = "failed"  # it was started, and is not there
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A machine that runs a worker, or should. `peer` None: not known yet."""
+
+    name: str
+    condition: Condition
+    peer: PeerId | None
+    detail: str = ""
+
+
+class Provider(Protocol):
+    """Runs the machines of one kind."""
+
+    def owns(self, peer: PeerId) -> bool:
+        """Whether the peer is a worker of this provider's, running or not."""
+        ...
+
+    async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
+        """All that were started, also by a coordinator before this one, and not released; by name.
+        `reported`: what the learner says of its workers."""
+        ...
+
+    async def start(self, machine: Machine) -> None:
+        """Have it run a worker; returns once that is under way. One that runs already goes on.
+
+        Raises:
+            ProviderFailed: it could not be started.
+        """
+        ...
+
+    async def release(self, name: str) -> None:
+        """End it, or have it stand by; it may be started again. One that is not there is no error.
+
+        Raises:
+            ProviderFailed: it could not be ended.
+        """
+        ...

@@ -1,0 +1,150 @@
+"""Workers on this machine: a process each, in a session of its own, with a data directory of its
+own. They outlive a coordinator that dies; the next one finds them by the files that are left."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import psutil
+import trio
+
+from coordinator.fleet import Machine
+from coordinator.providers.base import Condition, Instance, ProviderFailed
+from swarm.control import ReportedWorker
+from swarm.errors import ConfigError
+from swarm.identity import Identity, PeerId
+
+PROCESS_FILE: Final = "coordinator.json"
+LOG_FILE: Final = "worker.log"
+LOG_BYTES_MAX: Final = 4_194_304  # of what it printed, kept when it is started again
+KEY_FILE: Final = "identity.pem"
+LEAVE_S: Final = 20.0  # for a worker that is told to leave; then it is killed
+LOOK_S: Final = 0.2  # whether it has left
+LINE_CHARS_MAX: Final = 200
+
+
+class LocalProvider:
+    """See `Provider`."""
+
+    def __init__(self, directory: Path, run_file: Path, peers: Sequence[str]) -> None:
+        """`directory`: of the workers' data directories, one each, by name."""
+        self._directory = directory
+        self._run_file = run_file
+        self._peers = peers
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # of this process; to be reaped
+        self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+
+    def owns(self, peer: PeerId) -> bool:
+        """See `Provider`."""
+        return peer in self._peer_ids.values()
+
+    async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
+        """See `Provider`."""
+        return await trio.to_thread.run_sync(self._look)
+
+    def _look(self) -> dict[str, Instance]:
+        found = {}
+        for name in [name for name, each in self._children.items() if each.poll() is not None]:
+            del self._children[name]
+        for key in self._directory.glob(f"*/{KEY_FILE}"):
+            if key.parent.name not in self._peer_ids:
+                self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+        for record in sorted(self._directory.glob(f"*/{PROCESS_FILE}")):
+            name = record.parent.name
+            process = self._process(name)
+            if process is None:
+                detail = _last_line(record.parent / LOG_FILE)
+                found[name] = Instance(name, Condition.FAILED, self._peer_ids.get(name), detail)
+            else:
+                found[name] = Instance(name, Condition.UP, self._peer_ids.get(name))
+        return found
+
+    def _process(self, name: str) -> psutil.Process | None:
+        """The worker's process, if it lives: the same one, not another under its number."""
+        child = self._children.get(name)
+        if child is not None and child.poll() is not None:
+            return None
+        try:
+            record = json.loads((self._directory / name / PROCESS_FILE).read_text())
+            process = psutil.Process(int(record["pid"]))
+            is_same = abs(process.create_time() - float(record["created_s"])) < 1.0
+            alive = process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+            return None
+        return process if is_same and alive else None
+
+    async def start(self, machine: Machine) -> None:
+        """See `Provider`."""
+        try:
+            await trio.to_thread.run_sync(self._start, machine)
+        except (OSError, ConfigError) as error:
+            raise ProviderFailed(f"{machine.name}: {error}") from None
+
+    def _start(self, machine: Machine) -> None:
+        if self._process(machine.name) is not None:
+            return
+        directory = self._directory / machine.name
+        directory.mkdir(parents=True, exist_ok=True)
+        key = directory / KEY_FILE
+        if not key.exists():
+            Identity.generate().save(key, None)
+        self._peer_ids[machine.name] = Identity.load(key, None).peer_id
+        log = directory / LOG_FILE
+        with contextlib.suppress(FileNotFoundError):
+            if log.stat().st_size > LOG_BYTES_MAX:
+                log.unlink()
+        command = [sys.executable, "-m", "node.cli", "join", "--run", str(self._run_file)]
+        command += ["--data-dir", str(directory), "--key-file", str(key)]
+        for peer in self._peers:
+            command += ["--peer", peer]
+        with log.open("ab") as output:
+            child = subprocess.Popen(
+                [*command, *machine.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._children[machine.name] = child
+        try:
+            created_s = psutil.Process(child.pid).create_time()
+        except psutil.Error:
+            created_s = 0.0  # it has ended already, which the next look finds
+        partial = directory / f"{PROCESS_FILE}.partial"
+        partial.write_text(json.dumps({"pid": child.pid, "created_s": created_s}))
+        partial.replace(directory / PROCESS_FILE)
+
+    async def release(self, name: str) -> None:
+        """See `Provider`."""
+        process = await trio.to_thread.run_sync(self._process, name)
+        if process is not None:
+            await trio.to_thread.run_sync(_signal, process, signal.SIGTERM)
+            for _ in range(int(LEAVE_S / LOOK_S)):
+                if await trio.to_thread.run_sync(self._process, name) is None:
+                    break
+                await trio.sleep(LOOK_S)
+            left = await trio.to_thread.run_sync(self._process, name)
+            if left is not None:
+                await trio.to_thread.run_sync(_signal, left, signal.SIGKILL)
+        (self._directory / name / PROCESS_FILE).unlink(missing_ok=True)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(number)
+
+
+def _last_line(log: Path) -> str:
+    """What a process said last, for a message."""
+    try:
+        lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()
+    except OSError:
+        return "it has ended"
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    text = "".join(char for char in last if char.isprintable())
+    return f"it has ended: {text[:LINE_CHARS_MAX]}" if text else "it has ended"

@@ -1,0 +1,66 @@
+"""Volunteers: machines that come and go by themselves. They are activated and stood by through the
+plan that the learner follows; nobody can start one that is not there."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import trio
+
+from coordinator.fleet import Machine
+from coordinator.providers.base import Condition, Instance, ProviderFailed
+from swarm.control import ReportedWorker
+from swarm.identity import PeerId
+
+SILENT_S: Final = 45.0  # unheard of for so long and not connected: it has left
+
+
+def is_there(worker: ReportedWorker) -> bool:
+    """Whether the learner has a worker to count on."""
+    return worker.connected or worker.heard_s < SILENT_S
+
+
+class StaticProvider:
+    """See `Provider`. `named` are the machines of the fleet file; whoever else comes goes by its
+    peer id."""
+
+    def __init__(self, named: Iterable[Machine]) -> None:
+        self._names = {PeerId(each.peer): each.name for each in named}
+        self._there: frozenset[str] = frozenset()
+        self._active: set[str] = set()
+
+    def name_of(self, peer: PeerId) -> str:
+        """What a volunteer is called."""
+        return self._names.get(peer, str(peer))
+
+    def owns(self, peer: PeerId) -> bool:
+        """See `Provider`: nobody's."""
+        return peer in self._names
+
+    async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
+        """See `Provider`."""
+        await trio.lowlevel.checkpoint()
+        found: dict[str, Instance] = {}
+        there: set[str] = set()
+        for worker in reported:
+            name = self.name_of(worker.peer)
+            if is_there(worker):
+                there.add(name)
+                if not worker.standing_by or name in self._active:
+                    found[name] = Instance(name, Condition.UP, worker.peer)
+        for name in self._active - there:
+            found[name] = Instance(name, Condition.FAILED, None, "it has left")
+        self._active = {name for name, each in found.items() if each.condition is Condition.UP}
+        self._there = frozenset(there)
+        return found
+
+    async def start(self, machine: Machine) -> None:
+        """See `Provider`."""
+        await trio.lowlevel.checkpoint()
+        if machine.name not in self._there:
+            raise ProviderFailed(f"{machine.name} is not there; it comes by itself")
+        self._active.add(machine.name)
+
+    async def release(self, name: str) -> None:
+        """See `Provider`."""
+        await trio.lowlevel.checkpoint()
+        self._active.discard(name)

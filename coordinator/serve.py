@@ -1,0 +1,299 @@
+"""`swarm-coordinator serve`: the coordinator as a process, on the same network as its learner."""
+
+import fcntl
+import json
+import secrets
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from coordinator.fleet import Fleet
+from coordinator.loop import Coordinator, Say
+from coordinator.providers.base import Provider
+from coordinator.providers.local import LocalProvider
+from coordinator.providers.static import StaticProvider
+from coordinator.view import load_state, render_state, save_state, view_json
+from swarm.control import ControlClient
+from swarm.errors import ConfigError, PeerUnreachable, RemoteProtocolError, first_of
+from swarm.identity import Identity, PeerId, public_key_of
+from swarm.invite import Invitation
+from swarm.ledger import Ledger
+from swarm.transport.base import Transport
+from swarm.transport.libp2p_host import open_libp2p
+from swarm.warden import Warden
+
+AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
+DRAINED_FILE: Final = "drained.json"
+DRAINED_MAX: Final = 4_096
+LOCK_FILE: Final = "lock"
+KEY_FILE: Final = "identity.pem"
+WORKERS: Final = "workers"
+CONNECT_TIMEOUT_S: Final = 10.0
+
+
+def learner_of(run_file: Path) -> PeerId:
+    """Whom a run file names as its learner.
+
+    Raises:
+        ConfigError: it cannot be read, or names none.
+    """
+    try:
+        with run_file.open("rb") as file:
+            table = tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"run {run_file}: {error}") from None
+    learner = table.get("learner")
+    peer = learner.get("peer") if isinstance(learner, dict) else None
+    if not isinstance(peer, str):
+        raise ConfigError(f"run {run_file}: has no learner; it says learner.peer")
+    try:
+        public_key_of(peer)
+    except RemoteProtocolError as error:
+        raise ConfigError(f"run {run_file}: learner.peer: {error.detail}") from None
+    return PeerId(peer)
+
+
+@contextmanager
+def working_directory(path: Path) -> Iterator[None]:
+    """Make and lock the data directory; the lock ends with the process, however it ends.
+
+    Raises:
+        ConfigError: another coordinator works on it, or it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = (path / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(f"--data-dir {path}: {error.strerror}; choose another") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"--data-dir {path}: another coordinator works on it") from None
+        yield
+
+
+def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
+    """The coordinator's key, made at its first start.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    path = key_file or data_dir / KEY_FILE
+    if not path.exists():
+        if key_file is not None:
+            raise ConfigError(
+                f"--key-file {key_file}: no such file; make it with swarm-node keygen"
+            )
+        Identity.generate().save(path, None)
+    return Identity.load(path, None)
+
+
+# --- drains ------------------------------------------------------------------------------------
+
+
+def read_drained(data_dir: Path) -> frozenset[str]:
+    """Machines that shall not work, by name or peer id.
+
+    Raises:
+        ConfigError: the list is damaged.
+    """
+    path = data_dir / DRAINED_FILE
+    try:
+        names = json.loads(path.read_text())
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}; delete it to drain nobody") from None
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise ConfigError(f"{path}: is no list of names; delete it to drain nobody")
+    return frozenset(names)
+
+
+def drain(data_dir: Path, name: str, *, undo: bool) -> None:
+    """Have a machine hand in what it has and work no more, or work again. It takes effect with the
+    coordinator's next look, or its next start.
+
+    Raises:
+        ConfigError: there are too many, or the list is damaged.
+    """
+    names = set(read_drained(data_dir))
+    (names.discard if undo else names.add)(name)
+    if len(names) > DRAINED_MAX:
+        raise ConfigError(f"{DRAINED_MAX} are drained already")
+    data_dir.mkdir(parents=True, exist_ok=True)
+    partial = data_dir / f"{DRAINED_FILE}.partial"
+    partial.write_text(json.dumps(sorted(names)))
+    partial.replace(data_dir / DRAINED_FILE)
+
+
+def show_state(data_dir: Path, *, as_json: bool) -> str:
+    """What the coordinator of a data directory saw last.
+
+    Raises:
+        ConfigError: none has worked there.
+    """
+    state = load_state(data_dir)
+    return json.dumps(state, indent=2) if as_json else render_state(state, time.time())
+
+
+# --- serving -----------------------------------------------------------------------------------
+
+
+def providers_of(fleet: Fleet, data_dir: Path) -> dict[str, Provider]:
+    """One of each kind that the fleet has; that of volunteers always."""
+    named = [each for each in fleet.machines if each.provider == "static"]
+    return {
+        "local": LocalProvider(data_dir / WORKERS, fleet.run_file.absolute(), fleet.peers),
+        "static": StaticProvider(named),
+    }
+
+
+class _Stop:
+    """Until when to work, and what becomes of the workers then."""
+
+    def __init__(self) -> None:
+        self.asked = trio.Event()
+
+    async def watch(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self.asked.is_set():
+                    raise SystemExit(130)
+                self.asked.set()
+
+
+def serve(
+    load: Callable[[], Fleet],
+    data_dir: Path,
+    say: Say,
+    *,
+    key_file: Path | None = None,
+    invite: str | None = None,
+    interval_s: float = 5.0,
+    keep_workers: bool = False,
+) -> int:
+    """Coordinate until interrupted. Returns the exit status.
+
+    `load` reads the fleet file; it is called again at each look, and where that fails, what was
+    read before goes on.
+
+    Raises:
+        ConfigError: bad input, found before anything started.
+    """
+    fleet = load()
+    learner = learner_of(fleet.run_file)
+    read_drained(data_dir)
+    network_key = None
+    peers = fleet.peers
+    if invite is not None:
+        invitation = Invitation.decode(invite)
+        network_key = invitation.key.handshake_key() if invitation.key else None
+        peers = tuple(dict.fromkeys((*peers, *invitation.addresses)))
+    with working_directory(data_dir):
+        identity = identity_of(data_dir, key_file)
+        say(f"this coordinator is {identity.peer_id}; the learner has to be started with")
+        say(f"  --coordinator {identity.peer_id}")
+
+        async def work() -> None:
+            async with open_libp2p(
+                identity, ("/ip4/0.0.0.0/tcp/0",), network_key=network_key
+            ) as transport:
+                await _coordinate(
+                    _Source(load, fleet, say), peers, learner, transport, data_dir, say,
+                    interval_s, keep_workers,
+                )  # fmt: skip
+
+        try:
+            trio.run(work)
+        except* ConfigError as group:
+            raise first_of(group) from None
+    return 0
+
+
+class _Source:
+    """The fleet file, which may change while a coordinator works by it."""
+
+    def __init__(self, load: Callable[[], Fleet], fleet: Fleet, say: Say) -> None:
+        self._load = load
+        self._say = say
+        self._refused = ""
+        self.fleet = fleet
+
+    def look(self) -> Fleet:
+        """The file as it is now, or as it was before it was wrong."""
+        try:
+            fleet = self._load()
+        except ConfigError as error:
+            if str(error) != self._refused:
+                self._say(f"{error}; what was read before goes on")
+            self._refused = str(error)
+            return self.fleet
+        self._refused = ""
+        if fleet != self.fleet:
+            self._say("the fleet file has changed")
+            self.fleet = fleet
+        return fleet
+
+
+async def _coordinate(
+    source: _Source,
+    peers: tuple[str, ...],
+    learner: PeerId,
+    transport: Transport,
+    data_dir: Path,
+    say: Say,
+    interval_s: float,
+    keep_workers: bool,
+) -> None:
+    stop, warden = _Stop(), Warden(transport, Ledger(), admits=lambda peer, ip: peer == learner)
+    async with trio.open_nursery() as services:
+        services.start_soon(warden.run)
+        services.start_soon(stop.watch)
+        async with trio.open_nursery() as nursery:
+            coordinator = Coordinator(
+                source.fleet,
+                providers_of(source.fleet, data_dir),
+                ControlClient(transport, warden.ledger, learner),
+                nursery,
+                unix_s=time.time,
+                drained=lambda: read_drained(data_dir),
+                say=say,
+            )
+            while not stop.asked.is_set():
+                coordinator.fleet = await trio.to_thread.run_sync(source.look)
+                unreachable = await _connect(transport, peers, learner)
+                view = await coordinator.beat(unreachable)
+                state = view_json(view, time.time(), interval_s)
+                await trio.to_thread.run_sync(save_state, data_dir, state)
+                with trio.move_on_after(interval_s * (0.9 + 0.2 * secrets.randbelow(100) / 100)):
+                    await stop.asked.wait()
+        if not keep_workers:
+            say("leaving: the workers that were started here are ended")
+            await coordinator.release_all()
+        services.cancel_scope.cancel()
+
+
+async def _connect(transport: Transport, peers: tuple[str, ...], learner: PeerId) -> str:
+    """Have a connection to the learner, by any of the addresses that lead to it. Returns why there
+    is none; empty: there is one."""
+    if learner in transport.peers():
+        return ""
+    why = f"no address of the learner's is known: give one that ends in /p2p/{learner}"
+    for address in peers:
+        if address.rpartition("/p2p/")[2] != learner:
+            continue
+        try:
+            await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+        except PeerUnreachable as error:
+            why = str(error)
+            continue
+        return ""
+    return why

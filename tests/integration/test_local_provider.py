@@ -1,0 +1,116 @@
+"""Workers as processes of this machine: started, found again by another coordinator, ended."""
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from coordinator.fleet import Machine
+from coordinator.providers.base import Condition, ProviderFailed
+from coordinator.providers.local import PROCESS_FILE, LocalProvider
+from swarm.identity import Identity
+
+pytestmark = pytest.mark.integration
+
+RUN = """
+name = "worked"
+
+[[environments]]
+name = "scripted_sum"
+
+[learner]
+peer = "{peer}"
+"""
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/{peer}"  # no learner listens there: the worker keeps trying
+MACHINE = Machine("one", arguments=("--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan"))
+
+
+@pytest.fixture
+def provider(tmp_path: Path) -> LocalProvider:
+    learner = Identity.generate().peer_id
+    run = tmp_path / "run.toml"
+    run.write_text(RUN.format(peer=learner))
+    return LocalProvider(tmp_path / "workers", run, [NOBODY.format(peer=learner)])
+
+
+def again(provider: LocalProvider) -> LocalProvider:
+    """What a coordinator that starts anew has."""
+    return LocalProvider(provider._directory, provider._run_file, provider._peers)
+
+
+def process_of(provider: LocalProvider) -> psutil.Process:
+    process = provider._process("one")
+    assert process is not None
+    return process
+
+
+def test_a_worker_is_found_again_and_ended_by_who_did_not_start_it(
+    provider: LocalProvider,
+) -> None:
+    async def main() -> None:
+        await provider.start(MACHINE)
+        process = process_of(provider)
+        other = again(provider)
+        (instance,) = (await other.look(())).values()
+        assert (instance.name, instance.condition) == ("one", Condition.UP)
+        assert instance.peer is not None
+        assert other.owns(instance.peer)
+        await other.start(MACHINE)  # which runs already
+        assert process_of(other).pid == process.pid
+        await other.release("one")
+        assert not await other.look(())
+        await provider.look(())
+        assert not process.is_running()  # not even as a zombie
+        await other.release("one")  # which is not there: no error
+
+    trio.run(main)
+
+
+def test_a_worker_that_died_says_what_it_said_last(provider: LocalProvider) -> None:
+    async def main() -> None:
+        await provider.start(MACHINE)
+        process_of(provider).send_signal(signal.SIGKILL)
+        while True:
+            (instance,) = (await provider.look(())).values()
+            if instance.condition is Condition.FAILED:
+                break
+            await trio.sleep(0.05)
+        assert instance.detail.startswith("it has ended")
+        bad = Machine("one", arguments=("--no-such-flag",))
+        await provider.start(bad)
+        while not (found := (await provider.look(()))["one"].detail).count("no-such-flag"):  # noqa: ASYNC110
+            await trio.sleep(0.05)
+        assert "unrecognized arguments" in found
+        await provider.release("one")
+
+    trio.run(main)
+
+
+def test_another_process_under_the_same_number_is_left_alone(
+    provider: LocalProvider, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        await provider.start(MACHINE)
+        await provider.release("one")
+        record = tmp_path / "workers" / "one" / PROCESS_FILE
+        record.write_text(f'{{"pid": {os.getpid()}, "created_s": 1.0}}')
+        (instance,) = (await again(provider).look(())).values()
+        assert instance.condition is Condition.FAILED
+        await again(provider).release("one")  # and this test goes on
+
+    trio.run(main)
+
+
+def test_a_directory_that_cannot_be_made_is_a_failure_of_one_line(tmp_path: Path) -> None:
+    (tmp_path / "workers").write_text("a file")
+    provider = LocalProvider(tmp_path / "workers", tmp_path / "run.toml", [])
+
+    async def main() -> None:
+        with pytest.raises(ProviderFailed, match="one: ") as info:
+            await provider.start(MACHINE)
+        assert "\n" not in str(info.value)
+
+    trio.run(main)
