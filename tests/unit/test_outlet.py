@@ -83,5 +83,5 @@ def test_a_newer_version_takes_the_place_of_one_that_fails(tmp_path: Path) -> No
 
 def test_one_at_a_time(tmp_path: Path) -> None:
     publisher = FullDisk(failures=0)
-    play(tmp_path, publisher, [(0.0, 1), (0.0, 2)])
+    play(tmp_path, publisher, [(0.0, 1), (0.5, 2)])
     assert publisher.published == [(1, 1.0), (2, 2.0)]
