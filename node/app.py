@@ -47,6 +47,7 @@ from node.sapo import Progress
 from node.tasks.verifier import ProcessVerifier
 from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
+from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
 from swarm.address_book import AddressBook
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
@@ -235,6 +236,7 @@ class App:
         self._process = psutil.Process()
         self._checkpoints = checkpoints_of(config)
         self._loading: trio.CancelScope | None = None  # while the trainer is being opened
+        self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
 
     async def run(self) -> int:
         self._leaving = trio.Event()
@@ -383,7 +385,8 @@ class App:
         """Run rounds; restart the trainer from the last checkpoint when it or its engine dies.
 
         Raises:
-            ChildFailed: it died `RESTARTS_MAX` times without finishing a round in between.
+            ChildFailed: it died `RESTARTS_MAX` times without finishing a round in between, or
+                at all where torchrun starts its ranks: then it is torchrun that starts again.
         """
         failures = 0
         while True:
@@ -392,6 +395,9 @@ class App:
                 await self._train_once()
             except* ChildFailed as group:
                 error = first_of(group)
+                if self._ranks is not None:
+                    await self._tell(Trouble(f"the trainer failed: {error}"))
+                    raise
                 failures = 1 if self._node.progress.round > before else failures + 1
                 await self._tell(Trouble(f"the trainer failed and is restarted: {error}"))
                 self._node.notes["trainer"] = f"the trainer failed {failures} times: {error}"
@@ -454,7 +460,7 @@ class App:
         spec = trainer_spec(self._config, self._model)
         try:
             return await stack.enter_async_context(
-                open_trainer(spec, self._config.data_dir, directory)
+                open_trainer(spec, self._config.data_dir, directory, self._ranks)
             )
         except ConfigError as error:
             if resumed is None or not str(error).startswith(DAMAGED):

@@ -287,6 +287,13 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
+    from node.training.ranks import Ranks
+
+    ranks = Ranks.of(os.environ)
+    if ranks is not None and ranks.rank > 0:
+        from node.training.sharded_worker import follow
+
+        return follow(ranks, lambda line: print(line, file=sys.stderr, flush=True))
     config = _config(options)
     from node.learner_app import LearnerApp, rules_of
 

@@ -2,8 +2,12 @@
 
 On top of what every node has: the publisher of the policy's versions, the intake that workers are
 leased work by, and a process of its own that scores samples of what they hand in.
+
+Under torchrun rank 0 is this node, and the other ranks only train: they have no identity and no
+network (`training.sharded_worker.follow`).
 """
 
+import os
 import secrets
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -23,6 +27,7 @@ from node.policy_weights import policy_weights, published_versions, version_dire
 from node.sapo import Progress
 from node.steering import Steering
 from node.training.process import TrainerProcess
+from node.training.ranks import Ranks
 from swarm.control import ControlService
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -66,6 +71,7 @@ class LearnerApp(App):
 
     async def _work(self) -> None:
         config, node = self._config, self._node
+        self._ranks = Ranks.of(os.environ)
         self._rules = rules_of(config)
         with policy_weights(config, self._transport, node.warden, publishes=True) as service:
             self._service = service

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.training.policy import load_error_line, pick_device
+from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
 from swarm.errors import ConfigError
 
@@ -20,6 +21,7 @@ RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a mo
 MICRO_BATCH_TOKENS_MIN = 256
 _FLOAT = 4  # bytes
 _COPIES = 4  # weights, gradients, two moments
+_GATHERED = 1  # weights, while rank 0 of several samples or writes
 _USABLE = 0.9  # of what is free: the rest is for everybody else
 
 
@@ -45,40 +47,53 @@ class MemoryPlan:
     available_bytes: int
 
 
-def plan(spec: TrainerSpec) -> MemoryPlan:
-    """The largest micro-batch up to the wanted one that fits, from the configuration alone.
+def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
+    """The largest micro-batch up to the wanted one that fits, from the configuration alone. With
+    `ranks` the states are cut over them, and on the CPU its ranks share a machine's memory.
 
     Raises:
         ConfigError: the model cannot be read, or does not fit at the smallest micro-batch.
     """
     available = spec.memory_bytes_max
     if available is None:
-        available = int(free_bytes(pick_device(spec.device)) * _USABLE)
-    return fit(shape_of(spec.model), spec.micro_batch_tokens, available, spec.model)
+        device = pick_device(spec.device)
+        available = int(free_bytes(device) * _USABLE)
+        if ranks is not None and device.type == "cpu":
+            available //= ranks.local_size
+    copies = _COPIES if ranks is None else _COPIES / ranks.size + _GATHERED
+    return fit(shape_of(spec.model), spec.micro_batch_tokens, available, spec.model, copies)
 
 
-def fit(shape: ModelShape, wanted_tokens: int, available_bytes: int, name: str) -> MemoryPlan:
+def fit(
+    shape: ModelShape,
+    wanted_tokens: int,
+    available_bytes: int,
+    name: str,
+    copies: float = _COPIES,
+) -> MemoryPlan:
     """Halve the micro-batch until the estimate fits.
 
     Raises:
         ConfigError: it does not fit at `MICRO_BATCH_TOKENS_MIN`.
     """
     tokens = wanted_tokens
-    while estimate_bytes(shape, tokens) > available_bytes and tokens > MICRO_BATCH_TOKENS_MIN:
+    while (
+        estimate_bytes(shape, tokens, copies) > available_bytes and tokens > MICRO_BATCH_TOKENS_MIN
+    ):
         tokens = max(tokens // 2, MICRO_BATCH_TOKENS_MIN)
-    estimate = estimate_bytes(shape, tokens)
+    estimate = estimate_bytes(shape, tokens, copies)
     if estimate > available_bytes:
         raise ConfigError(
             f"model {name}: training needs about {_mib(estimate)} of memory and "
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
-    room = (available_bytes - estimate_bytes(shape, 0)) // _token_bytes(shape)
+    room = (available_bytes - estimate_bytes(shape, 0, copies)) // _token_bytes(shape)
     return MemoryPlan(tokens, room, estimate, available_bytes)
 
 
-def estimate_bytes(shape: ModelShape, micro_batch_tokens: int) -> int:
-    """Peak bytes of a training process."""
-    states = _FLOAT * _COPIES * shape.parameters
+def estimate_bytes(shape: ModelShape, micro_batch_tokens: int, copies: float = _COPIES) -> int:
+    """Peak bytes of a training process that holds so many numbers for each parameter."""
+    states = int(_FLOAT * copies * shape.parameters)
     return RUNTIME_BYTES + states + _token_bytes(shape) * micro_batch_tokens
 
 

@@ -23,12 +23,15 @@ from node.engines.base import Sampling
 from node.engines.gate import Gate
 from node.training import wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport, check_scorable
+from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
 LOG_BYTES_MAX = 1_048_576  # of the child's standard error; then the file is begun anew
 LOG_NAME = "trainer.log"
+WORKER = "node.training.worker"
+SHARDED_WORKER = "node.training.sharded_worker"
 SEGMENT_STEPS = 16  # tokens of each row in one segment of a generation
 STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
@@ -151,8 +154,11 @@ class TrainerProcess:
     `ChildFailed` look at `alive`: a dead child stays dead until `start` is called again.
     """
 
-    def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
+    def __init__(self, spec: TrainerSpec, data_directory: Path, ranks: Ranks | None = None) -> None:
+        """With `ranks` the child trains together with those that torchrun started beside this
+        process, which is rank 0."""
         self._spec = spec
+        self._module = WORKER if ranks is None else SHARDED_WORKER
         self._log = data_directory / LOG_NAME
         self._lock = trio.Lock()
         self._channel: _Channel | None = None
@@ -180,7 +186,7 @@ class TrainerProcess:
         """
         async with self._lock:
             await self._close()
-            self._channel = _Channel(await _spawn(self._log))
+            self._channel = _Channel(await _spawn(self._module, self._log))
             try:
                 await self._channel.call(
                     {
@@ -313,10 +319,13 @@ class TrainerProcess:
 
 @asynccontextmanager
 async def open_trainer(
-    spec: TrainerSpec, data_directory: Path, checkpoint: Path | None = None
+    spec: TrainerSpec,
+    data_directory: Path,
+    checkpoint: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> AsyncIterator[TrainerProcess]:
     """A started trainer process that ends with the block."""
-    trainer = TrainerProcess(spec, data_directory)
+    trainer = TrainerProcess(spec, data_directory, ranks)
     try:
         await trainer.start(checkpoint)
         yield trainer
@@ -417,10 +426,10 @@ def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Compl
     return [tuple(wire.completion_of(record) for record in group) for group in groups]
 
 
-async def _spawn(log: Path) -> trio.Process:
+async def _spawn(module: str, log: Path) -> trio.Process:
     with await trio.to_thread.run_sync(_open_log, log) as stderr:
         return await trio.lowlevel.open_process(
-            [sys.executable, "-m", "node.training.worker"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

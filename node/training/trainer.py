@@ -41,12 +41,12 @@ class _Row:
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
     behaviour: torch.Tensor | None = None  # log-probs under the policy that generated it, if known
-    source: str = ""
+    source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
 
 
 @dataclass(slots=True)
-class _Unit:
+class Unit:
     """One prompt with completions: what a micro-batch is packed from."""
 
     prompt: list[int]
@@ -59,7 +59,7 @@ class _Unit:
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """What the micro-batches add up to."""
 
     loss: float = 0.0
@@ -69,15 +69,11 @@ class _Sums:
     masked: int = 0
     unlikely: int = 0
     tokens: int = 0
-    known: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # old, behaviour
+    known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
 
-    def mismatch(self) -> corrections.Mismatch:
-        """Over the tokens whose behaviour is known."""
-        old, behaviour = zip(*self.known, strict=True) if self.known else ((), ())
-        empty = torch.zeros(0)
-        return corrections.mismatch(
-            torch.cat(old) if old else empty, torch.cat(behaviour) if behaviour else empty
-        )
+    def known_columns(self) -> torch.Tensor:
+        """Log-probs before the update, and of the behaviour policy where it is known: (2, T)."""
+        return torch.cat(self.known, dim=1) if self.known else torch.zeros(2, 0)
 
 
 class GroupTrainer:
@@ -114,16 +110,14 @@ class GroupTrainer:
             strict=True,
         ):
             row.weight = weight
-        kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
-        batches = list(pack(units, self.micro_batch_tokens, kinds))
         try:
-            first, grad_norm, whole = self._updates(batches)
+            first, grad_norm, whole = self._updates(self._micro_batches(units))
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         own = sum(len(row.tokens) for row in rows if row.own)
         foreign = first.tokens - own
-        far = first.mismatch()
+        far = corrections.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
@@ -161,7 +155,7 @@ class GroupTrainer:
         with torch.no_grad():
             for group in groups:
                 prompt, rows, _ = self._rows(group)
-                unit = _Unit(prompt, [row for row in rows if row is not None])
+                unit = Unit(prompt, [row for row in rows if row is not None])
                 found: dict[int, list[Any]] = {}
                 for piece in _pieces(unit, self.micro_batch_tokens):
                     for row, values in zip(
@@ -171,28 +165,27 @@ class GroupTrainer:
                 result.append([found.get(id(row), []) for row in rows])
         return result
 
-    def _updates(self, batches: Sequence[Sequence[_Unit]]) -> tuple[_Sums, float, _Sums]:
+    def _updates(self, batches: Sequence[Sequence[Unit]]) -> tuple[Sums, float, Sums]:
         """All optimizer steps of one batch: sums and norm of the first, and what was clipped,
         masked and seen over all."""
         if not batches:
-            return _Sums(), 0.0, _Sums()
+            return Sums(), 0.0, Sums()
         if self.spec.updates_per_batch > 1:
             self._remember_old(batches)
-        first, first_norm, whole = _Sums(), 0.0, _Sums()
+        first, first_norm, whole = Sums(), 0.0, Sums()
         for step in range(self.spec.updates_per_batch):
-            sums = _Sums()
+            sums = Sums()
             self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
-            grad_norm = torch.nn.utils.clip_grad_norm_(
-                self.policy.model.parameters(), self.spec.grad_norm_max
-            )
+            sums = self._summed(sums)
+            grad_norm = self._clip_gradient()
             whole.clipped += sums.clipped
             whole.masked += sums.masked
             whole.tokens += sums.tokens
             if step == 0:
-                first, first_norm = sums, float(grad_norm)
-            finite = math.isfinite(sums.loss) and math.isfinite(float(grad_norm))
+                first, first_norm = sums, grad_norm
+            finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
             if finite:
                 self.optimizer.step()
                 self.policy_version += 1
@@ -201,47 +194,63 @@ class GroupTrainer:
                 break
         return first, first_norm, whole
 
-    def _remember_old(self, batches: Sequence[Sequence[_Unit]]) -> None:
+    def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
         with torch.no_grad():
             for batch in batches:
                 rows = [row for unit in batch for row in unit.rows]
                 for row, values in zip(rows, self._forward(batch), strict=True):
                     row.old_logprobs = values
 
-    def _decide_kept(self, batches: Sequence[Sequence[_Unit]]) -> None:
+    def _decide_kept(self, batches: Sequence[Sequence[Unit]]) -> None:
         """Ask a loss that needs all tokens at once which to train on: one more forward pass."""
         if self._objective.keep is None:
             return
-        rows, found = [], []
+        rows, found = [], [torch.zeros(5, 0, device=self.policy.device)]
         with torch.no_grad():
             for batch in batches:
                 here = [row for unit in batch for row in unit.rows]
                 rows += here
                 found += [
-                    self._tokens(row, values)
+                    _columns(self._tokens(row, values), row.source)
                     for row, values in zip(here, self._forward(batch), strict=True)
                 ]
-        numbers = {name: number for number, name in enumerate(sorted({r.source for r in rows}))}
-        sources = [torch.full((len(row.tokens),), numbers[row.source]) for row in rows]
-        kept = self._objective.keep(
-            Tokens(
-                torch.cat([each.logprobs for each in found]),
-                torch.cat([each.proximal for each in found]),
-                torch.cat([each.behaviour for each in found]),
-                torch.cat([each.advantages for each in found]),
-            ),
-            torch.cat(sources).to(self.policy.device),
-            self._set_to,
-        )
+        ours = torch.cat(found, dim=1)
+        columns, begin = self._of_all(ours)
+        kept = self._objective.keep(Tokens(*columns[:4]), columns[4].long(), self._set_to)
+        kept = kept[begin : begin + ours.shape[1]]
         for row, here in zip(rows, kept.split([len(row.tokens) for row in rows]), strict=True):
             row.kept = here
+
+    # what differs where a model is cut over several processes: see `sharded`
+
+    def _micro_batches(self, units: Sequence[Unit]) -> list[list[Unit]]:
+        """What this process computes of a batch, as it fits into memory."""
+        kinds = lean.alike([unit.prompt for unit in units]) if self._lean_fits else None
+        return list(pack(units, self.micro_batch_tokens, kinds))
+
+    def _of_all(self, columns: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Columns (C, T) of the tokens of all processes, and where this one's begin."""
+        return columns, 0
+
+    def _summed(self, sums: Sums) -> Sums:
+        """The sums over all processes."""
+        return sums
+
+    def _descend(self, loss: torch.Tensor) -> None:
+        """Add to the gradient that of one micro-batch's part of the loss."""
+        loss.backward()
+
+    def _clip_gradient(self) -> float:
+        """The norm of the whole gradient, which is at most `grad_norm_max` afterwards."""
+        parameters = self.policy.model.parameters()
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.spec.grad_norm_max))
 
     def _tokens(self, row: _Row, values: torch.Tensor) -> Tokens:
         old = values.detach() if row.old_logprobs is None else row.old_logprobs
         behaviour = old if row.behaviour is None else row.behaviour
         return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
 
-    def _backward(self, batch: Sequence[_Unit], sums: _Sums) -> None:
+    def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
         loss = torch.zeros((), device=self.policy.device)
         for row, values in zip(rows, self._forward(batch), strict=True):
@@ -257,26 +266,29 @@ class GroupTrainer:
             sums.masked += int(masked.sum())
             sums.tokens += len(row.tokens)
             if row.behaviour is not None:
-                sums.known.append((old, row.behaviour))
+                sums.known.append(torch.stack([old, row.behaviour]))
             total = float(old.sum())
             sums.own_logprob += total if row.own else 0.0
             sums.foreign_logprob += 0.0 if row.own else total
-        loss.backward()
+        self._descend(loss)
         sums.loss += float(loss.detach())
 
     # from groups to token rows
 
-    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[_Unit], int]:
+    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], int]:
         units, skipped = [], 0
+        numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
         for group in groups:
             prompt, rows, skipped_here = self._rows(group)
             skipped += skipped_here
             kept = [row for row in rows if row is not None]
+            for row in kept:
+                row.source = numbers[group.source]
             if any(row.advantage != 0.0 for row in kept):
-                units.append(_Unit(prompt, kept))
+                units.append(Unit(prompt, kept))
         return units, skipped
 
-    def _within_share(self, units: list[_Unit]) -> list[_Unit]:
+    def _within_share(self, units: list[Unit]) -> list[Unit]:
         """Those units that the share of rows without behaviour log-probs leaves in the batch."""
         if not self._objective.uses_behaviour:
             return units
@@ -294,7 +306,7 @@ class GroupTrainer:
                 limit = self.spec.completion_tokens_max
                 if completion.finish_reason is FinishReason.STOP:
                     tokens.append(self.policy.eos_id)
-            row = _Row(tokens, advantage, group.own_tokens, source=group.source)
+            row = _Row(tokens, advantage, group.own_tokens)
             if self._objective.uses_behaviour and group.own_tokens:
                 row.behaviour = self._behaviour(tokens, completion.logprobs)
             rows.append(row if self._fits(prompt, row, limit) else None)
@@ -315,13 +327,13 @@ class GroupTrainer:
             return False
         if completion_tokens_max is not None and count > completion_tokens_max + 1:  # EOS
             return False
-        padded = padded_tokens([_Unit(prompt, [row])])
+        padded = padded_tokens([Unit(prompt, [row])])
         return self.row_tokens_max is None or padded <= self.row_tokens_max
 
     # log-probs with gradient
 
     def _forward(
-        self, units: Sequence[_Unit], of_logits: OfLogits = losses.token_logprobs
+        self, units: Sequence[Unit], of_logits: OfLogits = losses.token_logprobs
     ) -> list[torch.Tensor]:
         """Log-probs of each row's tokens, or what else is wanted of them, in the order of rows."""
         units = [unit for unit in units if unit.rows]
@@ -333,7 +345,7 @@ class GroupTrainer:
             way = self._lean if self._lean_fits else self._shared
             return way(units, of_logits)
 
-    def _plain(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+    def _plain(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         result = []
         pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
         ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
@@ -348,7 +360,7 @@ class GroupTrainer:
             result.append(of_logits(logits[index, span], targets[index, span]))
         return result
 
-    def _lean(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+    def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
         model = lean.LeanModel(self.policy.model)
         above, _ = lean.prompt_segments(
@@ -369,7 +381,7 @@ class GroupTrainer:
             for index, row in enumerate(unit.rows)
         ]
 
-    def _shared(self, units: Sequence[_Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+    def _shared(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """Prompts without their last token fill the cache; completions, that token put first,
         are run on it. Right padding of the prompts leaves a gap that the mask hides."""
         cache, prefix_mask = self._prefix_cache(units)
@@ -391,7 +403,7 @@ class GroupTrainer:
         values = of_logits(logits, ids[:, 1:])
         return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
 
-    def _prefix_cache(self, units: Sequence[_Unit]) -> tuple[DynamicCache, torch.Tensor]:
+    def _prefix_cache(self, units: Sequence[Unit]) -> tuple[DynamicCache, torch.Tensor]:
         ids, mask = self._right_padded([unit.prompt[:-1] for unit in units])
         cache = DynamicCache()
         body = getattr(self.policy.model, self.policy.model.base_model_prefix)
@@ -409,16 +421,22 @@ class GroupTrainer:
         return ids.to(self.policy.device), mask.to(self.policy.device)
 
 
+def _columns(tokens: Tokens, source: int) -> torch.Tensor:
+    """(5, T): what a loss decides on, and the source's number."""
+    each = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
+    return torch.stack([*each, torch.full_like(tokens.logprobs, source)])
+
+
 def pack(
-    units: Sequence[_Unit], tokens_max: int, kinds: Sequence[Sequence[int]] | None = None
-) -> Iterator[list[_Unit]]:
+    units: Sequence[Unit], tokens_max: int, kinds: Sequence[Sequence[int]] | None = None
+) -> Iterator[list[Unit]]:
     """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
 
     Units are ordered by prompt length, so that little is padded; a unit too large for one
     micro-batch is split by rows. With `kinds`, sets of indices, only units of one set meet.
     """
     for kind in kinds if kinds is not None else [range(len(units))]:
-        batch: list[_Unit] = []
+        batch: list[Unit] = []
         for unit in sorted((units[index] for index in kind), key=lambda unit: len(unit.prompt)):
             for piece in _pieces(unit, tokens_max):
                 if batch and padded_tokens([*batch, piece]) > tokens_max:
@@ -429,7 +447,7 @@ def pack(
             yield batch
 
 
-def padded_tokens(units: Sequence[_Unit]) -> int:
+def padded_tokens(units: Sequence[Unit]) -> int:
     """Token positions that a micro-batch computes or keeps in its attention, padding included."""
     prompt = max(len(unit.prompt) for unit in units)
     rows = [row for unit in units for row in unit.rows]
@@ -440,11 +458,11 @@ def padded_tokens(units: Sequence[_Unit]) -> int:
 CACHED_TOKEN_SHARE = 4  # a token that is only attended to costs about this fraction of memory
 
 
-def _pieces(unit: _Unit, tokens_max: int) -> Iterator[_Unit]:
+def _pieces(unit: Unit, tokens_max: int) -> Iterator[Unit]:
     piece: list[_Row] = []
     for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
-        if piece and padded_tokens([_Unit(unit.prompt, [*piece, row])]) > tokens_max:
-            yield _Unit(unit.prompt, piece)
+        if piece and padded_tokens([Unit(unit.prompt, [*piece, row])]) > tokens_max:
+            yield Unit(unit.prompt, piece)
             piece = []
         piece.append(row)
-    yield _Unit(unit.prompt, piece)
+    yield Unit(unit.prompt, piece)

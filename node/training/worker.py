@@ -23,10 +23,10 @@ from node.engines.base import Sampling
 from node.engines.torch_engine import Generation
 from node.training import checkpoint, memory, rescoring, wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
-from node.training.policy import load_policy
+from node.training.policy import Policy, load_policy
 from node.training.spec import TrainerSpec
 from node.training.trainer import GroupTrainer
-from swarm.errors import ConfigError, LocalProtocolError
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
 THREADS_DEFAULT_MAX: Final = 8
@@ -36,6 +36,10 @@ _PARENT_CHECK_S: Final = 1.0
 _QUEUE_MAX: Final = 2
 _STDIN: Final = 0
 _PARENT: Final = os.getppid()
+
+
+class CannotGoOn(ChildFailed):
+    """What this process holds is of no use any more: it says so and ends."""
 
 
 class TrainerCore:
@@ -49,18 +53,21 @@ class TrainerCore:
         Raises:
             ConfigError: the model does not load or fit, or the checkpoint is not of it.
         """
-        torch.set_num_threads(_threads(spec.threads))
-        self.plan = memory.plan(spec)
         self.spec = spec
-        self.policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
-        self.trainer = GroupTrainer(
-            self.policy, spec, self.plan.micro_batch_tokens, self.plan.row_tokens_max
-        )
         self._sessions: dict[int, Generation] = {}
+        self.policy, self.trainer = self._open(saved)
+
+    def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
+        """The policy and what trains it."""
+        spec = self.spec
+        torch.set_num_threads(threads(spec.threads))
+        self.plan = memory.plan(spec)
+        policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
+        limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
+        trainer = GroupTrainer(policy, spec, *limits)
         if saved is not None:
-            self.trainer.policy_version = checkpoint.load(
-                saved, self.policy, self.trainer.optimizer
-            )
+            trainer.policy_version = checkpoint.load(saved, policy, trainer.optimizer)
+        return policy, trainer
 
     def info(self) -> PolicyInfo:
         return PolicyInfo(
@@ -133,10 +140,15 @@ class TrainerCore:
         checkpoint.export(directory, self.policy)
 
 
+OpenCore = Callable[[TrainerSpec, Path | None], TrainerCore]
+
+
 class _Server:
     """Turns request maps into answer maps."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_core: OpenCore) -> None:
+        self.is_over = False
+        self._open_core = open_core
         self._core: TrainerCore | None = None
         self._operations: dict[str, Callable[[dict[str, Any]], Any]] = {
             "load": self._load,
@@ -168,6 +180,9 @@ class _Server:
             return _failure(request, "memory", f"out of GPU memory: {_line(error)}")
         except ConfigError as error:
             return _failure(request, "config", str(error))
+        except CannotGoOn as error:
+            self.is_over = True
+            return _failure(request, "error", str(error))
         except RuntimeError as error:
             if "can't allocate memory" in str(error):
                 return _failure(request, "memory", f"out of memory: {_line(error)}")
@@ -179,7 +194,7 @@ class _Server:
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         spec = TrainerSpec.from_record(request["spec"])
         saved = request["checkpoint"]
-        self._core = TrainerCore(spec, Path(saved) if saved is not None else None)
+        self._core = self._open_core(spec, Path(saved) if saved is not None else None)
         return asdict(self._core.plan)
 
     def _begin(self, request: dict[str, Any]) -> None:
@@ -201,20 +216,24 @@ class _Server:
         self._loaded.load(Path(request["weights"]), request["policy_version"])
 
 
-def main() -> None:
-    """Serve until standard input ends or a `stop` arrives."""
+def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda: None) -> None:
+    """Serve until standard input ends or a `stop` arrives. `on_end` is called before it ends, by
+    another thread perhaps."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     os.nice(NICENESS)
     requests: queue.Queue[bytes] = queue.Queue(maxsize=_QUEUE_MAX)
-    threading.Thread(target=_read_requests, args=(requests,), daemon=True).start()
-    server = _Server()
+    threading.Thread(target=_read_requests, args=(requests, on_end), daemon=True).start()
+    server = _Server(open_core)
     while True:
         request = wire.decode(requests.get())
         if request["op"] == "stop":
+            on_end()
             _write(answers, {"id": request["id"], "ok": None})
             return
         _write(answers, server.answer(request))
+        if server.is_over:
+            os._exit(1)  # whatever else is under way waits for somebody who is gone
 
 
 def _write(answers: BinaryIO, message: dict[str, Any]) -> None:
@@ -222,14 +241,17 @@ def _write(answers: BinaryIO, message: dict[str, Any]) -> None:
     answers.flush()
 
 
-def _read_requests(requests: "queue.Queue[bytes]") -> None:
+def _read_requests(requests: "queue.Queue[bytes]", on_end: Callable[[], None]) -> None:
     """Fill the queue; end the process when the pipe ends or the parent is another one."""
     try:
         while True:
             header = _read_exactly(wire.HEADER.size)
             requests.put(_read_exactly(wire.body_length(header)))
     except (EOFError, OSError, LocalProtocolError):
-        os._exit(0)
+        try:
+            on_end()
+        finally:
+            os._exit(0)
 
 
 def _read_exactly(count: int) -> bytes:
@@ -257,8 +279,9 @@ def _line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-def _threads(wanted: int) -> int:
-    return wanted or min(max(1, (os.cpu_count() or 1) - 1), THREADS_DEFAULT_MAX)
+def threads(wanted: int, processes: int = 1) -> int:
+    """How many threads torch takes, where so many processes compute on this machine."""
+    return wanted or min(max(1, ((os.cpu_count() or 1) - 1) // processes), THREADS_DEFAULT_MAX)
 
 
 if __name__ == "__main__":
