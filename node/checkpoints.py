@@ -8,7 +8,7 @@ the final name is whole: kill -9 at any point leaves the one before.
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ from swarm.errors import ConfigError
 STATE_FILE = "state.json"
 POSITION_FILE = "next-index"
 TEMPORARY_SUFFIX = ".partial"
+
+
+Content = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,10 @@ class Checkpoints:
         return None
 
     async def save(
-        self, progress: Progress, trainer: Trainer, files: Mapping[str, bytes] | None = None
+        self, progress: Progress, trainer: Trainer, files: Mapping[str, Content] | None = None
     ) -> Path:
-        """Write a checkpoint, with more files by name, and remove those beyond the number kept."""
+        """Write a checkpoint, with more files by name, and remove those beyond the number kept.
+        What is in a file is made where it is written."""
         final = self._directory / f"round-{progress.round:08d}"
         if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
@@ -111,11 +115,11 @@ class Checkpoints:
             return 0
 
     def _finish(
-        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, bytes]
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
     ) -> None:
         for name, content in files.items():
             with (partial / name).open("wb") as binary:
-                binary.write(content)
+                binary.write(content())
                 binary.flush()
                 os.fsync(binary.fileno())
         state = {"facts": self._facts, "progress": progress.to_json()}

@@ -412,7 +412,8 @@ def _verify_weights(options: argparse.Namespace) -> int:
 
 def _transfer(options: argparse.Namespace) -> Any:
     from node.config import RUN_VARIABLE
-    from node.weights_transfer import STORE_BYTES_MAX, TransferOptions
+    from node.policy_weights import STORE_BYTES_MAX
+    from node.weights_transfer import TransferOptions
 
     return TransferOptions(
         _config(options),

@@ -17,6 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, isnan, nan
 from pathlib import Path
 from random import Random
@@ -264,8 +265,7 @@ class Learner:
             return
         self._on_phase("saving")
         with trio.CancelScope(shield=True):
-            intake = msgpack.packb(self._intake.to_record())
-            files = {INTAKE_FILE: intake}
+            files = {INTAKE_FILE: partial(msgpack.packb, self._intake.to_record())}
             await self._checkpoints.save(self.progress, self._trainer, files)
         self._saved = self.progress.round
 

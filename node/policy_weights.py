@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -33,34 +33,38 @@ def _tell_nobody(outcome: Outcome) -> None:
     pass
 
 
-@contextmanager
-def policy_weights(
-    config: NodeConfig,
-    transport: Transport,
-    warden: Warden,
-    *,
-    publishes: bool,
-    engine: Engine | None = None,
-    tell: Callable[[Outcome], None] = _tell_nobody,
-) -> Iterator[WeightsService]:
-    """The service of a run's policy, not running yet; its store is open for the block.
-
-    Raises:
-        ConfigError: another process has the store.
-    """
-    directory = config.data_dir / POLICIES / POLICY
-    rules = WeightsRules(
-        heads=HeadRules(
-            config.run.run_id,
-            frozenset(map(PeerId, config.run.weights_publishers)),
-            float(config.run.limits.clock_skew_s),
-        ),
-        policy=POLICY,
+def weights_rules(
+    run_id: str, publishers: Iterable[PeerId], clock_skew_s: float, policy: str, *, publishes: bool
+) -> WeightsRules:
+    """What a process of this machine does for a policy, as a publisher or as who gets versions."""
+    return WeightsRules(
+        heads=HeadRules(run_id, frozenset(publishers), clock_skew_s),
+        policy=policy,
         follows=not publishes,
         shared_versions=VERSIONS_KEPT if publishes else FETCHED_KEPT,
         patch_threads=min(PATCH_THREADS_MAX, os.cpu_count() or 1),
     )
-    with ChunkStore(config.data_dir / STORE, STORE_BYTES_MAX) as store:
+
+
+@contextmanager
+def open_weights_service(
+    data_dir: Path,
+    rules: WeightsRules,
+    transport: Transport,
+    warden: Warden,
+    *,
+    store_bytes: int = STORE_BYTES_MAX,
+    engine: Engine | None = None,
+    tell: Callable[[Outcome], None] = _tell_nobody,
+) -> Iterator[WeightsService]:
+    """The service of a policy in a data directory, not running yet; its store is open for the
+    block.
+
+    Raises:
+        ConfigError: another process has the store.
+    """
+    directory = data_dir / POLICIES / rules.policy
+    with ChunkStore(data_dir / STORE, store_bytes) as store:
         yield WeightsService(
             rules,
             transport,
@@ -74,6 +78,30 @@ def policy_weights(
             engine=engine,
             tell=tell,
         )
+
+
+@contextmanager
+def policy_weights(
+    config: NodeConfig,
+    transport: Transport,
+    warden: Warden,
+    *,
+    publishes: bool,
+    engine: Engine | None = None,
+    tell: Callable[[Outcome], None] = _tell_nobody,
+) -> Iterator[WeightsService]:
+    """The service of a run's policy: see `open_weights_service`."""
+    rules = weights_rules(
+        config.run.run_id,
+        map(PeerId, config.run.weights_publishers),
+        float(config.run.limits.clock_skew_s),
+        POLICY,
+        publishes=publishes,
+    )
+    with open_weights_service(
+        config.data_dir, rules, transport, warden, engine=engine, tell=tell
+    ) as service:
+        yield service
 
 
 def version_directory(service: WeightsService, version: int) -> Path | None:

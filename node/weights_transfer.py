@@ -25,7 +25,7 @@ from node.app import AGENT, data_directory, load_identity
 from node.config import NodeConfig
 from node.membership import Membership
 from node.monitor.format import amount
-from node.weights import POLICIES, STORE
+from node.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
 from swarm.address_book import AddressBook
 from swarm.discovery import Discovery
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
@@ -35,17 +35,12 @@ from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
 from swarm.warden import Warden
-from swarm.weights.chunks import ChunkStore
-from swarm.weights.heads import HeadRules
-from swarm.weights.publishing import VERSIONS_KEPT, Published, Publisher, Spread
+from swarm.weights.publishing import Published, Publisher, Spread
 from swarm.weights.service import Outcome, WeightsRules, WeightsService
-from swarm.weights.versions import MANIFEST_SUFFIX, LocalVersion, Versions
+from swarm.weights.versions import MANIFEST_SUFFIX, LocalVersion
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 DEFAULT_POLICY: Final = "policy"
-STORE_BYTES_MAX: Final = 64 << 30
-FETCHED_KEPT: Final = 2  # versions that stay on disk
-PATCH_THREADS_MAX: Final = 4
 LOOK_S: Final = 0.5
 HEADS_WAIT_S: Final = 10.0  # for what peers know, before a number is given to a version
 WAITING_S: Final = 15.0  # until it is said what is waited for
@@ -107,12 +102,12 @@ def _rules(options: TransferOptions, own: PeerId, *, publishes: bool) -> Weights
             )
     digest = sha256(publishers[0].encode()).hexdigest()[:12]
     run_id = run.run_id if options.run_given else f"weights-{digest}"
-    return WeightsRules(
-        heads=HeadRules(run_id, frozenset(publishers), float(run.limits.clock_skew_s)),
-        policy=options.policy,
-        follows=not publishes,
-        shared_versions=VERSIONS_KEPT if publishes else FETCHED_KEPT,
-        patch_threads=min(PATCH_THREADS_MAX, os.cpu_count() or 1),
+    return weights_rules(
+        run_id,
+        publishers,
+        float(run.limits.clock_skew_s),
+        options.policy,
+        publishes=publishes,
     )
 
 
@@ -136,51 +131,36 @@ async def _open(
     identity = load_identity(config)
     membership = Membership.of(config)
     rules = _rules(options, identity.peer_id, publishes=publishes)
-    directory = config.data_dir / POLICIES / options.policy
-    versions = Versions(directory, VERSIONS_KEPT if publishes else FETCHED_KEPT)
-    with ChunkStore(config.data_dir / STORE, options.store_bytes) as store:
-        async with (
-            open_libp2p(
-                identity,
-                config.listen,
-                config.announce,
-                network_key=membership.network_key,
-                reach=ReachRules(relay=config.relay),
-            ) as transport,
-            trio.open_nursery() as nursery,
-        ):
-            warden = Warden(transport, Ledger(), admits=membership.admits)
-            rng = Random(secrets.randbits(64))
-            discovery = Discovery(
-                rules.heads.run_id,
-                AGENT,
-                identity,
-                secrets.token_bytes(16),
-                transport,
-                config.bootstrap,
-                AddressBook.load(config.data_dir / "addresses.json"),
-                warden,
-                now_s=time.time,
-                rng=Random(rng.random()),
-                run_sync=trio.to_thread.run_sync,
-            )
-            service = WeightsService(
-                rules,
-                transport,
-                warden,
-                directory,
-                versions,
-                store,
-                now_s=time.time,
-                rng=rng,
-                run_sync=trio.to_thread.run_sync,
-                tell=tell,
-            )
-            nursery.start_soon(warden.run)
-            await nursery.start(service.run)
-            await nursery.start(discovery.run)
-            yield _Swarm(service, discovery, transport, identity, nursery)
-            nursery.cancel_scope.cancel()
+    async with open_libp2p(
+        identity,
+        config.listen,
+        config.announce,
+        network_key=membership.network_key,
+        reach=ReachRules(relay=config.relay),
+    ) as transport:
+        warden = Warden(transport, Ledger(), admits=membership.admits)
+        discovery = Discovery(
+            rules.heads.run_id,
+            AGENT,
+            identity,
+            secrets.token_bytes(16),
+            transport,
+            config.bootstrap,
+            AddressBook.load(config.data_dir / "addresses.json"),
+            warden,
+            now_s=time.time,
+            rng=Random(secrets.randbits(64)),
+            run_sync=trio.to_thread.run_sync,
+        )
+        with open_weights_service(
+            config.data_dir, rules, transport, warden, store_bytes=options.store_bytes, tell=tell
+        ) as service:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(warden.run)
+                await nursery.start(service.run)
+                await nursery.start(discovery.run)
+                yield _Swarm(service, discovery, transport, identity, nursery)
+                nursery.cancel_scope.cancel()
 
 
 def _run(config: NodeConfig, work: Callable[[], Any]) -> int:

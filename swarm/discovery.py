@@ -188,10 +188,7 @@ class Discovery:
 
     def _dial_sought(self, nursery: trio.Nursery) -> None:
         peer = self.sought
-        if peer is None or peer in self._dialling or not self._book.addresses(peer):
-            return
-        excluded = {*self._transport.peers(), *self._strangers, self._identity.peer_id}
-        if peer not in excluded | self._warden.banned_peers():
+        if peer is not None and self._book.addresses(peer) and peer not in self._not_to_dial():
             self._start_dial(nursery, peer)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
@@ -218,9 +215,12 @@ class Discovery:
     def _draw(self, number: int) -> list[PeerId]:
         if number <= 0:
             return []
+        return self._book.draw(number, self._not_to_dial(), self._rng, trio.current_time())
+
+    def _not_to_dial(self) -> set[PeerId]:
+        """Who is connected, on its way, banned, of another run, or this node."""
         excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
-        excluded |= {self._identity.peer_id} | self._warden.banned_peers()
-        return self._book.draw(number, excluded, self._rng, trio.current_time())
+        return excluded | {self._identity.peer_id} | self._warden.banned_peers()
 
     def _start_dial(self, nursery: trio.Nursery, peer: PeerId) -> None:
         self._looked_at = trio.current_time()

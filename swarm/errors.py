@@ -18,6 +18,7 @@
 `AssertionError` is always a bug of ours; it is never raised by a peer's bytes and never caught.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -126,3 +127,15 @@ def first_of(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def require(owner: object, checks: Iterable[tuple[str, bool, str]], what: str = "") -> None:
+    """Refuse settings that make no sense. `checks`: a field's name, whether it is good, and what
+    would be; `what` goes before the name.
+
+    Raises:
+        ConfigError: for the first that is not good.
+    """
+    for field, good, hint in checks:
+        if not good:
+            raise ConfigError(f"{what}{field} = {getattr(owner, field)!r}: {hint}")

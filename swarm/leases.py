@@ -35,7 +35,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from swarm.errors import ConfigError, LocalProtocolError
+from swarm.errors import LocalProtocolError, require
 from swarm.staleness import Account, BufferedGroup, Denial, Discard, StalenessRules
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
@@ -76,9 +76,7 @@ class LeaseRules:
             ("groups_max", 1 <= self.groups_max <= LEASE_GROUPS_MAX, f"1 to {LEASE_GROUPS_MAX}"),
             ("open_max", 1 <= self.open_max <= 16, "take 1 to 16"),
         )
-        for name, good, hint in checks:
-            if not good:
-                raise ConfigError(f"lease {name} = {getattr(self, name)!r}: {hint}")
+        require(self, checks, "lease ")
 
 
 @dataclass(frozen=True, slots=True)

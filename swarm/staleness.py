@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from swarm.errors import ConfigError, LocalProtocolError
+from swarm.errors import LocalProtocolError, require
 
 GROUPS_MAX_MAX: Final = 65_536  # what `groups_max` may be
 BOUND_MAX: Final = 1024
@@ -87,9 +87,7 @@ class StalenessRules:
                 f"take {self.groups_per_step} (groups_per_step) to {GROUPS_MAX_MAX}",
             ),
         )
-        for field, good, hint in checks:
-            if not good:
-                raise ConfigError(f"{field} = {getattr(self, field)!r}: {hint}")
+        require(self, checks)
 
 
 @dataclass(frozen=True, slots=True)

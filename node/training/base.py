@@ -17,7 +17,8 @@ class TrainingGroup:
 
     With `own_tokens` the completions' token ids are this trainer's own and are used as they are;
     otherwise they are ignored and the text is encoded again with the trainer's tokenizer, with
-    EOS added where the completion finished by itself.
+    EOS added where the completion finished by itself. Where `source` names another machine, so is
+    a text that is not that of its tokens.
 
     A completion's log-probs are used, with its token ids, by the losses that correct for the policy
     that generated it. None, as many as not fit, all zero, above zero or not finite: unknown.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, require
 
 Aggregation = Literal["token_mean", "sequence_mean"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -152,9 +152,7 @@ class TrainerSpec:
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),
         )
-        for field, good, hint in checks:
-            if not good:
-                raise ConfigError(f"trainer {field} = {getattr(self, field)!r}: {hint}")
+        require(self, checks, "trainer ")
         try:
             self.loss_parameters()
         except ValueError as error:

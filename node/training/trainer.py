@@ -24,7 +24,7 @@ from node.training.objectives import OBJECTIVES, Tokens
 from node.training.policy import Policy
 from node.training.samplers import within_unknown_share
 from node.training.spec import TrainerSpec
-from swarm.rollouts import FinishReason
+from swarm.rollouts import Completion, FinishReason
 
 OfLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits, targets
 
@@ -299,18 +299,26 @@ class GroupTrainer:
         prompt = self.policy.encode_prompt(group.prompt)
         rows: list[_Row | None] = []
         for completion, advantage in zip(group.completions, group.advantages, strict=True):
-            if group.own_tokens:
+            own = group.own_tokens and self._has_that_text(group, completion)
+            if own:
                 tokens, limit = list(completion.token_ids), None
             else:
                 tokens = self.policy.encode_completion(completion.text)
                 limit = self.spec.completion_tokens_max
                 if completion.finish_reason is FinishReason.STOP:
                     tokens.append(self.policy.eos_id)
-            row = _Row(tokens, advantage, group.own_tokens)
-            if self._objective.uses_behaviour and group.own_tokens:
+            row = _Row(tokens, advantage, own)
+            if self._objective.uses_behaviour and own:
                 row.behaviour = self._behaviour(tokens, completion.logprobs)
             rows.append(row if self._fits(prompt, row, limit) else None)
         return prompt, rows, rows.count(None)
+
+    def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
+        """Whether tokens that another machine made are those of the text. The text was rewarded;
+        where the tokens are others, it is what is trained on."""
+        if not group.source or max(completion.token_ids, default=0) >= self.policy.vocabulary:
+            return True  # made here; or no tokens of ours, which `_fits` leaves out
+        return completion.text == self.policy.decode(list(completion.token_ids))
 
     def _behaviour(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
         """A completion's own log-probs, where they can be ones; some engines fill in zeros."""

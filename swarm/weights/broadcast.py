@@ -20,7 +20,6 @@ import trio
 from swarm import codec
 from swarm.errors import (
     LocalProtocolError,
-    PeerUnreachable,
     Reject,
     RemoteProtocolError,
     TransportError,
@@ -485,8 +484,6 @@ class Broadcast:
             )
         except RemoteProtocolError as error:
             self._distrust(peer, error.reason, error.detail)
-            return False
-        except PeerUnreachable:
             return False
         except TransportError:
             return False

@@ -162,6 +162,23 @@ def test_foreign_text_is_encoded_again_and_ended_where_it_ended(qwen):
     assert math.isnan(same.foreign_logprob)
 
 
+def test_of_another_machine_the_text_that_was_rewarded_is_trained_on(qwen):
+    honest = group(qwen, "1+1=", ["2", "13"], [1.0, -1.0])
+    sent = replace(honest, source="worker")
+    _, plain = update(qwen, [honest])
+    assert close(update(qwen, [sent])[1], plain)  # tokens and text are one
+    edited = replace(honest.completions[1], text="2")  # the tokens of 13, rewarded as 2
+    lied = replace(sent, completions=(edited, honest.completions[1]))
+    asked = group(qwen, "1+1=", ["2", "13"], [1.0, -1.0], own=False)
+    one, other = (
+        replace(g, completions=g.completions[:1], advantages=(1.0,)) for g in (lied, asked)
+    )
+    other = replace(other, completions=(edited,))
+    assert close(update(qwen, [one])[1], update(qwen, [other])[1])
+    believed = replace(one, source="")  # what it would have taught
+    assert not close(update(qwen, [believed])[1], update(qwen, [other])[1])
+
+
 def test_cut_foreign_text_gets_no_end(qwen):
     cut = group(qwen, "1+1=", ["2", "33"], [1.0, -1.0], own=False)
     cut = replace(
