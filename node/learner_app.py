@@ -201,6 +201,11 @@ class LearnerApp(App):
     async def _note_checks(self, intake: Intake) -> None:
         while True:
             await trio.sleep(1.0)
+            if intake.faulty:
+                self._node.notes["faulty"] = (
+                    f"{intake.faulty} groups of workers did not stand up to verification, the last "
+                    f"of {intake.last_fault}"
+                )
             if intake.check_failures:
                 self._node.notes["checks"] = (
                     f"{intake.check_failures} groups could not be looked at, and are handed in "

@@ -167,6 +167,8 @@ class Intake:
         self._checking: set[tuple[bytes, int]] = set()  # leases and places
         self.check_failures = 0  # groups that could not be looked at, through our own fault
         self.last_check_failure = ""
+        self.faulty = 0  # groups that did not stand up to verification
+        self.last_fault = ""
         self._standings: dict[str, _Standing] = {}
         self._rescored: Counter[str] = Counter()
         self._arrived = trio.Event()
@@ -375,6 +377,7 @@ class Intake:
         except RemoteProtocolError as error:
             self._warden.ledger.reject(peer, error.reason)
             fault = error.detail or str(error.reason)
+            self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
             return self._book.submit(submission, self._now_s(), fault), None
         answer = self._book.submit(submission, self._now_s())
         if not answer.admitted or answer.repeated:

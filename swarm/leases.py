@@ -252,10 +252,10 @@ class LeaseBook:
         if len(self.open_leases(worker)) >= self.rules.open_max:
             return Denial.LEASES_OPEN
         groups = self._size(worker, now)
-        room = self.account.room(version, groups, self._duration_s(worker, groups), now)
+        room = self.account.room(version, groups, self._expected_s(worker, groups), now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
             groups //= 2  # what takes less time may still be in time
-            room = self.account.room(version, groups, self._duration_s(worker, groups), now)
+            room = self.account.room(version, groups, self._expected_s(worker, groups), now)
         if room.denial is not None:
             return room.denial
         self.account.reserve(room.groups)
@@ -283,11 +283,17 @@ class LeaseBook:
         target_s = min(self.rules.target_s, self.account.step_s(now) or self.rules.target_s)
         return min(self.rules.groups_max, 1 + int(rate * target_s))
 
-    def _duration_s(self, worker: str, groups: int) -> float:
-        """What so many groups should take a worker. One that has delivered nothing yet may only be
-        slow: it is taken to need as long as it has had, so that a lease becomes long enough."""
+    def _expected_s(self, worker: str, groups: int) -> float:
+        """What so many groups should take a worker, as far as anything was measured. A newcomer is
+        taken to be in time: else none would ever be measured where steps are short."""
         known = self._workers[worker]
-        if known.rate is None or known.rate <= 0.0:
+        return groups / known.rate if known.rate else known.busy_s
+
+    def _duration_s(self, worker: str, groups: int) -> float:
+        """How long a lease on so many groups has to be enough for. A worker that has delivered
+        nothing yet may only be slow: it is taken to need as long as it has had."""
+        known = self._workers[worker]
+        if not known.rate:
             return max(self.rules.first_s, known.busy_s)
         return groups / known.rate
 

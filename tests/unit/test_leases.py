@@ -210,6 +210,19 @@ def test_a_large_lease_that_would_be_late_becomes_a_small_one() -> None:
     assert granted(book, version=2, now=1e6 + 30.0).groups == 3  # 7 would take 35 s
 
 
+def test_a_newcomer_is_measured_where_steps_are_short() -> None:
+    book = open_book(LeaseRules(first_s=120.0, groups_max=8), StalenessRules(3, 8, 64))
+    for step in range(1, 4):
+        book.account.finish_step(step, 3.0 * step)  # a step takes 3 s
+    lease = granted(book, version=3, now=9.0)
+    assert lease.groups == 1  # no more than that is risked on it
+    assert lease.deadline >= 9.0 + 120.0
+    book.expire(lease.deadline)
+    for step in range(4, 200):
+        book.account.finish_step(step, 3.0 * step)
+    assert book.request("w", 199, 600.0) is Denial.WOULD_BE_STALE  # it was in vain
+
+
 def test_workers_beyond_the_limit_make_room_or_are_denied(monkeypatch) -> None:
     monkeypatch.setattr(leases, "WORKERS_MAX", 2)
     book = open_book()
