@@ -118,6 +118,7 @@ class Coordinator:
         self._busy: set[str] = set()  # machines that are being started or released
         self._plan: SetPlan | None = None
         self._why = ""
+        self._obstacle: Obstacle | None = None
         self.view: View | None = None
 
     async def beat(self, unreachable: str = "") -> View:
@@ -507,10 +508,13 @@ class Coordinator:
     # --- telling -----------------------------------------------------------------------------
 
     def _tell(self, why: str, problem: Infeasible | None) -> None:
-        said = why if problem is None else f"{why} ({reason(problem)})"
-        if said != self._why:
-            self._why = said
-            self._say(said)
+        if why != self._why:
+            self._why = why
+            self._say(why)
+        obstacle = None if problem is None else problem.obstacle
+        if obstacle is not self._obstacle:  # its figures change all the time
+            self._obstacle = obstacle
+            self._say(reason(problem) or "there is a plan again in which nothing is in the way")
 
     def _blind(self, why: str) -> View:
         if why != self._why:

@@ -80,7 +80,7 @@ margin = 1.1
 shortage_s = 6
 saving_s = 8
 dwell_s = 12
-cooldown_s = 20
+cooldown_s = 45
 join_s_max = 90
 """
 MACHINE: Final = """
