@@ -259,7 +259,7 @@ def weather(
     """A run in which versions take 0.1 to 2 steps to each worker, workers die, links stand still
     and one submission in five comes twice."""
     period_steps = max(1, min(staleness_max - 1, staleness_max - 3))
-    setting = Setting(staleness_max, 0.5, workers, 1.5)
+    setting = Setting(staleness_max, 0.5, workers, 1.3)
     scale = GROUPS_PER_STEP / groups_per_step
     delays = Random(f"delays/{staleness_max}")
     case = LearnerCase(

@@ -124,6 +124,12 @@ def _thrown(there: SimulatedLearner) -> str:
     return ", ".join(f"{why} {count}" for why, count in counts.items()) or "nothing"
 
 
+def _repeated(there: SimulatedLearner) -> int:
+    assert there.up is not None
+    count: int = there.up.intake.to_record()["book"]["repeated"]
+    return count
+
+
 def _liar(there: SimulatedLearner) -> str:
     """What the learner shows of a liar, at the end."""
     assert there.up is not None
@@ -171,7 +177,9 @@ def run_fault(
         seen[0] = await fault(there)
         before[0] = len(there.steps)
         await until_steps(there, before[0] + steps, 100.0 * TRAIN_S * steps)
-        if actor is not None and actor is not REPEATING:
+        if actor is REPEATING:
+            seen[0] = f"{_repeated(there)} submissions were answered before"
+        elif actor is not None:
             seen[0] = _liar(there)
         if there.steps:
             seen[0] += f"; thrown away: {_thrown(there)}"
