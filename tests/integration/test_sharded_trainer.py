@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 ROUNDING = 2e-5
 SAMPLING = Sampling(max_new_tokens=8)
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
-WAIT_S = 120.0
+WAIT_S = 300.0  # a busy machine is no failure
 
 
 @pytest.fixture(scope="module")
