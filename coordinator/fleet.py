@@ -5,7 +5,7 @@ measured it. Prices are not measured: they are what the file, or a provider's ca
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ from swarm.identity import public_key_of
 
 PEERS_MAX: Final = 64
 ARGUMENTS_MAX: Final = 64
+SETUP_MAX: Final = 64
+CLOUD_CHARS_MAX: Final = 4_096  # of one text about a machine in a cloud
 PROVIDERS: Final = ("local", "static", "skypilot")
 GUESS_BYTES_PER_S: Final = 2.5e6  # of a link of which nothing is known: 20 Mbit/s
 
@@ -54,7 +56,62 @@ provider = "static"
 name = "anna"
 peer = "12D3Koo..."
 price_per_h = 0.02
+
+# [[workers]]                  # rented when they are needed, through SkyPilot: the extra `sky`
+# provider = "skypilot"
+# name = "spot"
+# count = 4
+# price_per_h = 0.35           # left out: that of SkyPilot's catalogue, which then needs `infra`
+# [workers.cloud]
+# infra = "runpod/US"          # cloud, or cloud/region, or cloud/region/zone
+# accelerators = "RTX4090:1"   # or instance_type, or cpus = "8+"
+# use_spot = true              # cheaper, and may be taken back at any time
+# disk_gb = 64
+# image = "docker:..."         # left out: SkyPilot's
+# setup = ["pip install swarm-node"]   # commands, run once
+# command = "swarm-node"
+# life_h = 24                  # it ends by itself after so long, whatever became of the coordinator
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Cloud:
+    """What to rent, as SkyPilot words it, and what to run there. Empty texts: whatever it takes.
+
+    `infra` is cloud, cloud/region or cloud/region/zone; `setup` are shell commands, run once, after
+    which `command` is swarm-node. A machine is given back `life_h` after its worker was started,
+    and `idle_min` after the worker has ended.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+
+    infra: str = ""
+    accelerators: str = ""
+    instance_type: str = ""
+    cpus: str = ""
+    use_spot: bool = False
+    disk_gb: int = 64
+    image: str = ""
+    setup: tuple[str, ...] = ()
+    command: str = "swarm-node"
+    idle_min: int = 5
+    life_h: float = 24.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.disk_gb <= 65_536:
+            raise ConfigError(f"disk_gb = {self.disk_gb}: must be from 1 to 65536")
+        if not 1 <= self.idle_min <= 1_440:
+            raise ConfigError(f"idle_min = {self.idle_min}: must be from 1 to 1440")
+        if not 0.0 < self.life_h <= 8_760.0:
+            raise ConfigError(f"life_h = {self.life_h:g}: must be above 0, at most 8760")
+        if not self.command.strip():
+            raise ConfigError("command: must name swarm-node as it is called there")
+        if len(self.setup) > SETUP_MAX:
+            raise ConfigError(f"setup: must be at most {SETUP_MAX} commands")
+        texts = (self.infra, self.accelerators, self.instance_type, self.cpus, self.image)
+        if any(len(each) > CLOUD_CHARS_MAX for each in (*texts, self.command, *self.setup)):
+            raise ConfigError(f"no text may be longer than {CLOUD_CHARS_MAX} characters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +119,7 @@ class Machine:
     """One machine that could generate, whether it does or not.
 
     `groups_per_s`, `generation_s` and links are guesses; `peer`, of provider `static`, is its peer
-    id; `arguments` are for `swarm-node join`.
+    id; `cloud` what provider `skypilot` rents; `arguments` are for `swarm-node join`.
 
     Raises:
         ConfigError: a value is out of its range, or does not go with the provider.
@@ -80,19 +137,11 @@ class Machine:
     start_s: float = 0.0
     lifetime_s: float | None = None
     arguments: tuple[str, ...] = ()
+    cloud: Cloud | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if self.provider not in PROVIDERS:
-            raise ConfigError(
-                f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
-            )
-        if (self.provider == "static") != bool(self.peer):
-            raise ConfigError(
-                f"peer = {shown(self.peer)}: a worker of provider static has one, others have none"
-            )
-        if self.peer:
-            check_peer(self.peer)
+        self._check_provider()
         above = ("groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
         for name in above:
             if not 0.0 < getattr(self, name) <= 1e15:
@@ -104,6 +153,23 @@ class Machine:
             raise ConfigError(f"lifetime_s = {self.lifetime_s}: must be above 0")
         if len(self.arguments) > ARGUMENTS_MAX:
             raise ConfigError(f"arguments: must be at most {ARGUMENTS_MAX}")
+
+    def _check_provider(self) -> None:
+        """What goes with one provider alone is there with it."""
+        if self.provider not in PROVIDERS:
+            raise ConfigError(
+                f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
+            )
+        if (self.provider == "static") != bool(self.peer):
+            raise ConfigError(
+                f"peer = {shown(self.peer)}: a worker of provider static has one, others have none"
+            )
+        if self.peer:
+            check_peer(self.peer)
+        if (self.provider == "skypilot") != (self.cloud is not None):
+            raise ConfigError(
+                "[workers.cloud]: a worker of provider skypilot has it, others do not"
+            )
 
 
 def _check_name(name: str) -> None:
@@ -155,7 +221,7 @@ class LearnerCosts:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All that `serve` is told."""
+    """All that `serve` is told. `unpriced` are machines whose price is to be looked up."""
 
     run_file: Path
     peers: tuple[str, ...]
@@ -163,6 +229,26 @@ class Fleet:
     learner: LearnerCosts = field(default_factory=LearnerCosts)
     settings: Settings = field(default_factory=Settings)
     pacing: PacingRules = field(default_factory=PacingRules)
+    unpriced: frozenset[str] = frozenset()
+
+
+def priced(fleet: Fleet, price_of: Callable[[Cloud], float]) -> Fleet:
+    """The fleet with catalogue prices, dollars an hour, where its file says none.
+
+    Raises:
+        ConfigError: a price is not to be had.
+    """
+    machines = list(fleet.machines)
+    for place, machine in enumerate(machines):
+        if machine.name in fleet.unpriced and machine.cloud is not None:
+            try:
+                price_per_h = price_of(machine.cloud)
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{machine.name}: {error}; price_per_h in the fleet file needs no catalogue"
+                ) from None
+            machines[place] = dataclasses.replace(machine, price_per_h=price_per_h)
+    return dataclasses.replace(fleet, machines=tuple(machines), unpriced=frozenset())
 
 
 def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
@@ -191,8 +277,13 @@ def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
             f"--peer, at most {PEERS_MAX}"
         )
     machines: list[Machine] = []
+    unpriced: set[str] = set()
     for number, table in enumerate(list_of(tables, "workers"), 1):
-        machines += _machines(table, f"workers {number}", WORKERS_MAX - len(machines))
+        has_price = "price_per_h" in table
+        made_here = _machines(table, f"workers {number}", WORKERS_MAX - len(machines))
+        machines += made_here
+        if not has_price:
+            unpriced |= {each.name for each in made_here if each.cloud is not None}
     names = [each.name for each in machines]
     for name in names:
         if names.count(name) > 1:
@@ -204,12 +295,17 @@ def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
         learner=made(LearnerCosts, table_of(tables, "learner", {}), "learner"),
         settings=made(Settings, table_of(tables, "settings", {}), "settings"),
         pacing=made(PacingRules, table_of(tables, "pacing", {}), "pacing"),
+        unpriced=frozenset(unpriced),
     )
 
 
 def _machines(table: dict[str, Any], where: str, room: int) -> list[Machine]:
     count = counted(table, where, room, WORKERS_MAX)
-    one = made(Machine, table, where, ("count",))
+    cloud = None
+    if "cloud" in table:
+        cloud = made(Cloud, table_of(table, "cloud"), f"{where}: cloud")
+        del table["cloud"]
+    one = made(Machine, table, where, ("count",), {"cloud": cloud})
     if count is None:
         return [one]
     return [dataclasses.replace(one, name=f"{one.name}-{n}") for n in range(1, count + 1)]

@@ -14,10 +14,12 @@ from typing import Final
 
 import trio
 
-from coordinator.fleet import Fleet
+from coordinator.fleet import Fleet, priced
 from coordinator.loop import Coordinator, Say
 from coordinator.providers.base import Provider
 from coordinator.providers.local import LocalProvider
+from coordinator.providers.sky_tasks import Catalogue
+from coordinator.providers.skypilot import SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.control import ControlClient
@@ -35,6 +37,7 @@ DRAINED_MAX: Final = 4_096
 LOCK_FILE: Final = "lock"
 KEY_FILE: Final = "identity.pem"
 WORKERS: Final = "workers"
+CLOUDS: Final = "clouds"
 CONNECT_TIMEOUT_S: Final = 10.0
 
 
@@ -147,11 +150,13 @@ def show_state(data_dir: Path, *, as_json: bool) -> str:
 # --- serving -----------------------------------------------------------------------------------
 
 
-def providers_of(fleet: Fleet, data_dir: Path) -> dict[str, Provider]:
-    """One of each kind that the fleet has; that of volunteers always."""
+def providers_of(fleet: Fleet, data_dir: Path, owner: PeerId) -> dict[str, Provider]:
+    """One of each kind. `owner`: the coordinator."""
+    run_file = fleet.run_file.absolute()
     named = [each for each in fleet.machines if each.provider == "static"]
     return {
-        "local": LocalProvider(data_dir / WORKERS, fleet.run_file.absolute(), fleet.peers),
+        "local": LocalProvider(data_dir / WORKERS, run_file, fleet.peers),
+        "skypilot": SkyProvider(data_dir / CLOUDS, run_file, fleet.peers, owner),
         "static": StaticProvider(named),
     }
 
@@ -188,7 +193,12 @@ def serve(
     Raises:
         ConfigError: bad input, found before anything started.
     """
-    fleet = load()
+    catalogue = Catalogue(time.monotonic, load_sky)
+
+    def load_priced() -> Fleet:
+        return priced(load(), catalogue.price_per_h)
+
+    fleet = load_priced()
     learner = learner_of(fleet.run_file)
     read_drained(data_dir)
     network_key = None
@@ -207,7 +217,7 @@ def serve(
                 identity, ("/ip4/0.0.0.0/tcp/0",), network_key=network_key
             ) as transport:
                 await _coordinate(
-                    _Source(load, fleet, say), peers, learner, transport, data_dir, say,
+                    _Source(load_priced, fleet, say), peers, learner, transport, data_dir, say,
                     interval_s, keep_workers,
                 )  # fmt: skip
 
@@ -260,7 +270,7 @@ async def _coordinate(
         async with trio.open_nursery() as nursery:
             coordinator = Coordinator(
                 source.fleet,
-                providers_of(source.fleet, data_dir),
+                providers_of(source.fleet, data_dir, transport.peer_id),
                 ControlClient(transport, warden.ledger, learner),
                 nursery,
                 unix_s=time.time,

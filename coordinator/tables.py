@@ -89,13 +89,18 @@ def table_of(tables: Mapping[str, Any], name: str, default: Any = None) -> dict[
 
 
 def made(
-    model: type[Model], table: dict[str, Any], where: str, others: tuple[str, ...] = ()
+    model: type[Model],
+    table: dict[str, Any],
+    where: str,
+    others: tuple[str, ...] = (),
+    read: Mapping[str, Any] | None = None,
 ) -> Model:
     """A dataclass from its table: names, then types, then what it says itself of ranges.
 
     Args:
         where: of the file the table is, for messages.
         others: names that the table may have had besides, for messages.
+        read: values that were taken out of the table and read already.
 
     Raises:
         ConfigError: a setting that is missing, unknown or wrong; one line.
@@ -104,7 +109,7 @@ def made(
     written = {own: said for said, own in _LINKS.items() if own in fields}
     names: list[str] = [written.get(name, name) for name in fields]
     known(table, (*names, *others), f"{where}: ")
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(read or {})
     for said, value in table.items():
         name = _LINKS.get(said, said)
         values[name] = _typed(str(fields[name].type), value, f"{where}: {said}")

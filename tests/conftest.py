@@ -34,16 +34,23 @@ def _no_go_daemon() -> str | None:
     return None if there else "no go-libp2p daemon: python scripts/p2pd.py says why"
 
 
+def _no_sky() -> str | None:
+    there = script("sky_env").fetch() is not None
+    return None if there else "no SkyPilot: python scripts/sky_env.py says why"
+
+
 # For each marker, what says why its tests cannot run here, if so.
 NEEDS = {
     "gpu": _no_gpu,
     "vllm": _no_vllm,
     "interop": _no_go_daemon,
+    "sky": _no_sky,
     "netns": missing,
     "nat": missing_for_homes,
 }
 
 
+@pytest.hookimpl(trylast=True)  # of what is left once some were left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run. Nothing is asked of it unless a test needs it."""
     for marker, why_not in NEEDS.items():

@@ -40,6 +40,11 @@ VIOLATIONS = {
         ("node/planted.py", "import reasoning_gym"),
         ("node/tasks/planted.py", "from reasoning_gym import factory"),
     ],
+    "sky is imported in coordinator.providers.skypilot alone": [
+        ("coordinator/planted.py", "import sky"),
+        ("coordinator/providers/planted.py", "def late():\n    from sky import launch"),
+        ("node/planted.py", "import sky.client.sdk"),
+    ],
     "production code does not import the simulation": [
         ("node/planted.py", "import swarm.simulation"),
         ("node/planted.py", "import node.simulated"),

@@ -1,0 +1,259 @@
+"""Workers in clouds and on spot markets, through SkyPilot: each a cluster of one machine.
+
+They outlive a coordinator that dies; the next one finds them by the records that are left. SkyPilot
+blocks for minutes, so all of it runs in threads. A thread that nobody waits for any more finishes
+what it began, and nothing else happens to its machine until then. A machine that everybody has
+forgotten ends by itself: its worker runs for `life_h` at most, and soon after it the machine goes.
+"""
+
+import contextlib
+import json
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from coordinator.fleet import Machine
+from coordinator.providers.base import Condition, Instance, ProviderFailed
+from coordinator.providers.sky_tasks import KEY_FILE, cluster_of, one_line, said, task_of
+from swarm.control import ReportedWorker
+from swarm.identity import Identity, PeerId
+
+RECORD_FILE: Final = "cluster.json"
+OPERATIONS_MAX: Final = 16  # machines started or released at once; others wait
+REFRESH_S: Final = 30.0  # clouds are asked what became of their machines no more often
+LOOK_S: Final = 2.0  # then what was seen before counts, and the answer for the next look
+NOT_THERE: Final = "SkyPilot is not installed: pip install 'swarm-node[sky]'"
+GONE: Final = "it is gone: taken back, or ended by itself"
+
+
+def load_sky() -> Any:
+    """The package, which takes its seconds to import.
+
+    Raises:
+        ProviderFailed: it is not installed.
+    """
+    os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")  # else it reports each call
+    try:
+        import sky
+    except ImportError as error:
+        missing = "" if error.name == "sky" else f" whole ({error})"
+        raise ProviderFailed(NOT_THERE.replace(" installed", f" installed{missing}")) from None
+    return sky
+
+
+class SkyProvider:
+    """See `Provider`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run_file: Path,
+        peers: Sequence[str],
+        owner: str,
+        load: Callable[[], Any] = load_sky,
+    ) -> None:
+        """`directory`: of keys and records, a folder for each machine; `owner`: the coordinator's
+        peer id. SkyPilot is loaded when something is first asked of it."""
+        self._directory = directory
+        self._run_file = run_file
+        self._peers = peers
+        self._owner = owner
+        self._load = load
+        self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+        self._seen: dict[str, tuple[Condition, str]] = {}  # by name; only of those on record
+        self._changes: Counter[str] = Counter()  # operations begun and ended, by name
+        self._starting: set[str] = set()
+        self._locks: dict[str, threading.Lock] = {}
+        self._one_refresh = threading.Lock()
+        self._refreshed_s = -math.inf
+        self._limiter = trio.CapacityLimiter(OPERATIONS_MAX)
+        self._look_limiter = trio.CapacityLimiter(2)  # the one that goes on, and one that leaves
+
+    def owns(self, peer: PeerId) -> bool:
+        """See `Provider`."""
+        return peer in list(self._peer_ids.values())  # threads add to it
+
+    # --- looking -----------------------------------------------------------------------------
+
+    async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
+        """See `Provider`. Waits for the clouds a moment only: what they say is for a later look."""
+        clusters = await trio.to_thread.run_sync(self._on_record)
+        now_s = trio.current_time()
+        if clusters and now_s - self._refreshed_s >= REFRESH_S:
+            self._refreshed_s = now_s
+            with trio.move_on_after(LOOK_S):
+                await trio.to_thread.run_sync(
+                    self._refresh, clusters, abandon_on_cancel=True, limiter=self._look_limiter
+                )
+        found = {}
+        for name in clusters:
+            condition, detail = self._seen.get(name, (Condition.STARTING, ""))
+            if name in self._starting:
+                condition, detail = Condition.STARTING, ""
+            found[name] = Instance(name, condition, self._peer_ids.get(name), detail)
+        return found
+
+    def _on_record(self) -> dict[str, str]:
+        """Clusters that were started and not released, by machine."""
+        for key in self._directory.glob(f"*/{KEY_FILE}"):
+            if key.parent.name not in self._peer_ids:
+                self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+        names = sorted(each.parent.name for each in self._directory.glob(f"*/{RECORD_FILE}"))
+        return {name: self._cluster(name) for name in names}
+
+    def _cluster(self, name: str) -> str:
+        """As its record says, or as it will say."""
+        try:
+            cluster = json.loads((self._directory / name / RECORD_FILE).read_text())["cluster"]
+        except (OSError, ValueError, KeyError, TypeError):
+            cluster = None
+        return cluster if isinstance(cluster, str) else cluster_of(self._owner, name)
+
+    def _refresh(self, clusters: Mapping[str, str]) -> None:
+        """Ask what became of all. In a thread, one at a time."""
+        if not self._one_refresh.acquire(blocking=False):
+            return
+        try:
+            before = Counter(self._changes)
+            there: frozenset[str] = frozenset()
+            try:
+                with one_line("SkyPilot"):
+                    seen, there = self._states(clusters)
+            except ProviderFailed as error:  # what was seen before stands
+                old = {name: self._seen.get(name, (Condition.STARTING, "")) for name in clusters}
+                seen = {name: (condition, str(error)) for name, (condition, _) in old.items()}
+            for name, state in seen.items():
+                if self._changes[name] != before[name]:
+                    continue
+                known = self._seen.get(name)
+                if known is None or known[0] is not Condition.FAILED or state[1] != GONE:
+                    self._seen[name] = state  # else it is known why it is gone
+                if state[0] is Condition.FAILED and name in there:
+                    self._tidy(name, clusters[name], before[name])
+        finally:
+            self._one_refresh.release()
+
+    def _states(
+        self, clusters: Mapping[str, str]
+    ) -> tuple[dict[str, tuple[Condition, str]], frozenset[str]]:
+        """How each machine is, and of which there is anything."""
+        sky = self._load()
+        wanted = sorted(clusters.values())
+        records = sky.get(sky.status(wanted, refresh=sky.StatusRefreshMode.FORCE))
+        by_name = {record["name"]: record for record in records}
+        seen = {name: _state(sky, by_name.get(its)) for name, its in clusters.items()}
+        return seen, frozenset(name for name, its in clusters.items() if its in by_name)
+
+    def _tidy(self, name: str, cluster: str, changes: int) -> None:
+        """End what has failed and may still cost money, unless something was done to it since."""
+        lock = self._locks.setdefault(name, threading.Lock())
+        if lock.acquire(blocking=False):
+            try:
+                if self._changes[name] == changes:
+                    with contextlib.suppress(ProviderFailed), one_line(name):
+                        _down(self._load(), cluster)
+            finally:
+                lock.release()
+
+    # --- starting and ending -----------------------------------------------------------------
+
+    async def start(self, machine: Machine) -> None:
+        """See `Provider`. Returns once the worker was started, minutes later as a rule."""
+        await trio.to_thread.run_sync(
+            self._start, machine, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    def _start(self, machine: Machine) -> None:
+        with self._alone(machine.name), one_line(machine.name):
+            self._starting.add(machine.name)
+            try:
+                self._launch(machine)
+                self._seen[machine.name] = (Condition.UP, "")
+            finally:
+                self._starting.discard(machine.name)
+
+    def _launch(self, machine: Machine) -> None:
+        sky, directory = self._load(), self._directory / machine.name
+        record, key, cluster = directory / RECORD_FILE, directory / KEY_FILE, ""
+        cluster = self._cluster(machine.name)
+        records = sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
+        for each in records:
+            if each["name"] == cluster:
+                if record.exists() and _state(sky, each)[0] is Condition.UP:
+                    return
+                _down(sky, cluster)  # what is left of it, or its key is lost
+        if not key.exists():
+            Identity.generate().save(key, None)
+        self._peer_ids[machine.name] = Identity.load(key, None).peer_id
+        assert machine.cloud is not None
+        task = task_of(sky, machine, self._run_file, key, self._peers)
+        partial = record.with_name(f"{RECORD_FILE}.partial")
+        partial.write_text(json.dumps({"cluster": cluster}))
+        partial.replace(record)  # before there is anything to pay for
+        try:
+            idle_min = machine.cloud.idle_min
+            sky.get(
+                sky.launch(task, cluster_name=cluster, down=True, idle_minutes_to_autostop=idle_min)
+            )
+        except BaseException:
+            self._seen[machine.name] = (Condition.FAILED, "it did not start, and did not end")
+            _down(sky, cluster)  # SkyPilot leaves what failed half-way, and it costs
+            record.unlink(missing_ok=True)
+            raise
+
+    async def release(self, name: str) -> None:
+        """See `Provider`."""
+        await trio.to_thread.run_sync(
+            self._release, name, abandon_on_cancel=True, limiter=self._limiter
+        )
+
+    def _release(self, name: str) -> None:
+        record = self._directory / name / RECORD_FILE
+        with self._alone(name), one_line(name):
+            if record.exists():
+                _down(self._load(), self._cluster(name))
+                record.unlink()
+            self._seen.pop(name, None)
+
+    @contextlib.contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        """No other operation for the machine meanwhile, and what was asked before is outdated."""
+        with self._locks.setdefault(name, threading.Lock()):
+            self._changes[name] += 1
+            try:
+                yield
+            finally:
+                self._changes[name] += 1
+
+
+def _state(sky: Any, record: Any) -> tuple[Condition, str]:
+    """A cluster as SkyPilot knows it; None: it does not."""
+    if record is None:
+        return Condition.FAILED, GONE
+    status = str(record["status"].value)
+    if status == "UP":
+        try:
+            jobs = sky.get(sky.job_status(record["name"])).values()
+        except Exception:  # noqa: BLE001 - a machine that does not answer now is up all the same
+            return Condition.UP, ""
+        ended = [job for job in jobs if job is not None and job.is_terminal()]
+        return (Condition.FAILED, f"its worker has ended: {ended[0].value}") if ended else (
+            Condition.UP, ""
+        )  # fmt: skip
+    if status in ("INIT", "PENDING") and record["init_kind"] != "unhealthy":
+        return Condition.STARTING, ""
+    return Condition.FAILED, said(record["init_status_reason"] or f"it is {status}")
+
+
+def _down(sky: Any, cluster: str) -> None:
+    """End it; one that is not there is no error."""
+    try:
+        sky.get(sky.down(cluster))
+    except sky.exceptions.ClusterDoesNotExist:
+        return
