@@ -96,15 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from coordinator.fleet import EXAMPLE, load_fleet
-    from coordinator.serve import serve
+    from coordinator.serve import INTERVAL_S_MIN, serve
+    from swarm.invite import Invitation
 
     if options.example:
         print(EXAMPLE, end="")
         return EXIT_OK
-    if not 0.1 <= options.interval <= 3600.0:
-        raise ConfigError(f"--interval {options.interval:g}: must be from 0.1 to 3600 seconds")
+    if not INTERVAL_S_MIN <= options.interval <= 3600.0:
+        raise ConfigError(f"--interval {options.interval:g}: must be from 1 to 3600 seconds")
+    invited = Invitation.decode(options.invite).addresses if options.invite else ()
     return serve(
-        lambda: load_fleet(options.file, options.peers),
+        lambda: load_fleet(options.file, (*options.peers, *invited)),
         options.data_dir,
         lambda line: print(line, flush=True),
         key_file=options.key_file,
@@ -122,9 +124,11 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from coordinator.serve import drain
+    from coordinator.serve import drain, is_known
 
     drain(options.data_dir, options.worker, undo=options.undo)
+    if not is_known(options.data_dir, options.worker):
+        print(f"no worker of the name {options.worker} was seen here yet; is it spelt right?")
     print(f"{options.worker} {'may work again' if options.undo else 'gets no more work'}")
     return EXIT_OK
 

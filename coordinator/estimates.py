@@ -15,6 +15,7 @@ from swarm.control import ReportedWorker
 from swarm.messages import LearnerReport
 
 MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
+LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway
 FAILED_SHARE_MAX: Final = 0.95
 RATE_MIN: Final = 1e-6  # groups a second: who delivers nothing is as good as this
 START_EWMA_SHARE: Final = 0.3
@@ -51,9 +52,10 @@ class History:
 
 
 def is_measured(reported: ReportedWorker) -> bool:
-    """Whether its rate says something."""
+    """Whether its rate says something: after a few groups, or after one that never came."""
     granted = reported.admitted + reported.refused
-    return reported.groups_per_s is not None and granted >= MEASURED_GROUPS_MIN
+    is_known = granted >= MEASURED_GROUPS_MIN or reported.failed_share > 0.0
+    return reported.groups_per_s is not None and is_known
 
 
 def worker_of(machine: Machine, reported: ReportedWorker | None, history: History) -> Worker:
@@ -61,7 +63,10 @@ def worker_of(machine: Machine, reported: ReportedWorker | None, history: Histor
     rate, failed, generation_s = machine.groups_per_s, 0.0, machine.generation_s
     up, down, relayed = machine.up_bytes_per_s, machine.down_bytes_per_s, False
     if reported is not None:
-        up, down = float(reported.up_bytes_per_s or up), float(reported.down_bytes_per_s or down)
+        up, down = (
+            max(LINK_MIN_BYTES_PER_S, float(said)) if said else guess
+            for said, guess in ((reported.up_bytes_per_s, up), (reported.down_bytes_per_s, down))
+        )
         relayed = reported.relayed
         if is_measured(reported):
             assert reported.groups_per_s is not None

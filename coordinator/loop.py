@@ -9,7 +9,7 @@ wanted until a decision says otherwise.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -38,12 +38,15 @@ from coordinator.providers.base import Condition, Instance, Provider, ProviderFa
 from coordinator.providers.static import is_there
 from coordinator.view import Row, View
 from swarm import control
+from swarm.address_book import RunSync
 from swarm.control import ControlClient, ReportedWorker
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.messages import LearnerReport, SetPlan
 
-SILENT_S: Final = 60.0  # a worker that was fresh and is unheard of for so long is lost
+GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
+HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any
+ALONE_S_MAX: Final = 3600.0  # without the learner, after which everything is released
 LEAVE_S: Final = 60.0  # in which a worker that is released hands in what it has
 DEPTHS_TRIED_MAX: Final = 64
 CREDITS_NEAR: Final = 0.1
@@ -67,6 +70,16 @@ class _Known:
         """Under which a user may know it."""
         peer = self.instance.peer if self.instance else None
         return frozenset(filter(None, (self.machine.name, self.machine.peer, str(peer or ""))))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the learner does not hear of it. Who generates asks for nothing meanwhile."""
+        its = self.reported
+        if its is None:
+            return True
+        if its.connected:
+            return its.heard_s >= HUNG_S and its.leased == 0
+        return its.heard_s >= GONE_S
 
     @property
     def is_running(self) -> bool:
@@ -99,9 +112,11 @@ class Coordinator:
         unix_s: Callable[[], float],
         drained: Callable[[], frozenset[str]],
         say: Say,
+        run_sync: RunSync = trio.to_thread.run_sync,
     ) -> None:
         """`providers` by name, that of volunteers among them. `drained`: names or peer ids of
-        machines that shall not work. `nursery`: where machines are started and released."""
+        machines that shall not work. `nursery`: where machines are started and released.
+        `run_sync`: where decisions are worked out, which takes long with many workers."""
         self.fleet = fleet
         self._providers = providers
         self._client = client
@@ -109,6 +124,8 @@ class Coordinator:
         self._unix_s = unix_s
         self._drained = drained
         self._say = say
+        self._run_sync = run_sync
+        self._alone_since_s: float | None = None
         self._state = State()
         self._is_first = True
         self._pacing: Pacing | None = None
@@ -124,14 +141,15 @@ class Coordinator:
     async def beat(self, unreachable: str = "") -> View:
         """Look, decide, act. `unreachable`: why there is no connection to the learner."""
         if unreachable:
-            self.view = self._blind(f"the learner is not reachable: {unreachable}")
-            return self.view
+            return await self._alone(f"the learner is not reachable: {unreachable}")
         try:
             report, reported = await self._client.report()
         except (TransportError, RemoteProtocolError) as error:
-            self.view = self._blind(f"the learner does not answer: {error}")
-            return self.view
+            return await self._alone(f"the learner does not answer: {error}")
+        self._alone_since_s = None
         drained = self._drained()
+        for provider in self._providers.values():
+            provider.use(self.fleet)
         known = await self._look(reported)
         usable = {
             name: each for name, each in known.items() if not drained.intersection(each.names)
@@ -139,12 +157,15 @@ class Coordinator:
         now_s = trio.current_time()
         if self._is_first:
             self._recall(usable, now_s)
-        pacing = self._pacing or Pacing(report.rules.staleness_max)
+        if self._pacing is None:  # as the one before left it
+            self._pacing = Pacing(report.rules.pacing)
+            self._refused_before = report.work.would_be_stale
+        pacing = self._pacing
         run = run_of(report, self.fleet.learner, report.rules.staleness_max, aimed=True)
         if run is None:
             why, problem, activate, release = self._begin(usable, now_s)
         else:
-            why, problem, activate, release = self._decide(run, report, usable, now_s)
+            why, problem, activate, release = await self._decide(run, report, usable, now_s)
         await self._act(activate, release, known, usable, now_s)
         real = run_of(report, self.fleet.learner, pacing.depth, aimed=False)
         capacity = None if real is None else self._predicted(real, report, usable)
@@ -154,6 +175,19 @@ class Coordinator:
         self._tell(why, problem)
         self._memory.beat_s = now_s
         self.view = self._seen(report, why, problem, known, drained, capacity)
+        return self.view
+
+    async def _alone(self, why: str) -> View:
+        """Without the learner: what works goes on for a while, and then costs nothing any more."""
+        now_s = trio.current_time()
+        if self._alone_since_s is None:
+            self._alone_since_s = now_s
+        self.view = self._blind(why)
+        if now_s - self._alone_since_s >= ALONE_S_MAX:
+            self._alone_since_s = now_s
+            self._state = State()
+            self._say(f"no learner for {ALONE_S_MAX:g} s: what was started here is released")
+            await self.release_all()
         return self.view
 
     async def release_all(self) -> None:
@@ -217,13 +251,21 @@ class Coordinator:
     ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
         """Before a step was made: one machine, the cheapest for a group by what is guessed."""
         self._memory.failures.clear()
-        if any(each.is_running for each in usable.values()) or self._busy:
-            return "waiting for the learner's first steps", None, (), ()
         pause_s, tried_s = self.fleet.settings.cooldown_s, self._memory.tried_s
+        join_s_max = self.fleet.settings.join_s_max
+        for name, each in usable.items():
+            if each.is_running and each.machine.provider != VOLUNTEERS:
+                tried_s.setdefault(name, now_s)  # before this coordinator's time
+            delivers = each.reported is not None and each.reported.admitted > 0
+            is_new = now_s - tried_s.get(name, -join_s_max) < join_s_max
+            if delivers or (each.is_running and is_new) or self._busy:
+                return "waiting for the learner's first steps", None, (), ()
         ready = [
             each
             for name, each in usable.items()
-            if each.machine.provider != "static" and now_s - tried_s.get(name, -pause_s) >= pause_s
+            if each.machine.provider != VOLUNTEERS
+            and not each.is_running
+            and now_s - tried_s.get(name, -pause_s) >= pause_s
         ]
         if not ready:
             return "no worker is there, and none can be started now", None, (), ()
@@ -239,7 +281,7 @@ class Coordinator:
         self._state = replace(self._state, standings=standings, wanted=frozenset({first}))
         return "one worker, until it is known what a step takes", None, (first,), ()
 
-    def _decide(
+    async def _decide(
         self, run: Run, report: LearnerReport, usable: Mapping[str, _Known], now_s: float
     ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
         fresh = frozenset(
@@ -251,8 +293,8 @@ class Coordinator:
         run = replace(run, load_s=calibrated_load_s(run, active, report.pace.broadcast_s))
         workers = [each.worker for each in usable.values()]
         planned = self._feasible(run, workers)
-        decision = decide(
-            self._state, Seen(workers, fresh, failed), planned, now_s, self.fleet.settings
+        decision = await self._run_sync(
+            decide, self._state, Seen(workers, fresh, failed), planned, now_s, self.fleet.settings
         )
         self._state = decision.state
         problem, bound = decision.problem, report.rules.staleness_max
@@ -277,7 +319,7 @@ class Coordinator:
 
     def _is_fresh(self, each: _Known, report: LearnerReport, run: Run) -> bool:
         its = each.reported
-        if its is None or its.heard_s >= SILENT_S or not its.version:
+        if its is None or each.is_silent or not 0 < its.version <= report.version:
             return False
         if each.instance is None or each.instance.condition is not Condition.UP:
             return False
@@ -299,11 +341,13 @@ class Coordinator:
             if each.instance is not None and each.instance.condition is Condition.FAILED:
                 failed.add(name)
                 self._memory.notes[name] = each.instance.detail
-            elif standing.phase is Phase.ACTIVE and name not in fresh:
-                silent = each.reported is None or each.reported.heard_s >= SILENT_S
-                if silent and now_s - standing.since_s >= SILENT_S:
-                    failed.add(name)
-                    self._memory.notes[name] = "the learner does not hear of it"
+            elif (
+                standing.phase is Phase.ACTIVE
+                and each.is_silent
+                and now_s - standing.since_s >= GONE_S
+            ):
+                failed.add(name)
+                self._memory.notes[name] = "the learner does not hear of it"
         self._memory.failures.clear()
         return frozenset(failed)
 
@@ -329,8 +373,12 @@ class Coordinator:
                     history = history.lost()
                 memory.started_s.pop(name, None)
             memory.histories[name] = history
-        for name in memory.histories.keys() - usable.keys():  # volunteers that left
-            del memory.histories[name]
+        about: tuple[dict[str, Any], ...] = (
+            memory.histories, memory.notes, memory.started_s, memory.tried_s,
+        )  # fmt: skip
+        for each in about:  # of volunteers that left, and of machines that are in no file any more
+            for name in each.keys() - usable.keys():
+                del each[name]
 
     # --- acting ------------------------------------------------------------------------------
 
@@ -344,7 +392,12 @@ class Coordinator:
     ) -> None:
         """Start and release. Who is released gets no more leases, and has a while to hand in."""
         memory = self._memory
-        for name in activate:
+        waiting = [
+            name
+            for name, each in usable.items()
+            if self._state.of(name).phase is Phase.JOINING and each.instance is None
+        ]  # whose start came while it was being released, or was lost
+        for name in dict.fromkeys((*activate, *waiting)):
             memory.leaving.pop(name, None)
             if name not in self._busy:
                 memory.started_s[name] = now_s

@@ -5,7 +5,8 @@ aim at and what the capacity model plans with. Fresher groups make better steps,
 small as the links allow. It is raised by one where the learner starves because leases are refused
 as too old, and only while what is trained on is healthy: the effective sample size of importance
 weights is high, and the KL from what generated the tokens to the policy is low. It is lowered by
-one where they are not, or where it has been more than needed for long. A depth that starved the
+one where they are not, or where it has been more than needed for long. Where the model knows no
+depth, it stays as it is. A depth that starved the
 learner is not tried again for ever longer times, so that it does not go up and down.
 """
 
@@ -75,10 +76,10 @@ class Pacing:
 
 def next_pacing(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     """The depth from now on; an equal value where nothing changes."""
-    floor = seen.bound if seen.least is None else min(seen.least, seen.bound)
     if pacing.depth > seen.bound:
         return _moved(pacing, seen.bound, seen, "the run's bound")
-    if pacing.depth < floor:
+    floor = pacing.depth if seen.least is None else min(seen.least, seen.bound)
+    if pacing.depth < floor and not _is_ill(seen, rules):
         return _moved(pacing, floor, seen, "the links do not allow less")
     if seen.step - pacing.since < rules.steps:
         return pacing

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import secrets
 import signal
 import time
@@ -14,9 +15,10 @@ from typing import Final
 
 import trio
 
+from coordinator.files import write_whole
 from coordinator.fleet import Fleet, priced
-from coordinator.loop import Coordinator, Say
-from coordinator.providers.base import Provider
+from coordinator.loop import VOLUNTEERS, Coordinator, Say
+from coordinator.providers.base import Provider, ProviderFailed
 from coordinator.providers.local import LocalProvider
 from coordinator.providers.sky_tasks import Catalogue
 from coordinator.providers.skypilot import SkyProvider, load_sky
@@ -39,6 +41,8 @@ KEY_FILE: Final = "identity.pem"
 WORKERS: Final = "workers"
 CLOUDS: Final = "clouds"
 CONNECT_TIMEOUT_S: Final = 10.0
+EXIT_INTERRUPTED: Final = 130
+INTERVAL_S_MIN: Final = 1.0  # a learner answers twice a second in the long run
 
 
 def learner_of(run_file: Path) -> PeerId:
@@ -132,9 +136,16 @@ def drain(data_dir: Path, name: str, *, undo: bool) -> None:
     if len(names) > DRAINED_MAX:
         raise ConfigError(f"{DRAINED_MAX} are drained already")
     data_dir.mkdir(parents=True, exist_ok=True)
-    partial = data_dir / f"{DRAINED_FILE}.partial"
-    partial.write_text(json.dumps(sorted(names)))
-    partial.replace(data_dir / DRAINED_FILE)
+    write_whole(data_dir / DRAINED_FILE, json.dumps(sorted(names)))
+
+
+def is_known(data_dir: Path, name: str) -> bool:
+    """Whether the coordinator of a data directory has seen a worker of that name or peer id."""
+    try:
+        rows = load_state(data_dir)["workers"]
+    except ConfigError:
+        return False
+    return any(name in (row["name"], row["peer"]) for row in rows)
 
 
 def show_state(data_dir: Path, *, as_json: bool) -> str:
@@ -150,14 +161,14 @@ def show_state(data_dir: Path, *, as_json: bool) -> str:
 # --- serving -----------------------------------------------------------------------------------
 
 
-def providers_of(fleet: Fleet, data_dir: Path, owner: PeerId) -> dict[str, Provider]:
-    """One of each kind. `owner`: the coordinator."""
-    run_file = fleet.run_file.absolute()
-    named = [each for each in fleet.machines if each.provider == "static"]
+def providers_of(
+    fleet: Fleet, data_dir: Path, owner: PeerId, invite: str | None = None
+) -> dict[str, Provider]:
+    """One of each kind; that of volunteers comes last. `owner`: the coordinator."""
     return {
-        "local": LocalProvider(data_dir / WORKERS, run_file, fleet.peers),
-        "skypilot": SkyProvider(data_dir / CLOUDS, run_file, fleet.peers, owner),
-        "static": StaticProvider(named),
+        "local": LocalProvider(data_dir / WORKERS, fleet, invite),
+        "skypilot": SkyProvider(data_dir / CLOUDS, fleet.run_file.absolute(), fleet.peers, owner),
+        VOLUNTEERS: StaticProvider(fleet),
     }
 
 
@@ -171,7 +182,7 @@ class _Stop:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
                 if self.asked.is_set():
-                    raise SystemExit(130)
+                    os._exit(EXIT_INTERRUPTED)
                 self.asked.set()
 
 
@@ -217,8 +228,8 @@ def serve(
                 identity, ("/ip4/0.0.0.0/tcp/0",), network_key=network_key
             ) as transport:
                 await _coordinate(
-                    _Source(load_priced, fleet, say), peers, learner, transport, data_dir, say,
-                    interval_s, keep_workers,
+                    _Source(load_priced, fleet, data_dir, say), peers, learner, transport, data_dir,
+                    say, interval_s, keep_workers, invite,
                 )  # fmt: skip
 
         try:
@@ -229,28 +240,30 @@ def serve(
 
 
 class _Source:
-    """The fleet file, which may change while a coordinator works by it."""
+    """What a user may change while a coordinator works: the fleet file, and who is drained. Where
+    one of them is wrong, what it said before goes on."""
 
-    def __init__(self, load: Callable[[], Fleet], fleet: Fleet, say: Say) -> None:
+    def __init__(self, load: Callable[[], Fleet], fleet: Fleet, data_dir: Path, say: Say) -> None:
         self._load = load
+        self._data_dir = data_dir
         self._say = say
         self._refused = ""
         self.fleet = fleet
+        self.drained: frozenset[str] = frozenset()
 
-    def look(self) -> Fleet:
-        """The file as it is now, or as it was before it was wrong."""
+    def look(self) -> None:
+        """Read both again."""
         try:
-            fleet = self._load()
+            fleet, self.drained = self._load(), read_drained(self._data_dir)
         except ConfigError as error:
             if str(error) != self._refused:
                 self._say(f"{error}; what was read before goes on")
             self._refused = str(error)
-            return self.fleet
+            return
         self._refused = ""
         if fleet != self.fleet:
             self._say("the fleet file has changed")
             self.fleet = fleet
-        return fleet
 
 
 async def _coordinate(
@@ -262,6 +275,7 @@ async def _coordinate(
     say: Say,
     interval_s: float,
     keep_workers: bool,
+    invite: str | None,
 ) -> None:
     stop, warden = _Stop(), Warden(transport, Ledger(), admits=lambda peer, ip: peer == learner)
     async with trio.open_nursery() as services:
@@ -270,19 +284,29 @@ async def _coordinate(
         async with trio.open_nursery() as nursery:
             coordinator = Coordinator(
                 source.fleet,
-                providers_of(source.fleet, data_dir, transport.peer_id),
+                providers_of(source.fleet, data_dir, transport.peer_id, invite),
                 ControlClient(transport, warden.ledger, learner),
                 nursery,
                 unix_s=time.time,
-                drained=lambda: read_drained(data_dir),
+                drained=lambda: source.drained,
                 say=say,
             )
+            complaint = ""
             while not stop.asked.is_set():
-                coordinator.fleet = await trio.to_thread.run_sync(source.look)
+                await trio.to_thread.run_sync(source.look)
+                coordinator.fleet = source.fleet
                 unreachable = await _connect(transport, peers, learner)
-                view = await coordinator.beat(unreachable)
-                state = view_json(view, time.time(), interval_s)
-                await trio.to_thread.run_sync(save_state, data_dir, state)
+                try:
+                    view = await coordinator.beat(unreachable)
+                    state = view_json(view, time.time(), interval_s)
+                    await trio.to_thread.run_sync(save_state, data_dir, state)
+                except (OSError, ConfigError, ProviderFailed) as error:
+                    # of this machine's disk, or of a provider; workers and learner go on meanwhile
+                    if str(error) != complaint:
+                        say(f"{error}; tried again at the next look")
+                    complaint = str(error)
+                else:
+                    complaint = ""
                 with trio.move_on_after(interval_s * (0.9 + 0.2 * secrets.randbelow(100) / 100)):
                     await stop.asked.wait()
         if not keep_workers:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.capacity import Capacity
+from coordinator.files import write_whole
 from swarm.errors import ConfigError
 from swarm.messages import LearnerReport
 
@@ -73,9 +74,7 @@ def view_json(view: View, unix_s: float, interval_s: float) -> dict[str, Any]:
 
 def save_state(directory: Path, state: dict[str, Any]) -> None:
     """Put it where `load_state` looks, whole or not at all."""
-    partial = directory / f"{STATE_FILE}.partial"
-    partial.write_text(json.dumps(state, allow_nan=False))
-    partial.replace(directory / STATE_FILE)
+    write_whole(directory / STATE_FILE, json.dumps(state, allow_nan=False))
 
 
 def load_state(directory: Path) -> dict[str, Any]:

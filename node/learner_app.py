@@ -82,6 +82,7 @@ class LearnerApp(App):
                 self._transport,
                 service,
                 trio.to_thread.run_sync,
+                has_coordinator=config.coordinator is not None,
             )
             publisher = Publisher(service, self._identity, self._steering.note_spread)
             async with AsyncExitStack() as stack:
@@ -121,18 +122,27 @@ class LearnerApp(App):
             self._nursery.start_soon(self._note_coordinator, service)
 
     async def _note_coordinator(self, service: ControlService) -> None:
-        """Say where it has not been heard for long: the last plan stays in force."""
+        """Say where it has not been heard for long: the last plan stays in force, but for workers
+        that stand by while nobody works."""
+        idle_s, notes = 0.0, self._node.notes
         while True:
             await trio.sleep(1.0)
             heard_s = service.heard_s
-            if heard_s is not None and trio.current_time() - heard_s < COORDINATOR_SILENT_S:
-                self._node.notes.pop("coordinator", None)
-            elif heard_s is None and self._steering.plan_number == 0:
-                self._node.notes["coordinator"] = "the coordinator has not been heard of yet"
+            if self._steering.failure:
+                notes["plan"] = self._steering.failure
             else:
-                self._node.notes["coordinator"] = (
-                    "the coordinator is away; its last plan stays in force"
-                )
+                notes.pop("plan", None)
+            if heard_s is not None and trio.current_time() - heard_s < COORDINATOR_SILENT_S:
+                notes.pop("coordinator", None)
+                idle_s = 0.0
+                continue
+            idle_s = idle_s + 1.0 if self._steering.is_idle else 0.0
+            if idle_s >= COORDINATOR_SILENT_S:
+                self._steering.lift()
+            if heard_s is None and self._steering.plan_number == 0:
+                notes["coordinator"] = "the coordinator has not been heard of yet"
+            else:
+                notes["coordinator"] = "the coordinator is away; its last plan stays in force"
 
     async def _complain(self, what: str) -> None:
         await self._tell(Trouble(what))

@@ -6,6 +6,7 @@ as it was told last.
 
 from collections import deque
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
@@ -23,6 +24,8 @@ from swarm.identity import PeerId
 from swarm.intake import Intake
 from swarm.leases import WorkerAccount
 from swarm.messages import (
+    AMOUNT_MAX,
+    DEPTH_MAX,
     PLAN_BYTES_MAX,
     REPORT_WORKERS_MAX,
     LearnerPaceBody,
@@ -61,15 +64,19 @@ class Steering:
         transport: Transport,
         service: WeightsService,
         run_sync: RunSync,
+        *,
+        has_coordinator: bool = True,
     ) -> None:
-        """`directory`: where the plan is kept, and `run_sync` how it is written."""
+        """`directory`: where the plan is kept, and `run_sync` how it is written. A plan that is
+        there from before counts only where there still is a coordinator."""
         self._path = directory / PLAN_FILE
         self._run_id = run_id
         self._rules = rules
         self._transport = transport
         self._service = service
         self._run_sync = run_sync
-        self._plan = _kept(self._path)
+        self._plan = _kept(self._path) if has_coordinator else None
+        self.failure = ""  # of keeping the plan
         self._learner: Learner | None = None
         self._intake: Intake | None = None
         self._steps: deque[_Step] = deque(maxlen=STEPS_LOOKED_AT)
@@ -103,6 +110,18 @@ class Steering:
         """All peers that took part have a version."""
         self._spreads_s.append(spread.time_s)
 
+    def lift(self) -> None:
+        """Nobody stands by any more, until the next plan: the coordinator is away, and the learner
+        has nobody else."""
+        if self._intake is not None:
+            self._intake.standby = frozenset()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether somebody stands by while nobody works."""
+        intake = self._intake
+        return intake is not None and bool(intake.standby) and intake.counts().leased == 0
+
     # --- for the coordinator -----------------------------------------------------------------
 
     @property
@@ -112,7 +131,12 @@ class Steering:
 
     async def follow(self, plan: SetPlan) -> None:
         """See `Steered`."""
-        await self._run_sync(_keep, self._path, plan)
+        try:
+            await self._run_sync(_keep, self._path, plan)
+        except OSError as error:  # it is followed all the same, until the next start
+            self.failure = f"the coordinator's plan could not be kept: {error}"
+        else:
+            self.failure = ""
         self._plan = plan
         self._put_in_force(plan)
 
@@ -159,16 +183,18 @@ class Steering:
             ),
             # now and then a step evaluates, or waits for a disk: the median is without these
             pace=LearnerPaceBody(
-                train_s=median(max(0.0, s.wall_s - s.idle_s) for s in self._steps)
-                if steps
-                else 0.0,
-                step_s=wall_s / len(steps) if steps else 0.0,
+                train_s=_amount(median(s.wall_s - s.idle_s for s in self._steps) if steps else 0.0),
+                step_s=_amount(wall_s / len(steps) if steps else 0.0),
                 idle_share=min(1.0, idle_s / wall_s) if wall_s > 0.0 else 0.0,
-                broadcast_s=median(self._spreads_s) if self._spreads_s else 0.0,
-                staleness_mean=fmean(each.staleness_mean for each in steps) if steps else 0.0,
-                staleness_worst=max((each.staleness_max for each in steps), default=0),
-                effective_share=fmean(shares) if shares else None,
-                mismatch_k3=max(0.0, fmean(k3s)) if k3s else None,
+                broadcast_s=_amount(median(self._spreads_s) if self._spreads_s else 0.0),
+                staleness_mean=_amount(
+                    fmean(each.staleness_mean for each in steps) if steps else 0.0
+                ),
+                staleness_worst=min(
+                    max((each.staleness_max for each in steps), default=0), DEPTH_MAX
+                ),
+                effective_share=_amount(fmean(shares)) if shares else None,
+                mismatch_k3=_amount(fmean(k3s)) if k3s else None,
             ),
             sizes=LearnerSizesBody(
                 weights_bytes=published.full_bytes if published else 0,
@@ -204,6 +230,11 @@ class Steering:
             )
             for heard_at, name, each in heard[-REPORT_WORKERS_MAX:]
         ]
+
+
+def _amount(value: float) -> float:
+    """What the wire takes of a measurement."""
+    return 0.0 if isnan(value) else max(0.0, min(value, AMOUNT_MAX))
 
 
 def _kept(path: Path) -> SetPlan | None:

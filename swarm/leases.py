@@ -43,6 +43,7 @@ WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest mak
 LEASES_REMEMBERED_MAX: Final = 1024  # that ended, with their answers
 RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each lease
 BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
+FORGIVEN_EVERY: Final = 10  # leases, of which one may be lost and say nothing of speed
 TURNAROUND_EWMA_SHARE: Final = 0.2  # of the newest group
 SECRET_BYTES_MIN: Final = 16
 LEASE_ID_BYTES: Final = 16
@@ -151,7 +152,8 @@ class _Worker:
     failed: float = 0.0  # granted groups that were not admitted
     busy_s: float = 0.0  # with at least one lease, or away before the next
     measured_at: float | None = None  # when its last lease ended
-    losses: int = 0  # leases in a row that ended without all groups in
+    whole: int = FORGIVEN_EVERY  # leases with all groups in since the last one without
+    has_died: bool = False  # for all that is known: a loss that is put down to that
     break_s: float | None = None  # from then until it asked again; None: it has not
     turnaround_s: float = 0.0  # from grant to admission, in the mean
     admitted: int = 0
@@ -169,7 +171,7 @@ class _Worker:
         self.version, self.heard_at = version, now
         if self.break_s is None and self.measured_at is not None:
             away_s = min(BREAK_S_MAX, max(0.0, now - self.measured_at))
-            self.break_s = 0.0 if self.losses else away_s  # who died did not rest
+            self.break_s = 0.0 if self.has_died else away_s  # who died did not rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +243,12 @@ class LeaseBook:
     def stand_by(self, worker: str, version: int, now: float) -> None:
         """A worker asked, and is not wanted now."""
         self.expire(now)
-        if self._know(worker):
+        if self._is_version(version) and self._know(worker):
             self._workers[worker].asks(version, now)
 
     def _grant(self, worker: str, version: int, now: float) -> Lease | Denial:
+        if not self._is_version(version):  # nothing that is said along with it counts
+            return Denial.UNKNOWN_VERSION
         if not self._know(worker):
             return Denial.WORKERS_FULL
         known = self._workers[worker]
@@ -263,6 +267,9 @@ class LeaseBook:
         self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0))
         known.break_s = 0.0
         return lease
+
+    def _is_version(self, version: int) -> bool:
+        return 0 <= version <= self.account.version
 
     def _lease(self, worker: str, version: int, groups: int, now: float) -> Lease:
         who = _framed(self._run_id, worker, str(self._start), str(self._number))
@@ -320,6 +327,8 @@ class LeaseBook:
         """Take a group in, or say why not. `fault`: what is wrong with it, one line; it is heard
         only where the group would have been taken."""
         held, answer = self._judge(submission, now)
+        if held is not None and held.lease.worker in self._workers:
+            self._workers[held.lease.worker].heard_at = now
         if answer is None:
             assert held is not None
             return self._settle(held, submission, fault, now)
@@ -454,19 +463,22 @@ class LeaseBook:
         """Put a lease that ended into its worker's rate: what was admitted, and the time since the
         grant and the break before it, or since the lease before ended where the worker had two.
 
-        Where groups are missing, the worker died or is slow, and nobody can tell. The first time
-        it is taken to have died after its last answer: that says nothing of its speed."""
+        Where groups are missing, the worker died or is slow, and nobody can tell. Now and then it
+        is taken to have died after its last answer, which says nothing of its speed; not often, or
+        to lose leases would pay."""
         worker = self._workers[held.lease.worker]
         since = held.busy_from
         if worker.measured_at is not None:
             since = max(since, worker.measured_at)
         worker.measured_at, worker.break_s = now, None
-        if held.unanswered:
-            worker.losses += 1
-            if worker.losses == 1 and worker.rate is not None:
-                now = held.answered_at or since
+        worker.has_died = False
+        if not held.unanswered:
+            worker.whole += 1
         else:
-            worker.losses = 0
+            worker.has_died = worker.whole >= FORGIVEN_EVERY and worker.rate is not None
+            worker.whole = 0
+            if worker.has_died:
+                now = held.answered_at or since
         worker.done += held.admitted - RATE_EWMA_SHARE * worker.done
         lost = held.lease.groups - held.admitted
         worker.failed += lost - RATE_EWMA_SHARE * worker.failed

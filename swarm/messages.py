@@ -98,6 +98,7 @@ REPORT_ROW_BYTES = 88
 PLAN_BYTES_MAX = 65_536
 PLAN_REPLY_BYTES_MAX = 1_024
 DEPTH_MAX = 1_024
+AMOUNT_MAX = 1e12
 NESTING_MAX = 8
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
@@ -485,7 +486,7 @@ class SubmissionReply(WireModel):
 
 Depth = Annotated[int, Field(ge=0, le=DEPTH_MAX)]
 Count = Annotated[int, Field(ge=0, lt=2**48)]
-Amount = Annotated[Float, Field(ge=0.0, le=1e12)]  # seconds, or a share
+Amount = Annotated[Float, Field(ge=0.0, le=AMOUNT_MAX)]  # seconds, or a share
 PlanNumber = Annotated[int, Field(ge=0, lt=2**53)]  # a later plan has a higher one
 PublicKeys = Annotated[bytes, Field(max_length=32 * REPORT_WORKERS_MAX)]  # raw, 32 bytes each
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from coordinator.fleet import Machine
+from coordinator.fleet import Fleet, Machine
 from swarm.control import ReportedWorker
 from swarm.errors import SwarmError
 from swarm.identity import PeerId
@@ -39,6 +39,10 @@ class Instance:
 
 class Provider(Protocol):
     """Runs the machines of one kind."""
+
+    def use(self, fleet: Fleet) -> None:
+        """Go by this fleet file from now on."""
+        ...
 
     def owns(self, peer: PeerId) -> bool:
         """Whether the peer is a worker of this provider's, running or not."""

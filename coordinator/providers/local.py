@@ -3,17 +3,19 @@ own. They outlive a coordinator that dies; the next one finds them by the files 
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import psutil
 import trio
 
-from coordinator.fleet import Machine
+from coordinator.files import write_whole
+from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from swarm.control import ReportedWorker
 from swarm.errors import ConfigError
@@ -26,18 +28,24 @@ KEY_FILE: Final = "identity.pem"
 LEAVE_S: Final = 20.0  # for a worker that is told to leave; then it is killed
 LOOK_S: Final = 0.2  # whether it has left
 LINE_CHARS_MAX: Final = 200
+TAIL_BYTES: Final = 4_096  # of a log, looked at for its last line
 
 
 class LocalProvider:
     """See `Provider`."""
 
-    def __init__(self, directory: Path, run_file: Path, peers: Sequence[str]) -> None:
-        """`directory`: of the workers' data directories, one each, by name."""
+    def __init__(self, directory: Path, fleet: Fleet, invite: str | None = None) -> None:
+        """`directory`: of the workers' data directories, one each, by name. `invite`: to the
+        learner's swarm, if that is private."""
         self._directory = directory
-        self._run_file = run_file
-        self._peers = peers
+        self._invite = invite
+        self.use(fleet)
         self._children: dict[str, subprocess.Popen[bytes]] = {}  # of this process; to be reaped
         self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+
+    def use(self, fleet: Fleet) -> None:
+        """See `Provider`."""
+        self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
 
     def owns(self, peer: PeerId) -> bool:
         """See `Provider`."""
@@ -53,7 +61,8 @@ class LocalProvider:
             del self._children[name]
         for key in self._directory.glob(f"*/{KEY_FILE}"):
             if key.parent.name not in self._peer_ids:
-                self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+                with contextlib.suppress(ConfigError):  # said when it is to be started
+                    self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
         for record in sorted(self._directory.glob(f"*/{PROCESS_FILE}")):
             name = record.parent.name
             process = self._process(name)
@@ -109,15 +118,22 @@ class LocalProvider:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # not as a flag, which others on this machine could read
+                env=os.environ | ({"SWARM_NODE_INVITE": self._invite} if self._invite else {}),
             )
         self._children[machine.name] = child
         try:
             created_s = psutil.Process(child.pid).create_time()
         except psutil.Error:
             created_s = 0.0  # it has ended already, which the next look finds
-        partial = directory / f"{PROCESS_FILE}.partial"
-        partial.write_text(json.dumps({"pid": child.pid, "created_s": created_s}))
-        partial.replace(directory / PROCESS_FILE)
+        try:
+            write_whole(
+                directory / PROCESS_FILE, json.dumps({"pid": child.pid, "created_s": created_s})
+            )
+        except OSError:  # nobody would find it again
+            child.kill()
+            child.wait()
+            raise
 
     async def release(self, name: str) -> None:
         """See `Provider`."""
@@ -131,7 +147,10 @@ class LocalProvider:
             left = await trio.to_thread.run_sync(self._process, name)
             if left is not None:
                 await trio.to_thread.run_sync(_signal, left, signal.SIGKILL)
-        (self._directory / name / PROCESS_FILE).unlink(missing_ok=True)
+        try:
+            (self._directory / name / PROCESS_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            raise ProviderFailed(f"{name}: {error}") from None
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
@@ -142,7 +161,9 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
 def _last_line(log: Path) -> str:
     """What a process said last, for a message."""
     try:
-        lines = log.read_bytes()[-4096:].decode(errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return "it has ended"
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -18,10 +18,11 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.fleet import Machine
+from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from coordinator.providers.sky_tasks import KEY_FILE, cluster_of, one_line, said, task_of
 from swarm.control import ReportedWorker
+from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
 
 RECORD_FILE: Final = "cluster.json"
@@ -75,6 +76,10 @@ class SkyProvider:
         self._limiter = trio.CapacityLimiter(OPERATIONS_MAX)
         self._look_limiter = trio.CapacityLimiter(2)  # the one that goes on, and one that leaves
 
+    def use(self, fleet: Fleet) -> None:
+        """See `Provider`."""
+        self._run_file, self._peers = fleet.run_file.absolute(), fleet.peers
+
     def owns(self, peer: PeerId) -> bool:
         """See `Provider`."""
         return peer in list(self._peer_ids.values())  # threads add to it
@@ -103,7 +108,8 @@ class SkyProvider:
         """Clusters that were started and not released, by machine."""
         for key in self._directory.glob(f"*/{KEY_FILE}"):
             if key.parent.name not in self._peer_ids:
-                self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+                with contextlib.suppress(ConfigError):  # said when it is to be started
+                    self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
         names = sorted(each.parent.name for each in self._directory.glob(f"*/{RECORD_FILE}"))
         return {name: self._cluster(name) for name in names}
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from coordinator.fleet import Machine
+from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from swarm.control import ReportedWorker
 from swarm.identity import PeerId
@@ -20,13 +20,17 @@ def is_there(worker: ReportedWorker) -> bool:
 
 
 class StaticProvider:
-    """See `Provider`. `named` are the machines of the fleet file; whoever else comes goes by its
+    """See `Provider`. Machines of the fleet file have its names; whoever else comes goes by its
     peer id."""
 
-    def __init__(self, named: Iterable[Machine]) -> None:
-        self._names = {PeerId(each.peer): each.name for each in named}
+    def __init__(self, fleet: Fleet) -> None:
+        self.use(fleet)
         self._there: frozenset[str] = frozenset()
         self._active: set[str] = set()
+
+    def use(self, fleet: Fleet) -> None:
+        """See `Provider`."""
+        self._names = {PeerId(each.peer): each.name for each in fleet.machines if each.peer}
 
     def name_of(self, peer: PeerId) -> str:
         """What a volunteer is called."""

@@ -8,7 +8,8 @@ import psutil
 import pytest
 import trio
 
-from coordinator.fleet import Machine
+from coordinator.fleet import Fleet, Machine
+from coordinator.providers import local
 from coordinator.providers.base import Condition, ProviderFailed
 from coordinator.providers.local import PROCESS_FILE, LocalProvider
 from swarm.identity import Identity
@@ -33,12 +34,16 @@ def provider(tmp_path: Path) -> LocalProvider:
     learner = Identity.generate().peer_id
     run = tmp_path / "run.toml"
     run.write_text(RUN.format(peer=learner))
-    return LocalProvider(tmp_path / "workers", run, [NOBODY.format(peer=learner)])
+    return LocalProvider(tmp_path / "workers", fleet_of(run, NOBODY.format(peer=learner)))
+
+
+def fleet_of(run: Path, *peers: str) -> Fleet:
+    return Fleet(run, peers, ())
 
 
 def again(provider: LocalProvider) -> LocalProvider:
     """What a coordinator that starts anew has."""
-    return LocalProvider(provider._directory, provider._run_file, provider._peers)
+    return LocalProvider(provider._directory, fleet_of(provider._run_file, *provider._peers))
 
 
 def process_of(provider: LocalProvider) -> psutil.Process:
@@ -106,11 +111,47 @@ def test_another_process_under_the_same_number_is_left_alone(
 
 def test_a_directory_that_cannot_be_made_is_a_failure_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "workers").write_text("a file")
-    provider = LocalProvider(tmp_path / "workers", tmp_path / "run.toml", [])
+    provider = LocalProvider(tmp_path / "workers", fleet_of(tmp_path / "run.toml"))
 
     async def main() -> None:
         with pytest.raises(ProviderFailed, match="one: ") as info:
             await provider.start(MACHINE)
         assert "\n" not in str(info.value)
+
+    trio.run(main)
+
+
+def test_a_worker_that_could_not_be_noted_down_is_ended_at_once(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def fail(path: Path, text: str) -> None:
+        made.append(int(text.split('"pid": ')[1].split(",")[0]))
+        raise OSError("no space left")
+
+    monkeypatch.setattr(local, "write_whole", fail)
+
+    async def main() -> None:
+        with pytest.raises(ProviderFailed, match="no space left"):
+            await provider.start(MACHINE)
+        assert not psutil.pid_exists(made[0])
+        assert not await provider.look(())
+
+    trio.run(main)
+
+
+def test_a_key_that_others_can_read_stops_one_worker_and_no_coordinator(
+    provider: LocalProvider,
+) -> None:
+    async def main() -> None:
+        await provider.start(MACHINE)
+        await provider.release("one")
+        key = provider._directory / "one" / "identity.pem"
+        key.chmod(0o644)
+        other = again(provider)
+        assert not await other.look(())
+        with pytest.raises(ProviderFailed, match="chmod 600"):
+            await other.start(MACHINE)
 
     trio.run(main)

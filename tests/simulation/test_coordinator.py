@@ -15,7 +15,7 @@ from coordinator.pacing import PacingRules
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import StaticProvider
 from node.config import LearnerRules, RunConfig
-from node.simulated import EPOCH_S
+from node.simulated import EPOCH_S, run_inline
 from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
 from swarm.control import ControlClient, ReportedWorker, pack_peers
 from swarm.identity import PeerId
@@ -53,7 +53,11 @@ class Machines:
         self.started: list[str] = []
         self.released: list[str] = []
         self.broken: set[str] = set()
+        self.release_s = 0.0
         self._running: set[str] = set()
+
+    def use(self, fleet: Fleet) -> None:
+        pass
 
     def owns(self, peer: PeerId) -> bool:
         return any(self._there.world.peer_id(host) == peer for host in self._hosts.values())
@@ -80,6 +84,7 @@ class Machines:
 
     async def release(self, name: str) -> None:
         self.released.append(name)
+        await trio.sleep(self.release_s)
         self._running.discard(name)
         if not self._there.gone[self._hosts[name]].is_set():
             await self._there.kill(self._hosts[name])
@@ -113,7 +118,10 @@ class Stage:
         client = ControlClient(
             self.there.transports[COORDINATOR], self.ledger, PeerId(self.there.world.peer_id(0))
         )
-        providers: dict[str, Provider] = {"local": self.machines, "static": StaticProvider(())}
+        providers: dict[str, Provider] = {
+            "local": self.machines,
+            "static": StaticProvider(self.fleet),
+        }
         async with trio.open_nursery() as nursery:
             self.coordinator = Coordinator(
                 self.fleet,
@@ -123,6 +131,7 @@ class Stage:
                 unix_s=lambda: EPOCH_S + trio.current_time(),
                 drained=lambda: frozenset(self.drained),
                 say=self.said.append,
+                run_sync=run_inline,
             )
 
             async def beat() -> None:
@@ -237,7 +246,12 @@ def test_who_is_drained_hands_in_and_is_replaced(tmp_path: Path) -> None:
             await stage.until(lambda: stage.at_work() == {"a", "c", "dear"})
             assert stage.there.up is not None
             assert "expired" not in stage.there.up.intake.counts().discarded
+            stage.machines.release_s = 30.0
             stage.drained.clear()
+            await stage.until(lambda: stage.at_work() >= {"a", "b", "c"})
+            stage.drained.add("b")
+            await stage.until(lambda: stage.machines.released.count("b") == 2)
+            stage.drained.clear()  # while it is being released
             await stage.until(lambda: stage.at_work() == {"a", "b", "c"})
 
     play(tmp_path, scene)

@@ -127,9 +127,13 @@ def test_what_was_measured_takes_the_place_of_guesses() -> None:
     assert known.generation_s == 12.0
     assert known.up_bytes_per_s == 5e6
     assert known.down_bytes_per_s == MACHINE.down_bytes_per_s  # not known yet
-    new = replace(REPORTED, admitted=1, refused=1)
+    new = replace(REPORTED, admitted=1, refused=0, failed_share=0.0)
     assert not is_measured(new)
     assert worker_of(MACHINE, new, History()).groups_per_s == 0.5
+    empty = replace(REPORTED, groups_per_s=0.0, failed_share=1.0, admitted=0, refused=0)
+    assert worker_of(MACHINE, empty, History()).groups_per_s < 1e-3  # it took leases for nothing
+    tiny = replace(REPORTED, down_bytes_per_s=1)
+    assert worker_of(MACHINE, tiny, History()).down_bytes_per_s == 16_384
 
 
 def test_losses_shorten_the_life_that_is_counted_on_and_a_guess_fades() -> None:

@@ -35,9 +35,16 @@ def test_links_that_allow_less_raise_it_at_once() -> None:
     assert next_pacing(Pacing(6), replace(FINE, bound=3), RULES).depth == 3
 
 
-def test_where_nothing_is_known_of_the_links_it_stays_at_the_bound() -> None:
+def test_where_nothing_is_known_of_the_links_it_stays_as_it_is() -> None:
     assert next_pacing(Pacing(6), replace(FINE, least=None), RULES).depth == 6
-    assert next_pacing(Pacing(4, since=1), replace(FINE, least=None), RULES).depth == 6
+    assert next_pacing(Pacing(4, since=1), replace(FINE, least=None), RULES).depth == 4
+    ill = replace(FINE, least=None, mismatch_k3=9.0)
+    assert next_pacing(Pacing(4, since=1), ill, RULES).depth == 4
+
+
+def test_links_raise_nothing_while_training_is_ill() -> None:
+    ill = replace(FINE, least=5, effective_share=0.01)
+    assert next_pacing(Pacing(2, since=1), ill, RULES).depth == 2
 
 
 def test_starvation_raises_it_only_while_training_is_healthy() -> None:

@@ -438,11 +438,31 @@ def test_a_death_says_nothing_of_speed_and_two_lost_leases_in_a_row_do() -> None
     back = granted(book, now=lost.deadline + 40.0)  # the time until it is back is no break
     deliver(book, back, lost.deadline + 40.0 + back.groups)
     assert rate_of(book) == pytest.approx(1.0)
-    now = 1e4
-    for _ in range(2):
-        now = granted(book, now=now).deadline
-        book.expire(now)
-    assert rate_of(book) < 0.5
+
+
+def test_to_lose_every_other_lease_does_not_pay() -> None:
+    book, now = open_book(staleness=StalenessRules(1000, 8, 60_000)), 0.0
+    for turn in range(20):
+        lease = granted(book, now=now)
+        now = lease.deadline
+        if turn % 2:
+            book.expire(now)
+        else:
+            deliver(book, lease, lease.granted_at + lease.groups)
+            now = lease.granted_at + lease.groups
+    assert rate_of(book) < 0.5  # of one a second while it works
+
+
+def test_what_is_said_with_an_impossible_version_counts_for_nothing() -> None:
+    book = open_book(staleness=PATIENT)
+    deliver(book, granted(book, now=0.0), 4.0)
+    assert book.request("w", 2**31 - 1, 5.0) is Denial.UNKNOWN_VERSION
+    book.stand_by("w", 2**31 - 1, 5.0)
+    lease = granted(book, now=34.0)  # and the break before it does
+    deliver(book, lease, 34.0 + lease.groups)
+    kept = 4 * (1 - leases.RATE_EWMA_SHARE)
+    assert rate_of(book) == pytest.approx((kept + lease.groups) / (kept + 30.0 + lease.groups))
+    assert book.accounts()[0].version == 0
 
 
 def test_accounts_say_what_is_known_of_each_worker() -> None:
