@@ -1,14 +1,12 @@
 """`swarm-coordinator serve`: the coordinator as a process, on the same network as its learner."""
 
-import fcntl
 import json
 import os
 import secrets
 import signal
 import time
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -29,6 +27,7 @@ from swarm.errors import ConfigError, PeerUnreachable, RemoteProtocolError, firs
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.invite import Invitation
 from swarm.ledger import Ledger
+from swarm.locking import data_directory
 from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.warden import Warden
@@ -36,7 +35,6 @@ from swarm.warden import Warden
 AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
-LOCK_FILE: Final = "lock"
 KEY_FILE: Final = "identity.pem"
 WORKERS: Final = "workers"
 CLOUDS: Final = "clouds"
@@ -65,26 +63,6 @@ def learner_of(run_file: Path) -> PeerId:
     except RemoteProtocolError as error:
         raise ConfigError(f"run {run_file}: learner.peer: {error.detail}") from None
     return PeerId(peer)
-
-
-@contextmanager
-def working_directory(path: Path) -> Iterator[None]:
-    """Make and lock the data directory; the lock ends with the process, however it ends.
-
-    Raises:
-        ConfigError: another coordinator works on it, or it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / LOCK_FILE).open("w")
-    except OSError as error:
-        raise ConfigError(f"--data-dir {path}: {error.strerror}; choose another") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"--data-dir {path}: another coordinator works on it") from None
-        yield
 
 
 def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
@@ -218,7 +196,7 @@ def serve(
         invitation = Invitation.decode(invite)
         network_key = invitation.key.handshake_key() if invitation.key else None
         peers = tuple(dict.fromkeys((*peers, *invitation.addresses)))
-    with working_directory(data_dir):
+    with data_directory(data_dir, "coordinator"):
         identity = identity_of(data_dir, key_file)
         say(f"this coordinator is {identity.peer_id}; the learner has to be started with")
         say(f"  --coordinator {identity.peer_id}")

@@ -12,18 +12,16 @@ Everything lives in one nursery, so that leaving it ends everything, children in
 """
 
 import errno
-import fcntl
 import os
 import secrets
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from random import Random
 
 import psutil
@@ -53,6 +51,7 @@ from swarm.address_book import AddressBook
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
 from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
+from swarm.locking import data_directory
 from swarm.pool import Pool, PoolLimits
 from swarm.port_mapping import keep_mapped
 from swarm.reputation import Ban
@@ -92,28 +91,6 @@ def load_identity(config: NodeConfig) -> Identity:
             )
         Identity.generate().save(config.key_path, passphrase)
     return Identity.load(config.key_path, passphrase)
-
-
-@contextmanager
-def data_directory(path: Path) -> Iterator[Path]:
-    """Create and lock the data directory; the lock ends with the process, however it ends.
-
-    Raises:
-        ConfigError: another process holds it, or it cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = (path / "lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"--data-dir {path}: {error.strerror}; choose another") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"--data-dir {path}: another node is running on it; give this one its own"
-            ) from None
-        yield path
 
 
 def checkpoints_of(config: NodeConfig) -> Checkpoints:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import trio
 
-from node.app import AGENT, data_directory, load_identity
+from node.app import AGENT, load_identity
 from node.config import NodeConfig
 from node.membership import Membership
 from node.monitor.format import amount
@@ -31,6 +31,7 @@ from swarm.discovery import Discovery
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.ledger import Ledger
+from swarm.locking import data_directory
 from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
