@@ -54,8 +54,8 @@ def test_without_its_bootstrap_peer_a_restarted_node_finds_the_swarm(tmp_path: P
                     first_life.start_soon(node.run)
                     await until_known(node, ANN, BEN)
                     await until_known(friend, ANN, CAT)
-                    node._book.save()
                     first_life.cancel_scope.cancel()
+            node._book.save()  # now that nothing else writes it
             async with open_libp2p(CAT, LOOPBACK) as again:
                 node = member(CAT, again, bootstrap, AddressBook.load(path))
                 nursery.start_soon(node.run)
