@@ -54,6 +54,8 @@ def test_without_its_bootstrap_peer_a_restarted_node_finds_the_swarm(tmp_path: P
                     first_life.start_soon(node.run)
                     await until_known(node, ANN, BEN)
                     await until_known(friend, ANN, CAT)
+                    while BEN.peer_id not in node._book.entries:  # noqa: ASYNC110 - greeted, it is
+                        await trio.sleep(0.05)  # a peer; the book learns of it by our own hello
                     first_life.cancel_scope.cancel()
             node._book.save()  # now that nothing else writes it
             async with open_libp2p(CAT, LOOPBACK) as again:
