@@ -157,6 +157,7 @@ class Broadcast:
         self._told_s: dict[PeerId, float] = {}
         self._telling: set[PeerId] = set()
         self._fresh_asked = 0
+        self._fresh_scopes: set[trio.CancelScope] = set()  # of requests for such
         self._progress_s = 0.0  # when the last chunk came
         self._gap_s = 0.0  # between two chunks, in the mean
         self._unread = trio.Event()
@@ -386,12 +387,17 @@ class Broadcast:
         return rate < share * sum(ups) / len(ups)
 
     async def _take_fresh(self, publisher: PeerId) -> None:
+        scope = trio.CancelScope()
+        self._fresh_scopes.add(scope)
         try:
-            while await self._request(publisher, "fresh", 0, PARK_S):
-                if self.picker.complete or self._parent() is not None or self._fresh_wanted() < -1:
-                    return  # else the next is on its way while this one is passed on
-            await trio.sleep(RETRY_S * self._rng.random())
+            with scope:
+                while await self._request(publisher, "fresh", 0, PARK_S):
+                    picker = self.picker
+                    if picker.complete or self._parent() is not None or self._fresh_wanted() < -1:
+                        return  # else the next is on its way while this one is passed on
+                await trio.sleep(RETRY_S * self._rng.random())
         finally:
+            self._fresh_scopes.discard(scope)
             self._fresh_asked -= 1
 
     def _pull(self, nursery: trio.Nursery, now_s: float) -> None:
@@ -536,6 +542,8 @@ class Broadcast:
         picker.got(chunk, relay=kind == "fresh" or named, now_s=self._progress_s)
         if picker.complete:
             self.complete.set()
+            for scope in (*self._asked.values(), *self._fresh_scopes):
+                scope.cancel()  # what waits at others would take places from what comes next
         self._unread.set()
         self._service.pump()
 

@@ -35,6 +35,7 @@ class Pacer:
         self._bucket_bytes = 0
         self._was_full = False
         self._left_s = -math.inf  # when the last answer did
+        self._unsent_bytes = 0.0  # that sockets held then, at most
         self._rates: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)
         self._times: deque[tuple[float, float]] = deque(maxlen=SAMPLES_MAX)  # ascending
 
@@ -49,7 +50,7 @@ class Pacer:
 
     def is_idle(self, now_s: float) -> bool:
         """Whether the uplink will soon have nothing to send."""
-        unsent_s = UNSENT_BYTES / self.rate() if self.rate() else 0.0
+        unsent_s = self._unsent_bytes / self.rate() if self.rate() else 0.0
         if unsent_s > UNSENT_S_MIN and now_s - self._left_s < unsent_s:
             return False
         least_s = self._times[0][1] if self._times else TIME_S
@@ -77,6 +78,9 @@ class Pacer:
         """It has left."""
         self._out -= 1
         self._out_bytes -= size_bytes
+        gone_bytes = self.rate() * (now_s - self._left_s)  # infinitely many before the first
+        left_bytes = max(0.0, self._unsent_bytes - gone_bytes) if self._unsent_bytes else 0.0
+        self._unsent_bytes = min(UNSENT_BYTES, left_bytes + size_bytes)
         self._left_s = now_s
         while self._times and self._times[-1][1] >= took_s:
             self._times.pop()
