@@ -1,0 +1,239 @@
+"""What a node tells those who watch: one signed report an interval, and every metric's one name.
+
+A report is JSON, so that any MQTT client can show it, and it comes from strangers: it is bounded
+before it is parsed, signed by the node that it speaks of, and refused whole where a field breaks a
+limit. Nothing in it decides anything; a swarm runs the same with nobody watching.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from swarm.errors import Reject, RemoteProtocolError
+from swarm.identity import Identity, PeerId, verify
+
+DOMAIN: Final = b"swarm-telemetry-1:"
+REPORT_BYTES_MAX: Final = 65_536
+PEERS_MAX: Final = 64  # in one report; who reports more leaves out those with the least traffic
+WORKERS_MAX: Final = 256
+LABELS_MAX: Final = 32  # values of one label: reasons, protocols
+ALARMS_MAX: Final = 16
+NOTES_MAX: Final = 16
+TEXT_CHARS_MAX: Final = 400
+CHUNKS_MAX: Final = (
+    16_384  # that a broadcast's bitfield shows; of more, each bit stands for several
+)
+COUNT_MAX: Final = 2**63 - 1
+
+Role = Literal["node", "learner", "worker", "coordinator"]
+Level = Literal["warning", "critical"]
+
+
+class Alarm(StrEnum):
+    """What may be wrong with a node or a swarm. Each has one sentence on what to do: `ADVICE`."""
+
+    NOT_SHARING = "not_sharing"  # peers are connected, and no foreign group is accepted
+    NO_FOREIGN = "no_foreign"  # J is wanted, and rounds train on none
+    LEARNER_STARVING = "learner_starving"  # waits for groups most of the time
+    STALENESS_NEAR_BOUND = "staleness_near_bound"
+    ONE_PRODUCER = "one_producer"  # dominates what is trained on
+    REJECT_STORM = "reject_storm"
+    DISK_LOW = "disk_low"
+    MEMORY_LOW = "memory_low"
+    CLOCK_SKEW = "clock_skew"
+    VERSION_SPLIT = "version_split"  # workers far behind the published version
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of a node. The name ends in its unit; a counter never falls while a node runs."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    label: str | None = None  # what its values are told apart by
+
+
+def _named(*metrics: Metric) -> Mapping[str, Metric]:
+    assert len({each.name for each in metrics}) == len(metrics)
+    return {each.name: each for each in metrics}
+
+
+METRICS: Final = _named(
+    Metric("uptime_s", "gauge", "seconds since this process started"),
+    Metric("peers", "gauge", "connected peers"),
+    Metric("bytes_in_total", "counter", "bytes from peers"),
+    Metric("bytes_out_total", "counter", "bytes to peers"),
+    Metric("protocol_bytes_in_total", "counter", "bytes from peers, by protocol", "protocol"),
+    Metric("protocol_bytes_out_total", "counter", "bytes to peers, by protocol", "protocol"),
+    Metric("accepted_total", "counter", "groups of others that passed every check"),
+    Metric("rejected_total", "counter", "what others sent and was refused, by reason", "reason"),
+    Metric("adverts_in_total", "counter", "adverts heard"),
+    Metric("fetches_total", "counter", "requests for groups to other peers"),
+    Metric("pool_groups", "gauge", "groups in the pool"),
+    Metric("pool_foreign_groups", "gauge", "groups of others that may still be drawn"),
+    Metric("pool_bytes", "gauge", "bytes of the pool's groups"),
+    Metric("pool_age_s", "gauge", "age of the pool's oldest group that may still be drawn"),
+    Metric("round", "gauge", "rounds or steps done"),
+    Metric("round_s", "gauge", "seconds that the last round or step took"),
+    Metric("policy_version", "gauge", "of the policy that generates"),
+    Metric("local_groups", "gauge", "own groups trained on in the last round"),
+    Metric("external_groups", "gauge", "foreign groups trained on in the last round"),
+    Metric("external_groups_wanted", "gauge", "foreign groups that a round wants"),
+    Metric("own_reward", "gauge", "mean reward of own completions in the last round"),
+    Metric("held_out_ratio", "gauge", "held-out pass rate at the last evaluation, 0 to 1"),
+    Metric("tokens_per_s", "gauge", "tokens generated a second, while generating"),
+    Metric("generated_tokens_total", "counter", "tokens generated"),
+    Metric("trained_tokens_total", "counter", "tokens trained on"),
+    Metric("idle_ratio", "gauge", "share of its time that a learner or worker waited, 0 to 1"),
+    Metric("staleness_mean_steps", "gauge", "of the groups of a learner's last step"),
+    Metric("staleness_max_steps", "gauge", "the oldest of these"),
+    Metric("staleness_bound_steps", "gauge", "S of the run"),
+    Metric("in_flight_groups", "gauge", "groups in workers' hands"),
+    Metric("queued_groups", "gauge", "groups handed in and not trained on yet"),
+    Metric("queued_staleness_max_steps", "gauge", "the oldest of these, in steps"),
+    Metric("discarded_total", "counter", "groups that a learner gave up, by reason", "reason"),
+    Metric("published_version", "gauge", "the newest version on offer, or heard of"),
+    Metric("broadcast_s", "gauge", "seconds from a version's publication until it was here"),
+    Metric("broadcast_bound_ratio", "gauge", "that over the least that the links allow"),
+    Metric("paused_s", "gauge", "seconds that sampling paused for the last version"),
+    Metric("saved_bytes_total", "counter", "bytes that deltas made unnecessary"),
+    Metric("cost_per_h", "gauge", "dollars an hour for workers"),
+    Metric("predicted_idle_ratio", "gauge", "the learner's, by the capacity model, 0 to 1"),
+    Metric("predicted_staleness_steps", "gauge", "the worst, by the capacity model"),
+    Metric("memory_bytes", "gauge", "resident memory of the node's processes"),
+    Metric("disk_free_bytes", "gauge", "left where the data directory is"),
+    Metric("errors_total", "counter", "troubles that the event log tells of"),
+    Metric("telemetry_dropped_total", "counter", "reports that could not be sent and were dropped"),
+)
+
+_Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+_Peer = Annotated[str, Field(min_length=1, max_length=64)]
+_Name = Annotated[str, Field(min_length=1, max_length=80)]
+_Text = Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
+_Amount = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    # Unknown fields are left out, so that a newer node can be watched.
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class PeerTraffic(_Part):
+    """One peer, as the reporting node sees it. Totals since the node's start."""
+
+    peer_id: _Peer
+    bytes_in: _Count = 0
+    bytes_out: _Count = 0
+    groups_accepted: _Count = 0
+    groups_trained: _Count = 0  # who feeds whom
+    rejected: _Count = 0
+    connected: bool = True
+
+
+class WorkerRow(_Part):
+    """One rollout worker, as its learner or coordinator sees it."""
+
+    name: _Name
+    peer_id: Annotated[str, Field(max_length=64)] = ""
+    phase: Annotated[str, Field(max_length=40)] = ""
+    version: _Count | None = None
+    groups_per_s: Annotated[float, Field(ge=0)] | None = None
+    price_per_h: Annotated[float, Field(ge=0)] | None = None
+    admitted: _Count = 0
+    refused: _Count = 0
+    leased: _Count = 0
+    heard_s: Annotated[float, Field(ge=0)] | None = None  # ago
+
+
+class Broadcast(_Part):
+    """A version on its way to this node, or complete here."""
+
+    version: _Count
+    chunks: Annotated[int, Field(ge=0, le=2**31)]
+    have: Annotated[str, Field(max_length=CHUNKS_MAX // 4)]  # hex bitfield, first chunk's bit first
+    size_bytes: _Count
+    complete: bool
+
+
+class AlarmReport(_Part):
+    """An alarm that stands."""
+
+    kind: Alarm
+    level: Level
+    text: _Text  # what is so
+    advice: _Text  # what to do
+
+
+class NodeReport(_Part):
+    """One node at one moment. `metrics` has names of `METRICS` alone; those with a label are in
+    `labelled`, by the label's value."""
+
+    peer_id: _Peer
+    run_id: _Name
+    role: Role
+    agent: Annotated[str, Field(max_length=80)] = ""
+    instance: Annotated[str, Field(max_length=32)]  # of the process: another one starts anew
+    sequence: (
+        _Count  # rises by one with each report of an instance: gaps are reports that were lost
+    )
+    sent_at_s: Annotated[float, Field(ge=0, le=2**40)]  # unix time
+    interval_s: Annotated[float, Field(gt=0, le=86_400)]
+    phase: Annotated[str, Field(max_length=40)] = ""
+    metrics: Annotated[dict[_Name, _Amount], Field(max_length=len(METRICS))]
+    labelled: Annotated[
+        dict[_Name, Annotated[dict[_Name, _Amount], Field(max_length=LABELS_MAX)]],
+        Field(max_length=len(METRICS)),
+    ] = {}
+    peers: Annotated[tuple[PeerTraffic, ...], Field(max_length=PEERS_MAX)] = ()
+    workers: Annotated[tuple[WorkerRow, ...], Field(max_length=WORKERS_MAX)] = ()
+    broadcast: Broadcast | None = None
+    alarms: Annotated[tuple[AlarmReport, ...], Field(max_length=ALARMS_MAX)] = ()
+    notes: Annotated[tuple[_Text, ...], Field(max_length=NOTES_MAX)] = ()
+
+
+class _Envelope(_Part):
+    report: Annotated[str, Field(max_length=REPORT_BYTES_MAX)]
+    signature: Annotated[str, Field(min_length=128, max_length=128)]
+
+
+def encode_report(report: NodeReport, identity: Identity) -> bytes:
+    """The report as it is published: JSON of the report's own JSON, as signed, and a signature."""
+    body = report.model_dump_json(exclude_defaults=True)
+    signature = identity.sign(DOMAIN, body.encode()).hex()
+    return json.dumps({"report": body, "signature": signature}).encode()
+
+
+def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
+    """A report that came under the name of `peer`.
+
+    Raises:
+        RemoteProtocolError: too large, malformed, over a limit, not signed by that peer or not
+            about it; metrics with unknown names are left out.
+    """
+    if len(payload) > REPORT_BYTES_MAX:
+        raise RemoteProtocolError(Reject.OVERSIZE, f"a report of {len(payload)} bytes")
+    try:
+        envelope = _Envelope.model_validate_json(payload)
+        signature = bytes.fromhex(envelope.signature)
+    except (ValidationError, ValueError) as error:
+        raise RemoteProtocolError(Reject.MALFORMED, "no envelope of a report") from error
+    verify(peer, DOMAIN, envelope.report.encode(), signature)
+    try:
+        report = NodeReport.model_validate_json(envelope.report)
+    except (ValidationError, ValueError) as error:
+        raise RemoteProtocolError(Reject.MALFORMED, "no report", signer=peer) from error
+    if report.peer_id != peer:
+        raise RemoteProtocolError(Reject.WRONG_PRODUCER, "a report about another", signer=peer)
+    known = {name: value for name, value in report.metrics.items() if _is(name, labelled=False)}
+    labelled = {name: value for name, value in report.labelled.items() if _is(name, labelled=True)}
+    return report.model_copy(update={"metrics": known, "labelled": labelled})
+
+
+def _is(name: str, *, labelled: bool) -> bool:
+    metric = METRICS.get(name)
+    return metric is not None and (metric.label is not None) == labelled
