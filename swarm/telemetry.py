@@ -6,18 +6,23 @@ limit. Nothing in it decides anything; a swarm runs the same with nobody watchin
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from swarm.errors import Reject, RemoteProtocolError
+from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId, verify
 
 DOMAIN: Final = b"swarm-telemetry-1:"
+STATUS_DOMAIN: Final = b"swarm-telemetry-status-1:"
+ALARMS_DOMAIN: Final = b"swarm-telemetry-alarms-1:"
 REPORT_BYTES_MAX: Final = 65_536
+STATUS_BYTES_MAX: Final = 1_024
+TOPIC_CHARS_MAX: Final = 200
 PEERS_MAX: Final = 64  # in one report; who reports more leaves out those with the least traffic
 WORKERS_MAX: Final = 256
 LABELS_MAX: Final = 32  # values of one label: reasons, protocols
@@ -46,6 +51,41 @@ class Alarm(StrEnum):
     MEMORY_LOW = "memory_low"
     CLOCK_SKEW = "clock_skew"
     VERSION_SPLIT = "version_split"  # workers far behind the published version
+
+
+ADVICE: Final[Mapping[Alarm, str]] = {
+    Alarm.NOT_SHARING: (
+        "Look at the rejects by reason in `swarm-node status`; if there are none, see that the "
+        "peers run the same run file and have finished a round."
+    ),
+    Alarm.NO_FOREIGN: (
+        "Wait until peers have finished a round; if it stays, ask for fewer foreign groups with "
+        "--external-groups, or for easier tasks, so that not all groups pass or fail alike."
+    ),
+    Alarm.LEARNER_STARVING: (
+        "Start more rollout workers, or ask `swarm-coordinator plan` how many are needed."
+    ),
+    Alarm.STALENESS_NEAR_BOUND: (
+        "Publish less often or pace leases lower; look for a worker that is slow to fetch weights."
+    ),
+    Alarm.ONE_PRODUCER: (
+        "See that other workers are connected and get leases; a run that one machine feeds ends "
+        "with it."
+    ),
+    Alarm.REJECT_STORM: (
+        "Look which peer and which reason it is in `swarm-node status`; a peer that goes on is "
+        "banned by itself, one reason from many peers is a difference in versions or rules."
+    ),
+    Alarm.DISK_LOW: "Free space where the data directory is, or lower --pool-bytes-max.",
+    Alarm.MEMORY_LOW: (
+        "End other programs on this machine, or take a smaller model or fewer groups in a round."
+    ),
+    Alarm.CLOCK_SKEW: "Set this machine's clock by NTP: groups dated wrongly are refused.",
+    Alarm.VERSION_SPLIT: (
+        "Look at the broadcast of the worker that is behind: its link, its disk, its notes."
+    ),
+}
+"""What to do, by alarm: one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +236,57 @@ class NodeReport(_Part):
     notes: Annotated[tuple[_Text, ...], Field(max_length=NOTES_MAX)] = ()
 
 
+class Status(_Part):
+    """Whether a process is connected to the broker. Its offline is left there when it connects,
+    as its last will: so it is of one connection, and says nothing of a later one."""
+
+    run_id: _Name
+    instance: Annotated[str, Field(max_length=32)]
+    connection: _Count  # of this instance, rising
+    online: bool
+
+
+class AlarmsReport(_Part):
+    """The alarms of a node alone, for those who watch nothing else."""
+
+    run_id: _Name
+    instance: Annotated[str, Field(max_length=32)]
+    sent_at_s: Annotated[float, Field(ge=0, le=2**40)]
+    alarms: Annotated[tuple[AlarmReport, ...], Field(max_length=ALARMS_MAX)] = ()
+
+
 class _Envelope(_Part):
     report: Annotated[str, Field(max_length=REPORT_BYTES_MAX)]
     signature: Annotated[str, Field(min_length=128, max_length=128)]
 
 
+# What a report that is too long does without, the first first.
+_SHORTER: Final[tuple[Mapping[str, Any], ...]] = (
+    {"workers": 64, "peers": 32},
+    {"workers": 16, "peers": 16},
+    {"workers": 0, "peers": 0, "broadcast": None},
+    {"notes": 0, "labelled": {}},
+)
+
+
 def encode_report(report: NodeReport, identity: Identity) -> bytes:
-    """The report as it is published: JSON of the report's own JSON, as signed, and a signature."""
-    body = report.model_dump_json(exclude_defaults=True)
-    signature = identity.sign(DOMAIN, body.encode()).hex()
-    return json.dumps({"report": body, "signature": signature}).encode()
+    """The report as it is published: JSON of the report's own JSON, as signed, and a signature.
+
+    One over `REPORT_BYTES_MAX` leaves out rows of workers and peers, from the end, then more.
+    """
+    payload = _seal(report, DOMAIN, identity)
+    for shorter in _SHORTER:
+        if len(payload) <= REPORT_BYTES_MAX:
+            break
+        update = {
+            name: getattr(report, name)[:keep] if isinstance(keep, int) else keep
+            for name, keep in shorter.items()
+        }
+        report = report.model_copy(update=update)
+        payload = _seal(report, DOMAIN, identity)
+    if len(payload) > REPORT_BYTES_MAX:
+        raise LocalProtocolError(f"a report of {len(payload)} bytes")
+    return payload
 
 
 def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
@@ -215,18 +296,7 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
         RemoteProtocolError: too large, malformed, over a limit, not signed by that peer or not
             about it; metrics with unknown names are left out.
     """
-    if len(payload) > REPORT_BYTES_MAX:
-        raise RemoteProtocolError(Reject.OVERSIZE, f"a report of {len(payload)} bytes")
-    try:
-        envelope = _Envelope.model_validate_json(payload)
-        signature = bytes.fromhex(envelope.signature)
-    except (ValidationError, ValueError) as error:
-        raise RemoteProtocolError(Reject.MALFORMED, "no envelope of a report") from error
-    verify(peer, DOMAIN, envelope.report.encode(), signature)
-    try:
-        report = NodeReport.model_validate_json(envelope.report)
-    except (ValidationError, ValueError) as error:
-        raise RemoteProtocolError(Reject.MALFORMED, "no report", signer=peer) from error
+    report = _open(payload, peer, DOMAIN, NodeReport, REPORT_BYTES_MAX)
     if report.peer_id != peer:
         raise RemoteProtocolError(Reject.WRONG_PRODUCER, "a report about another", signer=peer)
     known = {name: value for name, value in report.metrics.items() if _is(name, labelled=False)}
@@ -234,6 +304,92 @@ def decode_report(payload: bytes, peer: PeerId) -> NodeReport:
     return report.model_copy(update={"metrics": known, "labelled": labelled})
 
 
+def encode_status(status: Status, identity: Identity) -> bytes:
+    """The status as it is published, or left as a last will."""
+    return _seal(status, STATUS_DOMAIN, identity)
+
+
+def decode_status(payload: bytes, peer: PeerId) -> Status:
+    """A status that came under the name of `peer`.
+
+    Raises:
+        RemoteProtocolError: as of `decode_report`.
+    """
+    return _open(payload, peer, STATUS_DOMAIN, Status, STATUS_BYTES_MAX)
+
+
+def encode_alarms(alarms: AlarmsReport, identity: Identity) -> bytes:
+    """The alarms as they are published."""
+    return _seal(alarms, ALARMS_DOMAIN, identity)
+
+
+def decode_alarms(payload: bytes, peer: PeerId) -> AlarmsReport:
+    """Alarms that came under the name of `peer`.
+
+    Raises:
+        RemoteProtocolError: as of `decode_report`.
+    """
+    return _open(payload, peer, ALARMS_DOMAIN, AlarmsReport, REPORT_BYTES_MAX)
+
+
+_PartT = TypeVar("_PartT", bound=_Part)
+
+
+def _seal(part: _Part, domain: bytes, identity: Identity) -> bytes:
+    body = part.model_dump_json(exclude_defaults=True)
+    signature = identity.sign(domain, body.encode()).hex()
+    return json.dumps({"report": body, "signature": signature}, ensure_ascii=False).encode()
+
+
+def _open(
+    payload: bytes, peer: PeerId, domain: bytes, kind: type[_PartT], bytes_max: int
+) -> _PartT:
+    if len(payload) > bytes_max:
+        raise RemoteProtocolError(Reject.OVERSIZE, f"{len(payload)} bytes")
+    try:
+        envelope = _Envelope.model_validate_json(payload)
+        body, signature = envelope.report.encode(), bytes.fromhex(envelope.signature)
+    except (ValidationError, ValueError) as error:
+        raise RemoteProtocolError(Reject.MALFORMED, "no envelope") from error
+    verify(peer, domain, body, signature)
+    try:
+        return kind.model_validate_json(body)
+    except (ValidationError, ValueError) as error:
+        raise RemoteProtocolError(Reject.MALFORMED, "no report", signer=peer) from error
+
+
 def _is(name: str, *, labelled: bool) -> bool:
     metric = METRICS.get(name)
     return metric is not None and (metric.label is not None) == labelled
+
+
+TopicKind = Literal["report", "status", "alarms"]
+_TOPIC = re.compile(
+    r"swarm/(?P<run>[a-z0-9-]{1,80})/(?P<peer>[1-9A-HJ-NP-Za-km-z]{1,64})/"
+    r"(?P<kind>report|status|alarms)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Where a node publishes: `swarm/<run id>/<peer id>/<kind>`."""
+
+    run_id: str
+    peer_id: PeerId
+    kind: TopicKind
+
+    def __str__(self) -> str:
+        return f"swarm/{self.run_id}/{self.peer_id}/{self.kind}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Topic":
+        """The topic of that name.
+
+        Raises:
+            RemoteProtocolError: it is none of a node's.
+        """
+        match = _TOPIC.fullmatch(text) if len(text) <= TOPIC_CHARS_MAX else None
+        if match is None:
+            raise RemoteProtocolError(Reject.MALFORMED, "no topic of a node")
+        kind: TopicKind = match["kind"]  # type: ignore[assignment]  # the pattern has no other
+        return cls(match["run"], PeerId(match["peer"]), kind)

@@ -8,7 +8,7 @@ request bytes, end, response bytes, end. Gossip delivers each published payload 
 each subscriber, its own publishes excluded.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -74,6 +74,7 @@ def untold(peer: PeerId, size_bytes: int) -> None:
     """For protocols that need not know when an answer has left."""
 
 
+TRAFFIC_PEERS_MAX = 1024  # accounts of bytes by peer
 REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
 
 
@@ -97,6 +98,49 @@ class GossipMessage:
 
 
 @dataclass(slots=True)
+class PeerBytes:
+    """Payload bytes of one peer."""
+
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class TrafficByPeer:
+    """Payload bytes by peer, those of the peer that was quiet longest forgotten first.
+
+    Requests and answers both ways, and gossip inwards, by who forwarded it. Gossip outwards is in
+    the totals alone: it is published once, and the mesh carries it.
+    """
+
+    def __init__(self, peers_max: int = TRAFFIC_PEERS_MAX) -> None:
+        self._peers_max = peers_max
+        self._peers: OrderedDict[PeerId, PeerBytes] = OrderedDict()
+        self.forgotten = 0  # peers, with what was counted of them
+
+    def touch(self, peer: PeerId) -> PeerBytes:
+        """The peer's account, to count in."""
+        account = self._peers.get(peer)
+        if account is None:
+            account = self._peers[peer] = PeerBytes()
+            if len(self._peers) > self._peers_max:
+                self._peers.popitem(last=False)
+                self.forgotten += 1
+        else:
+            self._peers.move_to_end(peer)
+        return account
+
+    def of(self, peer: PeerId) -> PeerBytes:
+        """What was counted of a peer; zeros where there is nothing."""
+        return self._peers.get(peer) or PeerBytes()
+
+    def busiest(self, count: int) -> list[tuple[PeerId, PeerBytes]]:
+        """Those with the most bytes, first."""
+        return sorted(
+            self._peers.items(), key=lambda item: (-item[1].bytes_in - item[1].bytes_out, item[0])
+        )[:count]
+
+
+@dataclass(slots=True)
 class TransportCounters:
     """Payload bytes and events since the start; keys are protocol IDs and topics."""
 
@@ -108,6 +152,20 @@ class TransportCounters:
     dropped: Counter[str] = field(default_factory=Counter)  # gossip lost to a full queue of ours
     ended: Counter[str] = field(default_factory=Counter)  # connections, by our reason for it
     answered: int = 0  # requests of ours, refusals included: while it grows, our own link works
+    by_peer: TrafficByPeer = field(default_factory=TrafficByPeer)
+
+    def count_in(self, key: str, size_bytes: int, peer: PeerId) -> None:
+        """One message of a peer has come."""
+        self.messages_in[key] += 1
+        self.bytes_in[key] += size_bytes
+        self.by_peer.touch(peer).bytes_in += size_bytes
+
+    def count_out(self, key: str, size_bytes: int, peer: PeerId | None) -> None:
+        """One message has left, to `peer`, or to whoever listens."""
+        self.messages_out[key] += 1
+        self.bytes_out[key] += size_bytes
+        if peer is not None:
+            self.by_peer.touch(peer).bytes_out += size_bytes
 
 
 class Transport(Protocol):

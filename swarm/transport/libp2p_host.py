@@ -353,7 +353,7 @@ class Libp2pTransport:
             request = await inbound.read_request(served.limits.request_bytes_max)
             refusal = "request is over the limit"
         if request is not None:
-            self._count_in(protocol, request)
+            self._counters.count_in(protocol, len(request), peer)
             place = served.take(self._share_of(peer))
             refusal = "busy"
         if request is None or place is None:
@@ -395,21 +395,13 @@ class Libp2pTransport:
                     await inbound.written()
             finally:
                 served.sent(peer, len(response))
-            self._count_out(protocol, response)
+            self._counters.count_out(protocol, len(response), peer)
         if place.scope.cancelled_caught:
             self._counters.refused[protocol] += 1
             if place.answering_since_s is None:
                 return "took too long"
             await inbound.reset()  # in the middle of the answer
         return None
-
-    def _count_in(self, key: str, payload: bytes) -> None:
-        self._counters.messages_in[key] += 1
-        self._counters.bytes_in[key] += len(payload)
-
-    def _count_out(self, key: str, payload: bytes) -> None:
-        self._counters.messages_out[key] += 1
-        self._counters.bytes_out[key] += len(payload)
 
     # --- asking ---
 
@@ -427,7 +419,7 @@ class Libp2pTransport:
             raise PeerUnreachable(f"not connected to {peer}")
         try:
             with trio.fail_after(timeout_s):
-                response = await self._exchange(conn, protocol, payload, response_bytes_max)
+                response = await self._exchange(conn, peer, protocol, payload, response_bytes_max)
         except trio.TooSlowError:
             raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
         except RequestRefused:
@@ -435,12 +427,17 @@ class Libp2pTransport:
             raise
         except BaseLibp2pError as error:
             _raise_lost(conn, peer, error)
-        self._count_in(protocol, response)
+        self._counters.count_in(protocol, len(response), peer)
         self._counters.answered += 1
         return response
 
     async def _exchange(
-        self, conn: SwarmConn, protocol: str, payload: bytes, response_bytes_max: int
+        self,
+        conn: SwarmConn,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        response_bytes_max: int,
     ) -> bytes:
         assert isinstance(conn.muxed_conn, MuxedConnection)
         stream = await conn.muxed_conn.open_stream()
@@ -456,7 +453,7 @@ class Libp2pTransport:
         finally:
             sending.scope.cancel()
             if answered and sending.done:
-                self._count_out(protocol, payload)
+                self._counters.count_out(protocol, len(payload), peer)
                 if not stream.recv_closed:
                     self._nursery.start_soon(finish, stream)
             else:  # elsewhere, so that nothing of it delays the caller
@@ -468,7 +465,7 @@ class Libp2pTransport:
     async def publish(self, topic: str, payload: bytes) -> None:
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
-        self._count_out(topic, payload)
+        self._counters.count_out(topic, len(payload), None)
         await self._gossip.publish(topic, payload)
 
     async def subscribe(
@@ -493,7 +490,7 @@ class Libp2pTransport:
     def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
         peer = PeerId(str(forwarder))
         subscription = self._subscriptions[topic]
-        self._count_in(topic, payload)
+        self._counters.count_in(topic, len(payload), peer)
         if not subscription.validate(peer, payload):
             return False
         try:

@@ -542,8 +542,7 @@ class MemoryTransport:
             raise PeerUnreachable(f"not connected to {peer}")
         exchange = _Exchange(connection, self, protocol, payload, response_bytes_max)
         connection.exchanges[exchange] = None
-        self._counters.bytes_out[protocol] += len(payload)
-        self._counters.messages_out[protocol] += 1
+        self._counters.count_out(protocol, len(payload), peer)
         self._network._spawn(self._network._run_exchange, exchange)
         try:
             with trio.move_on_after(timeout_s):
@@ -558,8 +557,7 @@ class MemoryTransport:
             raise result
         if len(result) > response_bytes_max:
             raise RemoteProtocolError(Reject.OVERSIZE, f"answer over {response_bytes_max} bytes")
-        self._counters.bytes_in[protocol] += len(result)
-        self._counters.messages_in[protocol] += 1
+        self._counters.count_in(protocol, len(result), peer)
         self._counters.answered += 1
         return result
 
@@ -568,8 +566,7 @@ class MemoryTransport:
         await trio.lowlevel.checkpoint()
         if len(payload) > GOSSIP_BYTES_MAX:
             raise LocalProtocolError(f"gossip of {len(payload)} bytes: at most {GOSSIP_BYTES_MAX}")
-        self._counters.bytes_out[topic] += len(payload)
-        self._counters.messages_out[topic] += 1
+        self._counters.count_out(topic, len(payload), None)
         self._network.gossip.publish(self.gossip, topic, payload)
 
     async def subscribe(
@@ -670,16 +667,14 @@ class _Service:
             raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
 
     async def handle(self, client: PeerId, payload: bytes) -> bytes:
-        self.counters.bytes_in[self.protocol] += len(payload)
-        self.counters.messages_in[self.protocol] += 1
+        self.counters.count_in(self.protocol, len(payload), client)
         try:
             response = await self.handler(client, payload)
         except RemoteProtocolError as error:
             raise RequestRefused(str(error)) from error
         if len(response) > self.limits.response_bytes_max:
             raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
-        self.counters.bytes_out[self.protocol] += len(response)
-        self.counters.messages_out[self.protocol] += 1
+        self.counters.count_out(self.protocol, len(response), client)
         return response
 
     def count_refused(self) -> None:

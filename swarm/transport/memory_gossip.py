@@ -254,8 +254,7 @@ class Gossip:
         host.is_news(message.number)
         topic, payload = message.topic, message.payload
         self._wire.observe("gossip", sender, host.peer_id, topic, payload)
-        host.counters.bytes_in[topic] += len(payload)
-        host.counters.messages_in[topic] += 1
+        host.counters.count_in(topic, len(payload), sender)
         if subscription.validate(sender, payload):
             self._deliver(host, subscription, GossipMessage(sender, payload), topic)
             subscription.heard[-1].append(message)

@@ -646,3 +646,48 @@ def test_counters_of_gossip_add_up(maker: TransportMaker) -> None:
         assert now == (out[0] + 30, out[1] + 2)
 
     check(maker, 3, body)
+
+
+def test_bytes_are_counted_by_peer(maker: TransportMaker) -> None:
+    """Both ends of a request agree, and nobody else's account moves."""
+
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+
+        async def double(peer: PeerId, payload: bytes) -> bytes:
+            return payload * 2
+
+        b.serve(PROTOCOL, double, LIMITS)
+        await link(a, b)
+        await link(c, b)
+        await ask(a, b, bytes(10))
+        await ask(c, b, bytes(700))
+        await until(lambda: b.counters.messages_out[PROTOCOL] == 2)
+
+        def seen(by: Transport, of: Transport) -> tuple[int, int]:
+            account = by.counters.by_peer.of(of.peer_id)
+            return account.bytes_in, account.bytes_out
+
+        assert (seen(a, b), seen(c, b)) == ((20, 10), (1400, 700))
+        assert (seen(b, a), seen(b, c)) == ((10, 20), (700, 1400))
+        assert seen(a, c) == (0, 0)
+        assert [peer for peer, _ in b.counters.by_peer.busiest(1)] == [c.peer_id]
+
+    check(maker, 3, body)
+
+
+def test_gossip_is_counted_by_who_forwarded_it(maker: TransportMaker) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b = nodes
+        await link(a, b)
+        channels = [await node.subscribe(TOPIC, accept) for node in nodes]
+        await warm_up(a, channels[1:])
+        account = b.counters.by_peer.of(a.peer_id)
+        before = account.bytes_in, account.bytes_out
+        await a.publish(TOPIC, bytes(300))
+        await until(lambda: channels[1].statistics().current_buffer_used == 1)
+        account = b.counters.by_peer.of(a.peer_id)
+        assert (account.bytes_in, account.bytes_out) == (before[0] + 300, before[1])
+        assert a.counters.by_peer.of(b.peer_id).bytes_out == 0
+
+    check(maker, 2, body)
