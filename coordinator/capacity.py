@@ -104,12 +104,12 @@ class Worker:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("name: must not be empty")
-        _above_zero(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
-        _not_negative(self, "price_per_h", "egress_price_per_gb", "failed_share", "start_s")
+        require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "failed_share", "start_s")
         if self.failed_share >= 1.0:
             raise ConfigError(f"failed_share = {self.failed_share}: must be below 1")
         if self.lifetime_s is not None:
-            _above_zero(self, "lifetime_s")
+            require_above_0(self, "lifetime_s")
 
     @property
     def survival(self) -> float:
@@ -150,15 +150,14 @@ class Run:
     inflight_groups_max: int | None = None
 
     def __post_init__(self) -> None:
-        _above_zero(self, "groups_per_step", "train_s", "weights_bytes", "up_bytes_per_s")
-        _not_negative(self, "staleness_max", "latency_s", "load_s", "group_bytes")
-        _not_negative(self, "price_per_h", "egress_price_per_gb")
+        require_above_0(self, "groups_per_step", "train_s", "weights_bytes", "up_bytes_per_s")
+        require_not_negative(self, "staleness_max", "latency_s", "load_s", "group_bytes")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb")
         if self.staleness_max > STALENESS_MAX:
             raise ConfigError(
                 f"staleness_max = {self.staleness_max}: must be at most {STALENESS_MAX}"
             )
-        if self.inflight_groups_max is not None:
-            _above_zero(self, "inflight_groups_max")
+        require_above_0(self, "inflight_groups_max")
         if len(self.delta_bytes) > DELTA_SIZES_MAX:
             raise ConfigError(f"delta_bytes: must be at most {DELTA_SIZES_MAX} sizes")
         before = (0, 0)
@@ -265,11 +264,7 @@ def check_workers(workers: Sequence[Worker]) -> None:
     """
     if len(workers) > WORKERS_MAX:
         raise ConfigError(f"{len(workers)} workers: a plan has up to {WORKERS_MAX}")
-    names: set[str] = set()
-    for worker in workers:
-        if worker.name in names:
-            raise ConfigError(f"name = {worker.name}: two workers have it")
-        names.add(worker.name)
+    require_unlike([each.name for each in workers])
 
 
 def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) -> Prediction:
@@ -475,15 +470,35 @@ def _least(limit_bytes: int, size_bytes: float) -> int:
     return min(limit_bytes, max(1, round(size_bytes)))
 
 
-def _above_zero(owner: object, *names: str) -> None:
+def require_above_0(owner: object, *names: str) -> None:
+    """
+    Raises:
+        ConfigError: a field is neither None nor a number above 0.
+    """
     for name in names:
         value = getattr(owner, name)
-        if not VALUE_MIN <= value <= VALUE_MAX:
+        if value is not None and not VALUE_MIN <= value <= VALUE_MAX:
             raise ConfigError(f"{name} = {value}: must be a number above 0 (up to {VALUE_MAX:.0e})")
 
 
-def _not_negative(owner: object, *names: str) -> None:
+def require_not_negative(owner: object, *names: str) -> None:
+    """
+    Raises:
+        ConfigError: a field is no number from 0 up.
+    """
     for name in names:
         value = getattr(owner, name)
         if not 0.0 <= value <= VALUE_MAX:
             raise ConfigError(f"{name} = {value}: must be a number from 0 up (to {VALUE_MAX:.0e})")
+
+
+def require_unlike(names: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: two workers have one name.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"name = {name}: two workers have it")
+        seen.add(name)

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.activation import Settings
-from coordinator.capacity import WORKERS_MAX
+from coordinator.capacity import (
+    WORKERS_MAX,
+    require_above_0,
+    require_not_negative,
+    require_unlike,
+)
 from coordinator.pacing import PacingRules
 from coordinator.tables import counted, known, list_of, made, read_tables, shown, table_of
 from swarm.errors import ConfigError, RemoteProtocolError
@@ -142,15 +147,9 @@ class Machine:
     def __post_init__(self) -> None:
         _check_name(self.name)
         self._check_provider()
-        above = ("groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
-        for name in above:
-            if not 0.0 < getattr(self, name) <= 1e15:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0")
-        for name in ("price_per_h", "egress_price_per_gb", "start_s"):
-            if not 0.0 <= getattr(self, name) <= 1e9:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be 0 or more")
-        if self.lifetime_s is not None and not 0.0 < self.lifetime_s <= 1e9:
-            raise ConfigError(f"lifetime_s = {self.lifetime_s}: must be above 0")
+        require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "start_s")
+        require_above_0(self, "lifetime_s")
         if len(self.arguments) > ARGUMENTS_MAX:
             raise ConfigError(f"arguments: must be at most {ARGUMENTS_MAX}")
 
@@ -180,7 +179,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def check_peer(peer: str) -> None:
+def check_peer(peer: str, field: str = "peer") -> None:
     """
     Raises:
         ConfigError: the text is no peer id.
@@ -189,7 +188,7 @@ def check_peer(peer: str) -> None:
         public_key_of(peer)
     except RemoteProtocolError as error:
         raise ConfigError(
-            f"peer = {shown(peer)}: {error.detail}; swarm-node status prints a node's id"
+            f"{field} = {shown(peer)}: {error.detail}; swarm-node status prints a node's id"
         ) from None
 
 
@@ -210,13 +209,8 @@ class LearnerCosts:
     load_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("price_per_h", "egress_price_per_gb", "latency_s", "load_s"):
-            if not 0.0 <= getattr(self, name) <= 1e9:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be 0 or more")
-        for name in ("step_s", "train_s", "up_bytes_per_s"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value <= 1e15:
-                raise ConfigError(f"{name} = {value}: must be above 0")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "latency_s", "load_s")
+        require_above_0(self, "step_s", "train_s", "up_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +278,7 @@ def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
         machines += made_here
         if not has_price:
             unpriced |= {each.name for each in made_here if each.cloud is not None}
-    names = [each.name for each in machines]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"name = {name}: two workers have it")
+    require_unlike([each.name for each in machines])
     return Fleet(
         run_file=folder / run,
         peers=addresses,

@@ -13,17 +13,8 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.activation import Phase, Seen, Standing, State, decide, is_fresh_enough
-from coordinator.capacity import (
-    WORKERS_MAX,
-    Capacity,
-    Form,
-    Infeasible,
-    Obstacle,
-    Run,
-    Worker,
-    assess,
-)
+from coordinator.activation import Phase, Seen, Standing, State, is_fresh_enough
+from coordinator.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
 from coordinator.estimates import (
     History,
     calibrated_load_s,
@@ -33,6 +24,7 @@ from coordinator.estimates import (
     worker_of,
 )
 from coordinator.fleet import Fleet, Machine
+from coordinator.outlook import Outlook, decided, outlook
 from coordinator.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
@@ -48,7 +40,6 @@ GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so lon
 HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any
 ALONE_S_MAX: Final = 3600.0  # without the learner, after which everything is released
 LEAVE_S: Final = 60.0  # in which a worker that is released hands in what it has
-DEPTHS_TRIED_MAX: Final = 64
 CREDITS_NEAR: Final = 0.1
 LEAST_LOOKED_AT: Final = 12
 VOLUNTEERS: Final = "static"
@@ -80,6 +71,15 @@ class _Known:
         if its.connected:
             return its.heard_s >= HUNG_S and its.leased == 0
         return its.heard_s >= GONE_S
+
+    @property
+    def has_left(self) -> bool:
+        """Whether there is nothing that it could still hand in: it failed, or was told that it gets
+        no more leases and has none."""
+        if self.instance is not None and self.instance.condition is Condition.FAILED:
+            return True
+        its = self.reported
+        return its is None or (its.standing_by and its.leased == 0)
 
     @property
     def is_running(self) -> bool:
@@ -166,11 +166,14 @@ class Coordinator:
             why, problem, activate, release = self._begin(usable, now_s)
         else:
             why, problem, activate, release = await self._decide(run, report, usable, now_s)
-        await self._act(activate, release, known, usable, now_s)
+        self._act(activate, release, known, usable, now_s)
         real = run_of(report, self.fleet.learner, pacing.depth, aimed=False)
-        capacity = None if real is None else self._predicted(real, report, usable)
+        capacity = None
         if real is not None:
-            self._pacing = self._paced(pacing, real, report, usable, capacity)
+            active = self._active(usable)
+            found = await self._run_sync(outlook, real, active, report.pace.broadcast_s)
+            capacity = found.capacity
+            self._pacing = self._paced(pacing, report, found)
         await self._set_plan(report, known, usable, capacity)
         self._tell(why, problem)
         self._memory.beat_s = now_s
@@ -284,50 +287,23 @@ class Coordinator:
     async def _decide(
         self, run: Run, report: LearnerReport, usable: Mapping[str, _Known], now_s: float
     ) -> tuple[str, Infeasible | None, Sequence[str], Sequence[str]]:
-        fresh = frozenset(
-            name for name, each in usable.items() if self._is_fresh(each, report, run)
-        )
+        fresh = frozenset(name for name, each in usable.items() if _is_fresh(each, report))
         failed = self._failed(usable, fresh, now_s)
         self._remember(usable, fresh, failed, now_s)
         active = [usable[name].worker for name in sorted(fresh)]
         run = replace(run, load_s=calibrated_load_s(run, active, report.pace.broadcast_s))
-        workers = [each.worker for each in usable.values()]
-        planned = self._feasible(run, workers)
+        seen = Seen([each.worker for each in usable.values()], fresh, failed)
         decision = await self._run_sync(
-            decide, self._state, Seen(workers, fresh, failed), planned, now_s, self.fleet.settings
+            decided,
+            run,
+            self._state,
+            seen,
+            now_s,
+            self.fleet.settings,
+            report.rules.staleness_max,
         )
         self._state = decision.state
-        problem, bound = decision.problem, report.rules.staleness_max
-        if problem is None and planned.staleness_max > bound:
-            problem = Infeasible(
-                Obstacle.STALENESS,
-                f"groups may be {planned.staleness_max} steps old when their turn comes, and S = "
-                f"{bound}: some will be refused",
-            )
-        return decision.why, problem, decision.activate, decision.release
-
-    def _feasible(self, run: Run, workers: Sequence[Worker]) -> Run:
-        """The run at the least depth, from the bound up, at which what is wanted now is in time,
-        and so is all there is. Beyond the bound some of what is made will be refused as too old:
-        that is said, and shows in what is admitted; to stop what works on account of an estimate
-        would be worse."""
-        wanted = [each for each in workers if each.name in self._state.wanted]
-        depth = run.staleness_max
-        for members in (wanted, workers):
-            depth = max(depth, _least_depth(run, members, depth) or 0)
-        return replace(run, staleness_max=depth)
-
-    def _is_fresh(self, each: _Known, report: LearnerReport, run: Run) -> bool:
-        its = each.reported
-        if its is None or each.is_silent or not 0 < its.version <= report.version:
-            return False
-        if each.instance is None or each.instance.condition is not Condition.UP:
-            return False
-        # whoever has the newest version on offer cannot have a fresher one
-        needed = is_fresh_enough(
-            its.version, report.version, report.rules.publish_every, report.rules.staleness_max
-        )
-        return needed or its.version >= report.published - report.rules.publish_every
+        return decision.why, decision.problem, decision.activate, decision.release
 
     def _failed(
         self, usable: Mapping[str, _Known], fresh: frozenset[str], now_s: float
@@ -382,7 +358,7 @@ class Coordinator:
 
     # --- acting ------------------------------------------------------------------------------
 
-    async def _act(
+    def _act(
         self,
         activate: Sequence[str],
         release: Sequence[str],
@@ -414,21 +390,11 @@ class Coordinator:
             each = known.get(name)
             if each is None or each.instance is None:
                 del memory.leaving[name]
-                continue
-            gone = each.instance.condition is Condition.FAILED
-            idle = each.reported is None or each.reported.leased == 0
-            if (gone or now_s >= until_s or (idle and self._was_told(name, known))) and (
-                name not in self._busy
-            ):
+            elif (now_s >= until_s or each.has_left) and name not in self._busy:
                 del memory.leaving[name]
                 self._busy.add(name)
                 provider = self._providers[each.machine.provider]
                 self._nursery.start_soon(self._release, provider, name)
-
-    def _was_told(self, name: str, known: Mapping[str, _Known]) -> bool:
-        """Whether the plan in force gives it no more leases."""
-        its = known[name].reported
-        return its is None or its.standing_by
 
     async def _start(self, machine: Machine) -> None:
         try:
@@ -460,34 +426,12 @@ class Coordinator:
             each.worker for name, each in usable.items() if phase_of(name).phase is Phase.ACTIVE
         ]
 
-    def _predicted(
-        self, run: Run, report: LearnerReport, usable: Mapping[str, _Known]
-    ) -> Capacity | None:
-        """What the machines that run make of the learner."""
-        members = self._active(usable)
-        run = replace(run, load_s=calibrated_load_s(run, members, report.pace.broadcast_s))
-        for depth in range(run.staleness_max, DEPTHS_TRIED_MAX + 1):
-            found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
-            if isinstance(found, Capacity):
-                return found
-            if not members:
-                break
-        return None
-
-    def _paced(
-        self,
-        pacing: Pacing,
-        run: Run,
-        report: LearnerReport,
-        usable: Mapping[str, _Known],
-        capacity: Capacity | None,
-    ) -> Pacing:
-        members = self._active(usable)
-        least = _least_depth(run, members)
-        if least is None:
+    def _paced(self, pacing: Pacing, report: LearnerReport, found: Outlook) -> Pacing:
+        capacity = found.capacity
+        if found.least is None:
             self._least.clear()
         else:
-            self._least.append(least)
+            self._least.append(found.least)
         refused = max(0, report.work.would_be_stale - self._refused_before)
         self._refused_before = report.work.would_be_stale
         seen = Measured(
@@ -546,7 +490,7 @@ class Coordinator:
         if name not in usable or name in self._memory.leaving:
             return False
         standing = self._state.of(name)
-        is_free = each.machine.provider == "static" and each.machine.price_per_h == 0.0
+        is_free = each.machine.provider == VOLUNTEERS and each.machine.price_per_h == 0.0
         is_new = each.reported is None or not is_measured(each.reported)
         return standing.runs or (is_free and is_new and standing.phase is not Phase.COOLING)
 
@@ -635,13 +579,15 @@ class Coordinator:
         )
 
 
-def _least_depth(run: Run, members: Sequence[Worker], least: int = 1) -> int | None:
-    """The least staleness, from `least` up, at which these workers' groups are in time, published
-    as often as links allow; None: there is none."""
-    for depth in range(least, DEPTHS_TRIED_MAX + 1):
-        found = assess(replace(run, staleness_max=depth), members, Form.OVERLAPPED)
-        if isinstance(found, Capacity):
-            return depth
-        if found.obstacle in (Obstacle.NO_WORKERS, Obstacle.SUPPLY):
-            return None
-    return None
+def _is_fresh(each: _Known, report: LearnerReport) -> bool:
+    """Whether it runs, is heard of, and generates with weights that are new enough."""
+    its = each.reported
+    if its is None or each.is_silent or not 0 < its.version <= report.version:
+        return False
+    if each.instance is None or each.instance.condition is not Condition.UP:
+        return False
+    # whoever has the newest version on offer cannot have a fresher one
+    needed = is_fresh_enough(
+        its.version, report.version, report.rules.publish_every, report.rules.staleness_max
+    )
+    return needed or its.version >= report.published - report.rules.publish_every

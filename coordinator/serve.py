@@ -7,14 +7,13 @@ import signal
 import time
 import tomllib
 from collections.abc import Callable
-from importlib.metadata import version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from coordinator.files import write_whole
-from coordinator.fleet import Fleet, priced
+from coordinator.fleet import Fleet, check_peer, priced
 from coordinator.loop import VOLUNTEERS, Coordinator, Say
 from coordinator.providers.base import Provider, ProviderFailed
 from coordinator.providers.local import LocalProvider
@@ -23,8 +22,9 @@ from coordinator.providers.skypilot import SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.control import ControlClient
-from swarm.errors import ConfigError, PeerUnreachable, RemoteProtocolError, first_of
-from swarm.identity import Identity, PeerId, public_key_of
+from swarm.errors import ConfigError, PeerUnreachable, first_of
+from swarm.files import write_whole
+from swarm.identity import Identity, PeerId
 from swarm.invite import Invitation
 from swarm.ledger import Ledger
 from swarm.locking import data_directory
@@ -32,7 +32,6 @@ from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.warden import Warden
 
-AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
 KEY_FILE: Final = "identity.pem"
@@ -58,10 +57,7 @@ def learner_of(run_file: Path) -> PeerId:
     peer = learner.get("peer") if isinstance(learner, dict) else None
     if not isinstance(peer, str):
         raise ConfigError(f"run {run_file}: has no learner; it says learner.peer")
-    try:
-        public_key_of(peer)
-    except RemoteProtocolError as error:
-        raise ConfigError(f"run {run_file}: learner.peer: {error.detail}") from None
+    check_peer(peer, f"run {run_file}: learner.peer")
     return PeerId(peer)
 
 
@@ -145,23 +141,18 @@ def providers_of(
     """One of each kind; that of volunteers comes last. `owner`: the coordinator."""
     return {
         "local": LocalProvider(data_dir / WORKERS, fleet, invite),
-        "skypilot": SkyProvider(data_dir / CLOUDS, fleet.run_file.absolute(), fleet.peers, owner),
+        "skypilot": SkyProvider(data_dir / CLOUDS, fleet, owner),
         VOLUNTEERS: StaticProvider(fleet),
     }
 
 
-class _Stop:
-    """Until when to work, and what becomes of the workers then."""
-
-    def __init__(self) -> None:
-        self.asked = trio.Event()
-
-    async def watch(self) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if self.asked.is_set():
-                    os._exit(EXIT_INTERRUPTED)
-                self.asked.set()
+async def _watch_signals(asked: trio.Event) -> None:
+    """Asked to leave; asked twice, at once."""
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if asked.is_set():
+                os._exit(EXIT_INTERRUPTED)
+            asked.set()
 
 
 def serve(
@@ -205,10 +196,10 @@ def serve(
             async with open_libp2p(
                 identity, ("/ip4/0.0.0.0/tcp/0",), network_key=network_key
             ) as transport:
-                await _coordinate(
-                    _Source(load_priced, fleet, data_dir, say), peers, learner, transport, data_dir,
-                    say, interval_s, keep_workers, invite,
-                )  # fmt: skip
+                providers = providers_of(fleet, data_dir, identity.peer_id, invite)
+                source = _Source(load_priced, fleet, data_dir, say)
+                service = _Service(source, providers, data_dir, say, interval_s, keep_workers)
+                await service.run(transport, peers, learner)
 
         try:
             trio.run(work)
@@ -244,53 +235,60 @@ class _Source:
             self.fleet = fleet
 
 
-async def _coordinate(
-    source: _Source,
-    peers: tuple[str, ...],
-    learner: PeerId,
-    transport: Transport,
-    data_dir: Path,
-    say: Say,
-    interval_s: float,
-    keep_workers: bool,
-    invite: str | None,
-) -> None:
-    stop, warden = _Stop(), Warden(transport, Ledger(), admits=lambda peer, ip: peer == learner)
-    async with trio.open_nursery() as services:
-        services.start_soon(warden.run)
-        services.start_soon(stop.watch)
-        async with trio.open_nursery() as nursery:
-            coordinator = Coordinator(
-                source.fleet,
-                providers_of(source.fleet, data_dir, transport.peer_id, invite),
-                ControlClient(transport, warden.ledger, learner),
-                nursery,
-                unix_s=time.time,
-                drained=lambda: source.drained,
-                say=say,
-            )
-            complaint = ""
-            while not stop.asked.is_set():
-                await trio.to_thread.run_sync(source.look)
-                coordinator.fleet = source.fleet
-                unreachable = await _connect(transport, peers, learner)
-                try:
-                    view = await coordinator.beat(unreachable)
-                    state = view_json(view, time.time(), interval_s)
-                    await trio.to_thread.run_sync(save_state, data_dir, state)
-                except (OSError, ConfigError, ProviderFailed) as error:
-                    # of this machine's disk, or of a provider; workers and learner go on meanwhile
-                    if str(error) != complaint:
-                        say(f"{error}; tried again at the next look")
-                    complaint = str(error)
-                else:
-                    complaint = ""
-                with trio.move_on_after(interval_s * (0.9 + 0.2 * secrets.randbelow(100) / 100)):
-                    await stop.asked.wait()
-        if not keep_workers:
-            say("leaving: the workers that were started here are ended")
-            await coordinator.release_all()
-        services.cancel_scope.cancel()
+@dataclass(slots=True)
+class _Service:
+    """A coordinator at work on one data directory. `keep_workers`: when it leaves."""
+
+    source: _Source
+    providers: dict[str, Provider]
+    data_dir: Path
+    say: Say
+    interval_s: float
+    keep_workers: bool
+    complaint: str = ""  # that was said last, of what is tried again
+
+    async def run(self, transport: Transport, peers: tuple[str, ...], learner: PeerId) -> None:
+        """Until interrupted."""
+        leaving = trio.Event()
+        warden = Warden(transport, Ledger(), admits=lambda peer, ip: peer == learner)
+        async with trio.open_nursery() as services:
+            services.start_soon(warden.run)
+            services.start_soon(_watch_signals, leaving)
+            async with trio.open_nursery() as nursery:
+                coordinator = Coordinator(
+                    self.source.fleet,
+                    self.providers,
+                    ControlClient(transport, warden.ledger, learner),
+                    nursery,
+                    unix_s=time.time,
+                    drained=lambda: self.source.drained,
+                    say=self.say,
+                )
+                while not leaving.is_set():
+                    await trio.to_thread.run_sync(self.source.look)
+                    coordinator.fleet = self.source.fleet
+                    await self._beat(coordinator, await _connect(transport, peers, learner))
+                    pause_s = self.interval_s * (0.9 + 0.2 * secrets.randbelow(100) / 100)
+                    with trio.move_on_after(pause_s):
+                        await leaving.wait()
+            if not self.keep_workers:
+                self.say("leaving: the workers that were started here are ended")
+                await coordinator.release_all()
+            services.cancel_scope.cancel()
+
+    async def _beat(self, coordinator: Coordinator, unreachable: str) -> None:
+        """One look, kept for `workers`. What fails here is this machine's disk, or a provider:
+        workers and learner go on meanwhile."""
+        try:
+            view = await coordinator.beat(unreachable)
+            state = view_json(view, time.time(), self.interval_s)
+            await trio.to_thread.run_sync(save_state, self.data_dir, state)
+        except (OSError, ConfigError, ProviderFailed) as error:
+            if str(error) != self.complaint:
+                self.say(f"{error}; tried again at the next look")
+            self.complaint = str(error)
+        else:
+            self.complaint = ""
 
 
 async def _connect(transport: Transport, peers: tuple[str, ...], learner: PeerId) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.capacity import Capacity
-from coordinator.files import write_whole
 from swarm.errors import ConfigError
+from swarm.files import write_whole
 from swarm.messages import LearnerReport
 
 STATE_FILE: Final = "state.json"

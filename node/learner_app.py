@@ -30,6 +30,7 @@ from node.training.process import TrainerProcess
 from node.training.ranks import Ranks
 from swarm.control import ControlService
 from swarm.errors import ConfigError
+from swarm.files import write_whole
 from swarm.identity import Identity
 from swarm.intake import Intake
 from swarm.leases import LeaseRules
@@ -237,10 +238,7 @@ class LearnerApp(App):
         """Kept, so that leases of before a restart stay unforeseen; written whole or not at all."""
         path = self._config.data_dir / SECRET_FILE
         if not path.exists() or path.stat().st_size != SECRET_BYTES:
-            partial = path.with_suffix(".partial")
-            partial.touch(mode=0o600)
-            partial.write_bytes(secrets.token_bytes(SECRET_BYTES))
-            partial.replace(path)
+            write_whole(path, secrets.token_bytes(SECRET_BYTES), mode=0o600)
         return path.read_bytes()
 
     def _enter(self, phase: str) -> None:

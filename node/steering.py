@@ -20,6 +20,7 @@ from swarm import codec, control
 from swarm.address_book import RunSync
 from swarm.control import ReportedWorker
 from swarm.errors import RemoteProtocolError
+from swarm.files import write_whole
 from swarm.identity import PeerId
 from swarm.intake import Intake
 from swarm.leases import WorkerAccount
@@ -132,7 +133,7 @@ class Steering:
     async def follow(self, plan: SetPlan) -> None:
         """See `Steered`."""
         try:
-            await self._run_sync(_keep, self._path, plan)
+            await self._run_sync(write_whole, self._path, codec.encode(plan))
         except OSError as error:  # it is followed all the same, until the next start
             self.failure = f"the coordinator's plan could not be kept: {error}"
         else:
@@ -243,9 +244,3 @@ def _kept(path: Path) -> SetPlan | None:
         return codec.decode(path.read_bytes()[: PLAN_BYTES_MAX + 1], SetPlan, PLAN_BYTES_MAX)
     except (FileNotFoundError, RemoteProtocolError):
         return None
-
-
-def _keep(path: Path, plan: SetPlan) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(codec.encode(plan))
-    partial.replace(path)

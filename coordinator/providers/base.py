@@ -7,12 +7,14 @@ normal: it says so in what it sees, and the coordinator plans with that.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from coordinator.fleet import Fleet, Machine
 from swarm.control import ReportedWorker
 from swarm.errors import SwarmError
 from swarm.identity import PeerId
+
+QUOTED_CHARS_MAX: Final = 300
 
 
 class ProviderFailed(SwarmError):
@@ -68,3 +70,8 @@ class Provider(Protocol):
             ProviderFailed: it could not be ended.
         """
         ...
+
+
+def printable(line: str) -> str:
+    """What a program or a cloud said, as a message may quote it."""
+    return "".join(char for char in line if char.isprintable())[:QUOTED_CHARS_MAX]

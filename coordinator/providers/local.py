@@ -14,20 +14,19 @@ from typing import Final
 import psutil
 import trio
 
-from coordinator.files import write_whole
 from coordinator.fleet import Fleet, Machine
-from coordinator.providers.base import Condition, Instance, ProviderFailed
+from coordinator.providers.base import Condition, Instance, ProviderFailed, printable
+from coordinator.providers.keys import WorkerKeys
 from swarm.control import ReportedWorker
 from swarm.errors import ConfigError
-from swarm.identity import Identity, PeerId
+from swarm.files import write_whole
+from swarm.identity import PeerId
 
 PROCESS_FILE: Final = "coordinator.json"
 LOG_FILE: Final = "worker.log"
 LOG_BYTES_MAX: Final = 4_194_304  # of what it printed, kept when it is started again
-KEY_FILE: Final = "identity.pem"
 LEAVE_S: Final = 20.0  # for a worker that is told to leave; then it is killed
 LOOK_S: Final = 0.2  # whether it has left
-LINE_CHARS_MAX: Final = 200
 TAIL_BYTES: Final = 4_096  # of a log, looked at for its last line
 
 
@@ -41,7 +40,7 @@ class LocalProvider:
         self._invite = invite
         self.use(fleet)
         self._children: dict[str, subprocess.Popen[bytes]] = {}  # of this process; to be reaped
-        self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+        self._keys = WorkerKeys(directory)
 
     def use(self, fleet: Fleet) -> None:
         """See `Provider`."""
@@ -49,7 +48,7 @@ class LocalProvider:
 
     def owns(self, peer: PeerId) -> bool:
         """See `Provider`."""
-        return peer in self._peer_ids.values()
+        return peer in self._keys
 
     async def look(self, reported: Iterable[ReportedWorker]) -> Mapping[str, Instance]:
         """See `Provider`."""
@@ -59,18 +58,15 @@ class LocalProvider:
         found = {}
         for name in [name for name, each in self._children.items() if each.poll() is not None]:
             del self._children[name]
-        for key in self._directory.glob(f"*/{KEY_FILE}"):
-            if key.parent.name not in self._peer_ids:
-                with contextlib.suppress(ConfigError):  # said when it is to be started
-                    self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+        self._keys.look()
         for record in sorted(self._directory.glob(f"*/{PROCESS_FILE}")):
             name = record.parent.name
             process = self._process(name)
             if process is None:
                 detail = _last_line(record.parent / LOG_FILE)
-                found[name] = Instance(name, Condition.FAILED, self._peer_ids.get(name), detail)
+                found[name] = Instance(name, Condition.FAILED, self._keys.of(name), detail)
             else:
-                found[name] = Instance(name, Condition.UP, self._peer_ids.get(name))
+                found[name] = Instance(name, Condition.UP, self._keys.of(name))
         return found
 
     def _process(self, name: str) -> psutil.Process | None:
@@ -99,10 +95,7 @@ class LocalProvider:
             return
         directory = self._directory / machine.name
         directory.mkdir(parents=True, exist_ok=True)
-        key = directory / KEY_FILE
-        if not key.exists():
-            Identity.generate().save(key, None)
-        self._peer_ids[machine.name] = Identity.load(key, None).peer_id
+        key = self._keys.made(machine.name)
         log = directory / LOG_FILE
         with contextlib.suppress(FileNotFoundError):
             if log.stat().st_size > LOG_BYTES_MAX:
@@ -166,6 +159,5 @@ def _last_line(log: Path) -> str:
             lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return "it has ended"
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    text = "".join(char for char in last if char.isprintable())
-    return f"it has ended: {text[:LINE_CHARS_MAX]}" if text else "it has ended"
+    text = printable(next((line.strip() for line in reversed(lines) if line.strip()), ""))
+    return f"it has ended: {text}" if text else "it has ended"

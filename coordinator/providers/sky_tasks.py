@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.fleet import Cloud, Machine
-from coordinator.providers.base import ProviderFailed
+from coordinator.providers.base import ProviderFailed, printable
+from coordinator.providers.keys import KEY_FILE
 from swarm.errors import ConfigError
 
-KEY_FILE: Final = "identity.pem"
 THERE: Final = "~/swarm-worker"  # on the machine: key, run file and data directory
 KILL_AFTER_S: Final = 60  # that a worker has to leave when its life is over
 PRICE_LIFE_S: Final = 3_600.0  # spot prices move
 PRICES_MAX: Final = 4_096
-LINE_CHARS_MAX: Final = 300
 NAME_CHARS_MAX: Final = 24  # of a machine's name, in that of its cluster
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -128,5 +127,4 @@ def one_line(what: str) -> Iterator[None]:
 def said(text: str) -> str:
     """The first line of a text for people, as a message may quote it."""
     lines = (line.strip() for line in _ESCAPES.sub("", str(text)).splitlines())
-    line = next(filter(None, lines), "")
-    return "".join(char for char in line if char.isprintable())[:LINE_CHARS_MAX]
+    return printable(next(filter(None, lines), ""))

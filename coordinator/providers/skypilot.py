@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,11 @@ import trio
 
 from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
-from coordinator.providers.sky_tasks import KEY_FILE, cluster_of, one_line, said, task_of
+from coordinator.providers.keys import WorkerKeys
+from coordinator.providers.sky_tasks import cluster_of, one_line, said, task_of
 from swarm.control import ReportedWorker
-from swarm.errors import ConfigError
-from swarm.identity import Identity, PeerId
+from swarm.files import write_whole
+from swarm.identity import PeerId
 
 RECORD_FILE: Final = "cluster.json"
 OPERATIONS_MAX: Final = 16  # machines started or released at once; others wait
@@ -54,19 +55,17 @@ class SkyProvider:
     def __init__(
         self,
         directory: Path,
-        run_file: Path,
-        peers: Sequence[str],
+        fleet: Fleet,
         owner: str,
         load: Callable[[], Any] = load_sky,
     ) -> None:
         """`directory`: of keys and records, a folder for each machine; `owner`: the coordinator's
         peer id. SkyPilot is loaded when something is first asked of it."""
         self._directory = directory
-        self._run_file = run_file
-        self._peers = peers
+        self.use(fleet)
         self._owner = owner
         self._load = load
-        self._peer_ids: dict[str, PeerId] = {}  # of all that were ever started here, by name
+        self._keys = WorkerKeys(directory)
         self._seen: dict[str, tuple[Condition, str]] = {}  # by name; only of those on record
         self._changes: Counter[str] = Counter()  # operations begun and ended, by name
         self._starting: set[str] = set()
@@ -82,7 +81,7 @@ class SkyProvider:
 
     def owns(self, peer: PeerId) -> bool:
         """See `Provider`."""
-        return peer in list(self._peer_ids.values())  # threads add to it
+        return peer in self._keys
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -101,15 +100,12 @@ class SkyProvider:
             condition, detail = self._seen.get(name, (Condition.STARTING, ""))
             if name in self._starting:
                 condition, detail = Condition.STARTING, ""
-            found[name] = Instance(name, condition, self._peer_ids.get(name), detail)
+            found[name] = Instance(name, condition, self._keys.of(name), detail)
         return found
 
     def _on_record(self) -> dict[str, str]:
         """Clusters that were started and not released, by machine."""
-        for key in self._directory.glob(f"*/{KEY_FILE}"):
-            if key.parent.name not in self._peer_ids:
-                with contextlib.suppress(ConfigError):  # said when it is to be started
-                    self._peer_ids[key.parent.name] = Identity.load(key, None).peer_id
+        self._keys.look()
         names = sorted(each.parent.name for each in self._directory.glob(f"*/{RECORD_FILE}"))
         return {name: self._cluster(name) for name in names}
 
@@ -186,22 +182,17 @@ class SkyProvider:
 
     def _launch(self, machine: Machine) -> None:
         sky, directory = self._load(), self._directory / machine.name
-        record, key, cluster = directory / RECORD_FILE, directory / KEY_FILE, ""
-        cluster = self._cluster(machine.name)
+        record, cluster = directory / RECORD_FILE, self._cluster(machine.name)
         records = sky.get(sky.status([cluster], refresh=sky.StatusRefreshMode.FORCE))
         for each in records:
             if each["name"] == cluster:
                 if record.exists() and _state(sky, each)[0] is Condition.UP:
                     return
                 _down(sky, cluster)  # what is left of it, or its key is lost
-        if not key.exists():
-            Identity.generate().save(key, None)
-        self._peer_ids[machine.name] = Identity.load(key, None).peer_id
+        key = self._keys.made(machine.name)
         assert machine.cloud is not None
         task = task_of(sky, machine, self._run_file, key, self._peers)
-        partial = record.with_name(f"{RECORD_FILE}.partial")
-        partial.write_text(json.dumps({"cluster": cluster}))
-        partial.replace(record)  # before there is anything to pay for
+        write_whole(record, json.dumps({"cluster": cluster}))  # before there is anything to pay for
         try:
             idle_min = machine.cloud.idle_min
             sky.get(

@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from coordinator.fleet import Cloud, Machine
+from coordinator.fleet import Cloud, Fleet, Machine
 from coordinator.providers.base import ProviderFailed
 from coordinator.providers.sky_tasks import Catalogue, cluster_of, one_line, resources_of, task_of
 from coordinator.providers.skypilot import RECORD_FILE, SkyProvider, load_sky
@@ -70,7 +70,7 @@ async def main(directory: Path) -> dict[str, Any]:
         "prices": {name: said(lambda c=c: catalogue.price_per_h(c)) for name, c in PRICED.items()},
         "wrong": {name: said(lambda c=c: repr(resources_of(sky, c))) for name, c in WRONG.items()},
     }
-    provider = SkyProvider(directory / "clouds", run_file, [], owner)
+    provider = SkyProvider(directory / "clouds", Fleet(run_file, (), (MACHINE,)), owner)
     try:
         await provider.start(MACHINE)
     except ProviderFailed as error:

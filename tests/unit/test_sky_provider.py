@@ -27,10 +27,12 @@ PEER = f"/ip4/203.0.113.7/tcp/4001/p2p/{ALICE.peer_id}"
 ITS = cluster_of(ALICE.peer_id, "spot-1")
 
 
+def fleet_in(directory: Path) -> Fleet:
+    return Fleet(directory / "run.toml", (PEER,), (MACHINE,))
+
+
 def provider_of(tmp_path: Path, sky: Any) -> SkyProvider:
-    return SkyProvider(
-        tmp_path / "clouds", tmp_path / "run.toml", [PEER], ALICE.peer_id, lambda: sky
-    )
+    return SkyProvider(tmp_path / "clouds", fleet_in(tmp_path), ALICE.peer_id, lambda: sky)
 
 
 def failing(call: str, error: Exception) -> Callable[[str], None]:
@@ -271,9 +273,7 @@ def test_skypilot_is_loaded_only_for_machines_of_its_own_and_missed_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sky", None)
-    provider = SkyProvider(
-        tmp_path / "clouds", tmp_path / "run.toml", [PEER], ALICE.peer_id, load_sky
-    )
+    provider = SkyProvider(tmp_path / "clouds", fleet_in(tmp_path), ALICE.peer_id, load_sky)
 
     async def main() -> None:
         assert not await provider.look(())
