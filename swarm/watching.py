@@ -1,0 +1,395 @@
+"""What is known of nodes by those who watch: their last reports, who is gone, what was lost.
+
+Fed with whatever a broker delivers. Reports are signed, so that nobody speaks for another node; all
+the same a broker may carry anything, so each collection is bounded and each refusal counted. Pure:
+time is an argument, always unix time in seconds.
+"""
+
+from array import array
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isnan, nan
+from typing import Final
+
+from swarm.errors import Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.telemetry import (
+    AlarmReport,
+    NodeReport,
+    Status,
+    Topic,
+    decode_report,
+    decode_status,
+)
+
+NODES_MAX: Final = 4096
+REPORTS_BYTES_MAX: Final = 16 << 20  # of the last reports of all nodes, as they came
+EARLY_MAX: Final = 1024  # statuses of nodes that no report has come of
+GONE_S_MIN: Final = 10.0
+GONE_S_MAX: Final = 300.0  # whatever interval a node says that it has
+GONE_INTERVALS: Final = 3
+SKEW_S_MAX: Final = 120.0  # between a node's clock and ours
+WINDOW_S: Final = 10.0
+WINDOW_REPORTS_MAX: Final = 64  # of one node
+GAP_MAX: Final = 100_000  # reports that one gap counts for
+SAMPLES_MAX: Final = 120  # of one node; when full, every other one goes
+SAMPLE_S: Final = 1.0  # from one to the next, at first
+TRAFFIC_SAMPLES_MAX: Final = 600
+
+HISTORY_METRICS: Final = (
+    "bytes_in_total",
+    "bytes_out_total",
+    "round",
+    "own_reward",
+    "held_out_ratio",
+    "tokens_per_s",
+    "staleness_max_steps",
+    "idle_ratio",
+    "external_groups",
+    "round_s",
+)
+
+
+class Drop(StrEnum):
+    """Why something that a broker delivered does not count. Counted by these names."""
+
+    TOPIC = "topic"  # no topic of a node
+    OTHER_RUN = "other_run"
+    OVERSIZE = "oversize"
+    MALFORMED = "malformed"
+    FORGED = "forged"  # not signed by whom it speaks of, or about another run
+    REPLAYED = "replayed"  # it has been here, or is older than what was
+    TOO_OFTEN = "too_often"
+    FULL = "full"  # no room for another node
+
+
+class Gone(StrEnum):
+    """Why a node counts as gone."""
+
+    OFFLINE = "offline"  # it said so, or its broker did with what the node had left for it
+    SILENT = "silent"  # no report for `gone_after_s`
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node, as far as is known."""
+
+    report: NodeReport  # the last
+    heard_s: float  # ago
+    gone: Gone | None
+    lost: int  # reports of this instance that never came
+    skew_s: float  # the node's clock less ours, when its last report came; half a way is in it
+    bytes_in_per_s: float  # between the last two reports
+    bytes_out_per_s: float
+    history: "History"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All nodes at one moment."""
+
+    nodes: int  # those that are gone included
+    gone: int
+    roles: dict[str, int]  # of those that are there
+    bytes_in_per_s: float
+    bytes_out_per_s: float
+    groups_accepted: int
+    groups_rejected: int
+    alarms: tuple[tuple[PeerId, AlarmReport], ...]  # critical ones first
+    taken: int  # reports
+    lost: int
+    repeated: int  # that a broker delivered again, as it does to who comes back
+    dropped: dict[str, int]  # by `Drop`
+    traffic: tuple[tuple[float, float, float], ...]  # (unix time, bytes in and out a second)
+
+
+class History:
+    """A node's figures over all the time that it was watched, in at most `SAMPLES_MAX` samples:
+    where there are more, every other one goes and the steps are twice as long from then on."""
+
+    __slots__ = ("_samples", "_step_s")
+
+    def __init__(self) -> None:
+        self._samples: list[array[float]] = []
+        self._step_s = SAMPLE_S
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def add(self, now_s: float, report: NodeReport) -> None:
+        """Take a sample, unless the last one is too recent."""
+        if self._samples and abs(now_s - self._samples[-1][0]) < self._step_s:
+            return
+        if len(self._samples) >= SAMPLES_MAX:
+            self._samples = self._samples[::2]
+            self._step_s *= 2
+        values = (report.metrics.get(name, nan) for name in HISTORY_METRICS)
+        self._samples.append(array("d", (now_s, *values)))
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """(unix time, value) of a metric of `HISTORY_METRICS`, where it was reported."""
+        column = 1 + HISTORY_METRICS.index(name)
+        return [(each[0], each[column]) for each in self._samples if not isnan(each[column])]
+
+
+@dataclass(slots=True)
+class _Entry:
+    report: NodeReport
+    size_bytes: int
+    heard_at_s: float
+    skew_s: float
+    lost: int = 0
+    connection: int = 0  # the highest that was online
+    offline: bool = False
+    bytes_in_per_s: float = 0.0
+    bytes_out_per_s: float = 0.0
+    window_from_s: float = 0.0
+    window_reports: int = 0
+    history: History = field(default_factory=History)
+
+    def gone(self, now_s: float) -> Gone | None:
+        if self.offline:
+            return Gone.OFFLINE
+        return Gone.SILENT if now_s - self.heard_at_s > gone_after_s(self.report) else None
+
+
+def gone_after_s(report: NodeReport) -> float:
+    """How long after a report its node counts as gone, if no other comes."""
+    return min(GONE_S_MAX, max(GONE_S_MIN, GONE_INTERVALS * report.interval_s))
+
+
+class _Refused(Exception):
+    def __init__(self, reason: Drop) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+_Key = tuple[str, PeerId]  # run id, node
+
+
+class Watch:
+    """The nodes of one run, or of all that a broker tells of."""
+
+    def __init__(self, run_id: str | None = None, *, nodes_max: int = NODES_MAX) -> None:
+        self._run_id = run_id
+        self._nodes_max = nodes_max
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # heard of last comes last
+        self._early: OrderedDict[_Key, Status] = OrderedDict()
+        self._traffic: deque[tuple[float, float, float]] = deque(maxlen=TRAFFIC_SAMPLES_MAX)
+        self._held_bytes = 0
+        self.taken = 0
+        self.repeated = 0
+        self._lost_before = 0  # by nodes and instances that are not here any more
+        self.dropped: Counter[Drop] = Counter()
+        self.forgotten = 0  # gone nodes that made room for others
+
+    def take(
+        self, topic: str, payload: bytes, now_s: float, *, retained: bool = False
+    ) -> NodeReport | Status | None:
+        """Take what a broker delivered; None where it does not count. `retained`: the broker had
+        kept it, so that its node may be long gone. Never raises."""
+        try:
+            return self._take(topic, payload, now_s, retained)
+        except _Refused as refused:
+            self.dropped[refused.reason] += 1
+        except RemoteProtocolError as error:
+            self.dropped[_DROPS.get(error.reason, Drop.MALFORMED)] += 1
+        return None
+
+    def nodes(self, now_s: float) -> list[NodeView]:
+        """All nodes, those heard last first."""
+        return [_view(each, now_s) for each in reversed(self._entries.values())]
+
+    def node(self, peer: PeerId, now_s: float) -> NodeView | None:
+        """One node, in the run that it was heard in last."""
+        found = (each for (_, key), each in reversed(self._entries.items()) if key == peer)
+        entry = next(found, None)
+        return None if entry is None else _view(entry, now_s)
+
+    @property
+    def lost(self) -> int:
+        """Reports that never came, by the gaps in what came."""
+        return self._lost_before + sum(each.lost for each in self._entries.values())
+
+    def look(self, now_s: float) -> None:
+        """Note the traffic of all nodes for `Summary.traffic`; once a second or so."""
+        there = list(self._there(now_s))
+        self._traffic.append(
+            (
+                now_s,
+                sum(each.bytes_in_per_s for each in there),
+                sum(each.bytes_out_per_s for each in there),
+            )
+        )
+
+    def summary(self, now_s: float) -> Summary:
+        """All nodes taken together; figures are of those that are there."""
+        there = list(self._there(now_s))
+        alarms = sorted(
+            ((PeerId(e.report.peer_id), alarm) for e in there for alarm in e.report.alarms),
+            key=lambda item: (item[1].level != "critical", item[1].kind, item[0]),
+        )
+        return Summary(
+            nodes=len(self._entries),
+            gone=len(self._entries) - len(there),
+            roles=dict(Counter(each.report.role for each in there)),
+            bytes_in_per_s=sum(each.bytes_in_per_s for each in there),
+            bytes_out_per_s=sum(each.bytes_out_per_s for each in there),
+            groups_accepted=sum(int(e.report.metrics.get("accepted_total", 0)) for e in there),
+            groups_rejected=sum(
+                int(sum(e.report.labelled.get("rejected_total", {}).values())) for e in there
+            ),
+            alarms=tuple(alarms),
+            taken=self.taken,
+            lost=self.lost,
+            repeated=self.repeated,
+            dropped={str(reason): count for reason, count in sorted(self.dropped.items())},
+            traffic=tuple(self._traffic),
+        )
+
+    def _there(self, now_s: float) -> Iterator[_Entry]:
+        return (each for each in self._entries.values() if each.gone(now_s) is None)
+
+    def _take(
+        self, topic: str, payload: bytes, now_s: float, retained: bool
+    ) -> NodeReport | Status | None:
+        try:
+            where = Topic.parse(topic)
+        except RemoteProtocolError:
+            raise _Refused(Drop.TOPIC) from None
+        if self._run_id is not None and where.run_id != self._run_id:
+            raise _Refused(Drop.OTHER_RUN)
+        if where.kind == "alarms":  # they are in the report as well
+            return None
+        key = where.run_id, where.peer_id
+        entry = self._entries.get(key)
+        if entry is not None and self._is_too_often(entry, now_s):
+            raise _Refused(Drop.TOO_OFTEN)
+        if where.kind == "status":
+            return self._take_status(key, decode_status(payload, where.peer_id))
+        report = decode_report(payload, where.peer_id)
+        if report.run_id != where.run_id:
+            raise _Refused(Drop.FORGED)
+        return self._take_report(key, report, len(payload), now_s, retained)
+
+    def _is_too_often(self, entry: _Entry, now_s: float) -> bool:
+        """Counted before anything is verified: it costs a hundred times what this does."""
+        if not 0 <= now_s - entry.window_from_s < WINDOW_S:
+            entry.window_from_s, entry.window_reports = now_s, 0
+        entry.window_reports += 1
+        return entry.window_reports > WINDOW_REPORTS_MAX
+
+    def _take_status(self, key: _Key, status: Status) -> Status:
+        if status.run_id != key[0]:
+            raise _Refused(Drop.FORGED)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._early[key] = status
+            self._early.move_to_end(key)
+            if len(self._early) > EARLY_MAX:
+                self._early.popitem(last=False)
+            return status
+        if status.instance != entry.report.instance or status.connection < entry.connection:
+            raise _Refused(Drop.REPLAYED)
+        entry.connection, entry.offline = status.connection, not status.online
+        return status
+
+    def _take_report(
+        self, key: _Key, report: NodeReport, size_bytes: int, now_s: float, retained: bool
+    ) -> NodeReport | None:
+        skew_s = report.sent_at_s - now_s
+        heard_at_s = min(now_s, report.sent_at_s) if retained else now_s
+        before = self._entries.get(key)
+        if before is not None and not _is_newer(before.report, report, skew_s):
+            if retained and _same(before.report, report):
+                self.repeated += 1
+                return None
+            raise _Refused(Drop.REPLAYED)
+        if not self._make_room(key, before, size_bytes, now_s):
+            raise _Refused(Drop.FULL)
+        entry = _Entry(report, size_bytes, heard_at_s, skew_s)
+        if before is None:
+            self._apply_early(key, entry, retained)
+        else:
+            self._follow(before, entry, retained)
+        entry.history.add(heard_at_s, report)
+        self._held_bytes += size_bytes - (before.size_bytes if before else 0)
+        self._entries[key] = entry
+        self._entries.move_to_end(key)
+        self.taken += 1
+        return report
+
+    def _apply_early(self, key: _Key, entry: _Entry, retained: bool) -> None:
+        status = self._early.pop(key, None)
+        if status is not None and status.instance == entry.report.instance:
+            entry.connection, entry.offline = status.connection, retained and not status.online
+
+    def _follow(self, before: _Entry, entry: _Entry, retained: bool) -> None:
+        """Carry over what outlasts a report."""
+        entry.history = before.history
+        entry.window_from_s, entry.window_reports = before.window_from_s, before.window_reports
+        last, report = before.report, entry.report
+        if last.instance != report.instance:
+            self._lost_before += before.lost
+            return
+        entry.lost = before.lost + min(GAP_MAX, report.sequence - last.sequence - 1)
+        entry.connection = before.connection
+        entry.offline = before.offline and retained
+        elapsed_s = report.sent_at_s - last.sent_at_s
+        if elapsed_s > 0:
+            entry.bytes_in_per_s = _rise(last, report, "bytes_in_total") / elapsed_s
+            entry.bytes_out_per_s = _rise(last, report, "bytes_out_total") / elapsed_s
+
+    def _make_room(self, key: _Key, before: _Entry | None, size_bytes: int, now_s: float) -> bool:
+        """Whether a report fits; gone nodes are forgotten for it, those heard longest ago first."""
+        nodes = len(self._entries) + (before is None)
+        held = self._held_bytes + size_bytes - (before.size_bytes if before else 0)
+        if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:
+            return True
+        for other, entry in list(self._entries.items()):
+            if other != key and entry.gone(now_s) is not None:
+                del self._entries[other]
+                self._held_bytes -= entry.size_bytes
+                self._lost_before += entry.lost
+                self.forgotten += 1
+                nodes, held = nodes - 1, held - entry.size_bytes
+                if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:
+                    return True
+        return False
+
+
+_DROPS: Final = {
+    Reject.OVERSIZE: Drop.OVERSIZE,
+    Reject.BAD_SIGNATURE: Drop.FORGED,
+    Reject.WRONG_PRODUCER: Drop.FORGED,
+}
+
+
+def _is_newer(last: NodeReport, report: NodeReport, skew_s: float) -> bool:
+    if report.instance == last.instance:
+        return report.sequence > last.sequence
+    # a process that started again; its clock may have been set back meanwhile
+    return report.sent_at_s > last.sent_at_s or abs(skew_s) <= SKEW_S_MAX
+
+
+def _same(last: NodeReport, report: NodeReport) -> bool:
+    return (last.instance, last.sequence) == (report.instance, report.sequence)
+
+
+def _rise(last: NodeReport, report: NodeReport, name: str) -> float:
+    return max(0.0, report.metrics.get(name, 0.0) - last.metrics.get(name, 0.0))
+
+
+def _view(entry: _Entry, now_s: float) -> NodeView:
+    return NodeView(
+        report=entry.report,
+        heard_s=max(0.0, now_s - entry.heard_at_s),
+        gone=entry.gone(now_s),
+        lost=entry.lost,
+        skew_s=entry.skew_s,
+        bytes_in_per_s=entry.bytes_in_per_s,
+        bytes_out_per_s=entry.bytes_out_per_s,
+        history=entry.history,
+    )

@@ -1,0 +1,340 @@
+"""What those who watch believe of what a broker delivers, and how little of it they keep."""
+
+import json
+from typing import Any
+
+import pytest
+
+from swarm.identity import Identity
+from swarm.telemetry import (
+    ADVICE,
+    METRICS,
+    Alarm,
+    AlarmReport,
+    NodeReport,
+    Status,
+    Topic,
+    encode_report,
+    encode_status,
+)
+from swarm.watching import (
+    EARLY_MAX,
+    GONE_S_MAX,
+    GONE_S_MIN,
+    HISTORY_METRICS,
+    REPORTS_BYTES_MAX,
+    SAMPLES_MAX,
+    SKEW_S_MAX,
+    TRAFFIC_SAMPLES_MAX,
+    WINDOW_REPORTS_MAX,
+    Drop,
+    Gone,
+    NodeView,
+    Watch,
+)
+
+RUN = "demo-0123456789ab"
+NODE = Identity(b"n" * 32)
+OTHER = Identity(b"o" * 32)
+
+
+def report_of(
+    identity: Identity = NODE, sequence: int = 0, sent_at_s: float = 100.0, **changes: Any
+) -> NodeReport:
+    fields: dict[str, Any] = {
+        "peer_id": identity.peer_id,
+        "run_id": RUN,
+        "role": "node",
+        "instance": "a",
+        "sequence": sequence,
+        "sent_at_s": sent_at_s,
+        "interval_s": 2.0,
+        "metrics": {},
+    }
+    return NodeReport(**(fields | changes))
+
+
+def topic(identity: Identity = NODE, kind: Any = "report", run_id: str = RUN) -> str:
+    return str(Topic(run_id, identity.peer_id, kind))
+
+
+def send(
+    watch: Watch, report: NodeReport, now_s: float | None = None, identity: Identity = NODE,
+    *, retained: bool = False,
+) -> bool:  # fmt: skip
+    now_s = report.sent_at_s if now_s is None else now_s
+    return bool(
+        watch.take(topic(identity), encode_report(report, identity), now_s, retained=retained)
+    )
+
+
+def say(watch: Watch, *, online: bool, connection: int = 1, instance: str = "a") -> bool:
+    status = Status(run_id=RUN, instance=instance, connection=connection, online=online)
+    return watch.take(topic(kind="status"), encode_status(status, NODE), 100.0) is not None
+
+
+def view(watch: Watch, now_s: float) -> NodeView:
+    found = watch.node(NODE.peer_id, now_s)
+    assert found is not None
+    return found
+
+
+# --- who is there -------------------------------------------------------------------------------
+
+
+def test_a_node_is_there_until_it_is_silent_for_too_long() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    assert view(watch, 100.0 + GONE_S_MIN).gone is None
+    assert view(watch, 100.1 + GONE_S_MIN).gone is Gone.SILENT
+    send(watch, report_of(sequence=1, sent_at_s=150.0))
+    assert view(watch, 150.0).gone is None
+
+
+@pytest.mark.parametrize(("interval_s", "after_s"), [(5.0, 15.0), (86_400.0, GONE_S_MAX)])
+def test_who_reports_seldom_is_given_longer(interval_s: float, after_s: float) -> None:
+    watch = Watch()
+    send(watch, report_of(interval_s=interval_s))
+    assert view(watch, 100.0 + after_s).gone is None
+    assert view(watch, 100.1 + after_s).gone is Gone.SILENT
+
+
+def test_what_a_broker_had_kept_is_as_old_as_it_says() -> None:
+    watch = Watch()
+    send(watch, report_of(), now_s=1_000.0, retained=True)
+    assert (view(watch, 1_000.0).gone, view(watch, 1_000.0).heard_s) == (Gone.SILENT, 900.0)
+    send(watch, report_of(sequence=1, sent_at_s=1_001.0))
+    assert view(watch, 1_001.0).gone is None
+
+
+def test_a_node_is_gone_when_it_says_so_and_back_with_its_next_report() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    assert say(watch, online=True)
+    assert say(watch, online=False)
+    assert view(watch, 100.0).gone is Gone.OFFLINE
+    send(watch, report_of(sequence=1, sent_at_s=101.0))
+    assert view(watch, 101.0).gone is None
+
+
+def test_nobody_else_takes_a_node_offline() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    forged = encode_status(Status(run_id=RUN, instance="a", connection=9, online=False), OTHER)
+    assert watch.take(topic(kind="status"), forged, 100.0) is None
+    report = encode_report(report_of(), NODE)
+    assert watch.take(topic(kind="status"), report, 100.0) is None
+    assert not say(watch, online=False, instance="b")
+    other_run = encode_status(Status(run_id="x", instance="a", connection=9, online=False), NODE)
+    assert watch.take(topic(kind="status"), other_run, 100.0) is None
+    assert view(watch, 100.0).gone is None
+    assert watch.dropped == {Drop.FORGED: 3, Drop.REPLAYED: 1}
+
+
+def test_the_will_of_an_earlier_connection_says_nothing() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    say(watch, online=True, connection=2)
+    assert not say(watch, online=False, connection=1)
+    assert view(watch, 100.0).gone is None
+    assert say(watch, online=False, connection=2)
+    assert view(watch, 100.0).gone is Gone.OFFLINE
+
+
+@pytest.mark.parametrize("retained", [True, False])
+def test_a_status_may_come_before_the_report(retained: bool) -> None:
+    """Of a live report the node is there, whatever it left behind; of a kept one nobody knows."""
+    watch = Watch()
+    say(watch, online=False)
+    send(watch, report_of(), retained=retained)
+    assert view(watch, 100.0).gone is (Gone.OFFLINE if retained else None)
+
+
+# --- what is lost, and what comes twice ---------------------------------------------------------
+
+
+def test_gaps_are_counted() -> None:
+    watch = Watch()
+    for sequence in (3, 4, 7, 8):
+        assert send(watch, report_of(sequence=sequence, sent_at_s=100.0 + sequence))
+    assert (view(watch, 108.0).lost, watch.lost, watch.taken) == (2, 2, 4)
+    assert send(watch, report_of(sequence=0, sent_at_s=110.0, instance="b"))
+    assert (view(watch, 110.0).lost, watch.lost) == (0, 2)
+
+
+def test_a_report_counts_once() -> None:
+    watch = Watch()
+    report = report_of(sequence=5)
+    assert send(watch, report)
+    assert not send(watch, report)
+    assert not send(watch, report_of(sequence=4))
+    assert watch.dropped == {Drop.REPLAYED: 2}
+    assert not send(watch, report, retained=True)  # as a broker does after a reconnection
+    assert (watch.repeated, watch.taken) == (1, 1)
+    assert watch.dropped == {Drop.REPLAYED: 2}
+
+
+def test_reports_of_an_earlier_process_are_not_the_node() -> None:
+    watch = Watch()
+    old = report_of(instance="old", sent_at_s=100.0)
+    assert send(watch, report_of(instance="new", sent_at_s=1_000.0))
+    assert not send(watch, old, now_s=1_001.0)
+    assert not send(watch, old, now_s=9_000.0)
+    assert watch.dropped == {Drop.REPLAYED: 2}
+
+
+def test_a_node_whose_clock_was_set_back_is_seen_when_it_starts_again() -> None:
+    watch = Watch()
+    assert send(watch, report_of(instance="old", sent_at_s=5_000.0), now_s=1_000.0)
+    assert view(watch, 1_000.0).skew_s == 4_000.0
+    assert send(watch, report_of(instance="new", sent_at_s=1_010.0 - SKEW_S_MAX), now_s=1_010.0)
+
+
+# --- hostile ------------------------------------------------------------------------------------
+
+
+def test_a_million_topic_names_leave_nothing_behind() -> None:
+    watch = Watch()
+    payload = encode_report(report_of(), NODE)
+    for i in range(1_000_000):
+        watch.take(f"swarm/{i}", payload, 100.0)
+    assert watch.dropped == {Drop.TOPIC: 1_000_000}
+    assert watch.nodes(100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"x" * 10_000_000, Drop.OVERSIZE),
+        (b"", Drop.MALFORMED),
+        (b"\x00\xff", Drop.MALFORMED),
+        (encode_report(report_of(OTHER), OTHER), Drop.FORGED),
+        (encode_report(report_of(OTHER), NODE), Drop.FORGED),
+        (encode_report(report_of(run_id="other"), NODE), Drop.FORGED),
+    ],
+)
+def test_what_is_no_report_of_the_node_is_dropped(payload: bytes, reason: Drop) -> None:
+    watch = Watch()
+    assert watch.take(topic(), payload, 100.0) is None
+    assert watch.dropped == {reason: 1}
+    assert watch.nodes(100.0) == []
+
+
+def test_what_is_no_number_is_dropped() -> None:
+    body = report_of(metrics={"round": 1.0}).model_dump_json().replace("1.0}", "NaN}")
+    signature = NODE.sign(b"swarm-telemetry-1:", body.encode()).hex()
+    payload = json.dumps({"report": body, "signature": signature}).encode()
+    watch = Watch()
+    assert watch.take(topic(), payload, 100.0) is None
+    assert watch.dropped == {Drop.MALFORMED: 1}
+
+
+def test_another_run_is_not_watched() -> None:
+    watch = Watch("mine")
+    assert not send(watch, report_of())
+    assert watch.dropped == {Drop.OTHER_RUN: 1}
+
+
+def test_who_reports_without_end_is_heard_only_so_often() -> None:
+    watch = Watch()
+    for sequence in range(WINDOW_REPORTS_MAX + 10):
+        send(watch, report_of(sequence=sequence), now_s=100.0)
+    assert watch.dropped == {Drop.TOO_OFTEN: 9}  # the first opened the window
+    assert send(watch, report_of(sequence=10_000), now_s=120.0)
+
+
+def identities(count: int) -> list[Identity]:
+    return [Identity(i.to_bytes(32, "big")) for i in range(1, count + 1)]
+
+
+def test_the_number_of_nodes_is_bounded_and_gone_ones_make_room() -> None:
+    watch = Watch(nodes_max=3)
+    one, two, three, four = identities(4)
+    for who in (one, two, three):
+        send(watch, report_of(who), identity=who)
+    assert not send(watch, report_of(four), identity=four)
+    assert watch.dropped == {Drop.FULL: 1}
+    send(watch, report_of(two, sequence=1, sent_at_s=120.0), identity=two)
+    assert send(watch, report_of(four, sent_at_s=120.0), identity=four)
+    assert watch.forgotten == 1
+    there = [each.report.peer_id for each in watch.nodes(120.0)]
+    assert there == [four.peer_id, two.peer_id, three.peer_id]
+
+
+def test_the_bytes_of_all_reports_are_bounded() -> None:
+    watch = Watch()
+    notes = ("n" * 400,) * 16
+    size_bytes = len(encode_report(report_of(notes=notes), NODE))
+    who = identities(REPORTS_BYTES_MAX // size_bytes + 5)
+    for each in who:
+        send(watch, report_of(each, notes=notes), identity=each)
+    assert watch.dropped[Drop.FULL] >= 5
+    assert watch.summary(100.0).nodes == len(who) - watch.dropped[Drop.FULL]
+    # whoever is there already is not shut out by a report of the same size
+    assert send(watch, report_of(who[0], sequence=1, notes=notes), identity=who[0])
+
+
+def test_statuses_of_nodes_that_never_report_are_bounded() -> None:
+    watch = Watch()
+    for who in identities(EARLY_MAX + 3):
+        status = Status(run_id=RUN, instance="a", connection=1, online=True)
+        watch.take(topic(who, "status"), encode_status(status, who), 100.0)
+    assert len(watch._early) == EARLY_MAX
+
+
+# --- figures ------------------------------------------------------------------------------------
+
+
+def test_a_history_covers_the_whole_time_in_bounded_space() -> None:
+    watch = Watch()
+    count = 10 * SAMPLES_MAX
+    for i in range(count):
+        metrics = {"round": float(i)} | ({"own_reward": 0.5} if i % 2 else {})
+        send(watch, report_of(sequence=i, sent_at_s=100.0 + i, metrics=metrics))
+    history = view(watch, 100.0 + count).history
+    series = history.series("round")
+    assert SAMPLES_MAX / 2 <= len(series) <= SAMPLES_MAX
+    assert series[0] == (100.0, 0.0)
+    assert series[-1][1] > 0.9 * count
+    assert len(history.series("own_reward")) < len(series)
+    assert history.series("held_out_ratio") == []
+    assert set(HISTORY_METRICS) <= set(METRICS)
+
+
+def test_rates_are_by_the_clock_of_the_node() -> None:
+    watch = Watch()
+    first = {"bytes_in_total": 1_000.0, "bytes_out_total": 10.0}
+    second = {"bytes_in_total": 5_000.0, "bytes_out_total": 10.0}
+    send(watch, report_of(metrics=first))
+    send(watch, report_of(sequence=1, sent_at_s=104.0, metrics=second), now_s=101.0)
+    assert view(watch, 101.0).bytes_in_per_s == 1_000.0
+    watch.look(101.0)
+    assert watch.summary(101.0).traffic == ((101.0, 1_000.0, 0.0),)
+    send(watch, report_of(sequence=2, sent_at_s=104.0, metrics=first), now_s=102.0)
+    assert view(watch, 102.0).bytes_in_per_s == 0.0  # no time passed: no rate
+    for i in range(TRAFFIC_SAMPLES_MAX + 5):
+        watch.look(102.0 + i)
+    assert len(watch.summary(102.0).traffic) == TRAFFIC_SAMPLES_MAX
+
+
+def test_a_summary_is_of_those_that_are_there() -> None:
+    watch = Watch()
+
+    def alarm(kind: Alarm, level: Any) -> AlarmReport:
+        return AlarmReport(kind=kind, level=level, text="so", advice=ADVICE[kind])
+
+    send(
+        watch,
+        report_of(
+            metrics={"accepted_total": 4.0},
+            labelled={"rejected_total": {"expired": 1.0, "quota": 2.0}},
+            alarms=(alarm(Alarm.DISK_LOW, "warning"), alarm(Alarm.NOT_SHARING, "critical")),
+        ),
+    )
+    send(watch, report_of(OTHER, sent_at_s=112.0, role="learner"), identity=OTHER)
+    early, late = watch.summary(105.0), watch.summary(112.0)
+    assert (early.nodes, early.gone, early.roles) == (2, 0, {"node": 1, "learner": 1})
+    assert (early.groups_accepted, early.groups_rejected) == (4, 3)
+    assert [each.kind for _, each in early.alarms] == [Alarm.NOT_SHARING, Alarm.DISK_LOW]
+    assert (late.nodes, late.gone, late.roles) == (2, 1, {"learner": 1})
+    assert late.alarms == ()
