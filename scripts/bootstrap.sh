@@ -118,9 +118,16 @@ want_nft() {
   apt_install nftables || say "nftables is not installed: tests behind routers will not run"
 }
 
+# Tests of the web page need it. They are counted as not run without.
+want_chromium() {
+  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ] || command -v chromium >/dev/null; then return; fi
+  apt_install chromium || say "chromium is not installed: tests of the web page will not run"
+}
+
 python=$(find_python)
 require_tools
 want_nft
+want_chromium
 started=$SECONDS
 say "Installing into .venv with $("$python" --version) (once; a few minutes)"
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

@@ -1,6 +1,7 @@
 """What holds for all tests: what a machine cannot run is skipped, counted and explained."""
 
 import importlib.util
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -39,8 +40,16 @@ def _no_sky() -> str | None:
     return None if there else "no SkyPilot: python scripts/sky_env.py says why"
 
 
+def _no_browser() -> str | None:
+    if importlib.util.find_spec("playwright") is None:
+        return "Playwright is not installed"
+    there = shutil.which("chromium") is not None
+    return None if there else "needs chromium: apt-get install chromium"
+
+
 # For each marker, what says why its tests cannot run here, if so.
 NEEDS = {
+    "browser": _no_browser,
     "gpu": _no_gpu,
     "vllm": _no_vllm,
     "interop": _no_go_daemon,

@@ -32,6 +32,12 @@ VIOLATIONS = {
         ("swarm/planted.py", "import zeroconf"),
         ("node/planted.py", "from zeroconf import Zeroconf"),
     ],
+    "starlette and uvicorn are imported in swarm.dashboard.server alone": [
+        ("swarm/planted.py", "import starlette"),
+        ("swarm/dashboard/planted.py", "from starlette.routing import Route"),
+        ("node/planted.py", "import uvicorn"),
+        ("coordinator/planted.py", "from starlette.applications import Starlette"),
+    ],
     "zstandard is imported in swarm.weights.streams alone": [
         ("swarm/planted.py", "import zstandard"),
         ("swarm/weights/planted.py", "from zstandard import ZstdCompressor"),

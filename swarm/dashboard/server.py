@@ -1,0 +1,362 @@
+"""The page over HTTP: Starlette on uvicorn, in a thread with a loop of its own.
+
+The caller's loop makes one frame each interval and leaves it at the `Board`; all who watch get the
+same bytes. Whoever reads slowly skips frames, so nothing waits for anybody. uvicorn, because it
+brings two packages and Hypercorn, which could share the caller's loop, seven.
+"""
+
+import functools
+import hmac
+import ipaddress
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final
+
+import anyio
+import trio
+import uvicorn
+from anyio.from_thread import BlockingPortal
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.dashboard.state import Source, State
+from swarm.errors import ConfigError
+from swarm.watching import Watch
+
+STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
+CONNECTIONS_MAX: Final = 128
+ACTION_BYTES_MAX: Final = 4_096
+INTERVAL_S: Final = 1.0  # between two frames
+RETRY_MS: Final = 2_000  # after which a browser asks again for a stream that broke
+LEAVE_TIMEOUT_S: Final = 2
+PORT_DEFAULT: Final = 8080
+TOKEN_CHARS_MIN: Final = 16
+
+# Nothing but this server's own files runs or is shown, and nobody may frame the page.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+Action = Callable[[Mapping[str, Any]], str]
+"""Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
+in a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What whoever has the token may do, by name."""
+
+    token: str
+    actions: Mapping[str, Action]
+
+    def __post_init__(self) -> None:
+        if len(self.token) < TOKEN_CHARS_MIN:
+            raise ConfigError(f"the token is too short: at least {TOKEN_CHARS_MIN} characters")
+
+
+class Board:
+    """The newest frame, put there by one thread and read in the server's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._frame = b""
+        self._portal: BlockingPortal | None = None
+        self._next: anyio.Event | None = None
+        self._closed = False
+        self.streams = 0
+        self.streams_refused = 0
+
+    def put(self, frame: bytes) -> None:
+        """Replace the frame. From any thread; returns at once."""
+        with self._lock:
+            self._frame = frame
+            if self._portal is not None:
+                self._portal.start_task_soon(self._wake)
+
+    @property
+    def frame(self) -> bytes:
+        """Empty: there was none yet."""
+        return self._frame
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """While the server runs, in its loop."""
+        async with BlockingPortal() as portal:
+            self._next = anyio.Event()
+            with self._lock:
+                self._portal = portal
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._portal = None
+
+    async def _wake(self) -> None:
+        assert self._next is not None
+        self._next.set()
+        self._next = anyio.Event()
+
+    def close(self) -> None:
+        """End all streams, so that the server can. From any thread."""
+        with self._lock:
+            self._closed = True
+            if self._portal is not None:
+                self._portal.start_task_soon(self._wake)
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The frame now, and each that is the newest when the one before was taken."""
+        sent = b""
+        while not self._closed:
+            assert self._next is not None
+            following, frame = self._next, self._frame
+            if frame and frame is not sent:
+                sent = frame
+                yield frame
+            else:
+                await following.wait()
+
+
+def application(
+    board: Board, *, guarded: Guarded | None = None, hosts: tuple[str, ...] = ("*",)
+) -> ASGIApp:
+    """The web application. `hosts`: by which names it may be called; a page of another host cannot
+    make a browser read it under a name of its own."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with board.open():
+            yield
+
+    async def state(_: Request) -> Response:
+        if not board.frame:
+            return JSONResponse({"error": "nothing was heard yet"}, 503, {"retry-after": "1"})
+        return Response(board.frame, media_type="application/json")
+
+    routes = [Route("/api/state", state), Route("/api/stream", functools.partial(_stream, board))]
+    if guarded is not None:
+        act = functools.partial(_act, guarded)
+        routes.append(Route("/api/actions/{name}", act, methods=["POST"]))
+    for name, content in page_files().items():
+        path = "/" if name == "index.html" else f"/{name}"
+        routes.append(Route(path, functools.partial(_file, name, content)))
+    middleware = [
+        Middleware(_Headers),
+        Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+    ]
+    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+
+
+def page_files() -> dict[str, bytes]:
+    """The page's files by name. Read once: they are part of the package."""
+    folder = files("swarm.dashboard") / "static"
+    return {each.name: each.read_bytes() for each in folder.iterdir() if _suffix(each.name)}
+
+
+def _suffix(name: str) -> str | None:
+    return TYPES.get(f".{name.rpartition('.')[2]}")
+
+
+async def _file(name: str, content: bytes, _: Request) -> Response:
+    return Response(content, headers={"content-type": _suffix(name) or ""})
+
+
+async def _stream(board: Board, _: Request) -> Response:
+    if board.streams >= STREAMS_MAX:
+        board.streams_refused += 1
+        return JSONResponse({"error": "too many watch"}, 503, {"retry-after": "10"})
+
+    async def events() -> AsyncIterator[bytes]:
+        board.streams += 1
+        try:
+            yield b"retry: %d\n\n" % RETRY_MS
+            async for frame in board.frames():
+                yield b"data: " + frame + b"\n\n"
+        finally:
+            board.streams -= 1
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def _act(guarded: Guarded, request: Request) -> Response:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), guarded.token.encode()):
+        return JSONResponse({"error": "that is not the token"}, 401)
+    action = guarded.actions.get(request.path_params["name"])
+    if action is None:
+        return JSONResponse({"error": "there is no such action"}, 404)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > ACTION_BYTES_MAX:
+            return JSONResponse({"error": "too much was sent"}, 413)
+    try:
+        done = await anyio.to_thread.run_sync(action, _wanted(bytes(body)))
+    except (ConfigError, ValueError) as error:
+        return JSONResponse({"error": str(error)}, 400)
+    return JSONResponse({"done": done})
+
+
+def _wanted(body: bytes) -> Mapping[str, Any]:
+    wanted = json.loads(body)
+    if not isinstance(wanted, dict):
+        raise ConfigError("what was sent is no JSON object")
+    return wanted
+
+
+class _Headers:
+    """The same protecting headers on all answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+# --- running it --------------------------------------------------------------------------------
+
+
+def frame_of(state: Mapping[str, Any]) -> bytes:
+    """A state as it is sent: one line of JSON."""
+    return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
+
+
+def listen_on(address: str) -> socket.socket:
+    """A socket at `host:port`, `[v6]:port` or `port`; without a host for this machine alone. Port 0
+    is any.
+
+    Raises:
+        ConfigError: it is no address, or it is taken.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{address}: is no address to listen on; say 127.0.0.1:{PORT_DEFAULT}")
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a browser on this machine finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def hosts_of(listener: socket.socket) -> tuple[str, ...]:
+    """By which names it may be called: on loopback by those of this machine alone."""
+    if ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        return ("localhost", "127.0.0.1", "[::1]")
+    return ("*",)
+
+
+async def serve(
+    watch: Watch,
+    listen: str,
+    source: Callable[[], Source],
+    *,
+    unix_s: Callable[[], float],
+    counters: Callable[[], Mapping[str, int]] = dict,
+    guarded: Guarded | None = None,
+    interval_s: float = INTERVAL_S,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Show what is watched until cancelled; reports the page's address once it answers.
+
+    `watch` is read on the caller's loop; `counters` are further ones to show, by name.
+
+    Raises:
+        ConfigError: it cannot listen there, as itself or in a group.
+    """
+    listener, board, state = listen_on(listen), Board(), State(can_act=guarded is not None)
+    async with trio.open_nursery() as nursery:
+        url = await nursery.start(functools.partial(serve_board, listener, board, guarded=guarded))
+        task_status.started(url)
+        while True:
+            now_s = unix_s()
+            told = {**telemetry_of(watch), **counters()}
+            told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
+            board.put(frame_of(state.look(watch.nodes(now_s), told, source(), now_s)))
+            await trio.sleep(interval_s)
+
+
+def telemetry_of(watch: Watch) -> dict[str, int]:
+    """What was taken, and what was not and why."""
+    dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
+    return {
+        "reports_taken": watch.taken,
+        "reports_lost": watch.lost,
+        "reports_repeated": watch.repeated,
+        "nodes_forgotten": watch.forgotten,
+        **dropped,
+    }
+
+
+async def serve_board(
+    listener: socket.socket,
+    board: Board,
+    *,
+    guarded: Guarded | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
+    listener."""
+    config = uvicorn.Config(
+        application(board, guarded=guarded, hosts=hosts_of(listener)),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=LEAVE_TIMEOUT_S,
+    )
+    server = uvicorn.Server(config)
+
+    async def leave() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            board.close()
+            server.should_exit = True
+
+    with listener:
+        task_status.started(url_of(listener))  # who comes from now on waits in its backlog
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(server.run, [listener])
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,362 @@
+// The page: takes frames, decides what state it is in, and hands each part its figures.
+
+import { Chart } from "./charts.js";
+import { DASH, amount, clock, duration, fixed, h, missing, number, percent, plural, printable, s, say, scaled, short } from "./format.js";
+import { Map_ } from "./map.js";
+import { Stream } from "./stream.js";
+import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
+
+const $ = (id) => document.getElementById(id);
+const ALARM_NAMES = {
+  not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
+  staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many groups refused",
+  disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
+};
+let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
+
+// --- parts -------------------------------------------------------------------------------------
+
+const rate = (value) => amount(value, "B/s");
+const throughput = new Chart($("throughput-chart"), {
+  label: "Network throughput", area: "in_bytes_per_s", write: rate,
+  lines: [{ name: "received", key: "in_bytes_per_s", style: "s-in" }, { name: "sent", key: "out_bytes_per_s", style: "s-out" }],
+});
+const heldOut = new Chart($("held-out-chart"), {
+  label: "Held-out pass rate", write: (value) => (missing(value) ? DASH : `${Math.round(100 * value)} %`), top: 1,
+  lines: [{ name: "mean", key: "held_out", style: "s-mean" }], band: ["held_out_low", "held_out_high"],
+});
+const reward = new Chart($("reward-chart"), {
+  label: "Reward of own completions", write: (value) => fixed(value, 2),
+  lines: [{ name: "mean", key: "reward", style: "s-mean" }], band: ["reward_low", "reward_high"],
+});
+const map = new Map_($("map-drawing"), $("map-caption"));
+
+const seconds = (value) => (missing(value) ? DASH : duration(value));
+const nodes = new Table($("node-table"), [
+  { name: "node", key: "id", write: short },
+  { name: "role", key: "role", text: true, write: (role, row) => (row.phase ? `${role}, ${printable(row.phase)}` : role) },
+  { name: "round", key: "round", write: (v) => number(v) },
+  { name: "version", key: "version", write: (v) => number(v) },
+  { name: "reward", key: "reward", write: (v) => fixed(v, 3) },
+  { name: "held-out", key: "held_out", write: percent },
+  { name: "received", key: "in_bytes_per_s", write: rate, title: "from peers, a second" },
+  { name: "sent", key: "out_bytes_per_s", write: rate, title: "to peers, a second" },
+  { name: "peers", key: "peers", write: (v) => number(v) },
+  { name: "accepted", key: "accepted", write: (v) => number(v), title: "groups of others that passed every check" },
+  { name: "refused", key: "rejected", write: (v) => number(v) },
+  { name: "J", key: "foreign_groups", write: (v, row) => (missing(v) ? DASH : `${number(v)} of ${number(row.foreign_wanted)}`), title: "foreign groups trained on in the last round" },
+  { name: "tokens/s", key: "tokens_per_s", write: (v) => amount(v) },
+  { name: "heard", key: "heard_s", write: (v, row) => (row.gone ? `gone, ${duration(v)} ago` : `${duration(v)} ago`) },
+], {
+  identity: (row) => row.id,
+  classes: (row) => (row.gone ? "gone" : row.alarms.length ? "warn" : ""),
+  detail: (row) => [
+    ["peer id", printable(row.id)], ["program", printable(row.agent)], ["up", seconds(row.uptime_s)],
+    ["received in all", `${number(row.in_bytes)} bytes`], ["sent in all", `${number(row.out_bytes)} bytes`],
+    ["memory", amount(row.memory_bytes, "B")], ["groups of peers trained on", number(row.trained_groups)],
+    ["alarms", row.alarms.map((kind) => ALARM_NAMES[kind] ?? printable(kind)).join(", ") || "none"], ["reports lost", number(row.lost)],
+  ],
+});
+const workers = new Table($("worker-table"), [
+  { name: "worker", key: "name", text: true, write: printable },
+  { name: "id", key: "id", text: true, write: (id) => (id ? short(id) : DASH) },
+  { name: "phase", key: "phase", text: true, write: (v) => printable(v || DASH) },
+  { name: "version", key: "version", write: (v) => number(v) },
+  { name: "behind", key: "behind", write: (v) => number(v), title: "versions behind the newest" },
+  { name: "groups/s", key: "groups_per_s", write: (v) => fixed(v, 3) },
+  { name: "$/h", key: "price_per_h", write: (v) => fixed(v, 2) },
+  { name: "admitted", key: "admitted", write: (v) => number(v) },
+  { name: "refused", key: "refused", write: (v) => number(v) },
+  { name: "leased", key: "leased", write: (v) => number(v) },
+  { name: "heard", key: "heard_s", write: (v) => (missing(v) ? "never" : `${duration(v)} ago`) },
+], { identity: (row) => row.id || row.name });
+
+function records({ columns, rows }) {
+  return rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, row[place]])));
+}
+
+// --- states ------------------------------------------------------------------------------------
+
+function enter(state, link, banner = "") {
+  document.body.dataset.state = state;
+  say($("link-text"), link);
+  $("banner").hidden = !banner;
+  if (banner) say($("banner"), banner);
+}
+
+function onLost(why, silentS) {
+  if (frame === null) {
+    enter("error", "not connected");
+    say($("verdict-text"), "Not connected");
+    say($("verdict-detail"), `Nothing was shown yet: ${why}. This page tries again every few seconds.`);
+    return;
+  }
+  const since = Date.now() / 1000 - silentS;
+  enter("lost", "not connected", `Not connected since ${clock(since)} (${duration(silentS)}): ${why}. What is shown is from then; this page tries again every few seconds.`);
+}
+
+function onFrame(state) {
+  try {
+    show(state);
+  } catch (error) {
+    enter("error", "error", "");
+    say($("verdict-text"), "This page failed to show what it got");
+    say($("verdict-detail"), `${error}. Reload it; if that does not help, this server and this page differ in version.`);
+    throw error;
+  }
+}
+
+function show(state) {
+  frame = state;
+  lastUnix = state.unix_s;
+  skewS = Date.now() / 1000 - state.unix_s;
+  say($("runs"), state.runs.map(printable).join(", "));
+  document.title = `${state.alarms.shown.length ? `(${state.alarms.kinds}) ` : ""}swarm`;
+  verdict(state);
+  telemetry(state);
+  if (!state.headline.nodes) return;
+  alarms(state.alarms);
+  figures(state.headline, state.capacity);
+  curves();
+  bars($("protocol-list"), both(state), (v) => amount(v, "B"), "", "No bytes were counted yet.");
+  map.show(state.feeding);
+  broadcast(state.broadcast);
+  capacity(state.capacity);
+  showWorkers(state.workers, state.can_act);
+  showNodes();
+  refused(state);
+  notes(state.notes);
+}
+
+function verdict(state) {
+  const { headline: head, source } = state;
+  const broken = source.connected === false;
+  $("verdict-hint").hidden = true;
+  if (broken) {
+    const since = missing(source.away_s) ? "" : ` since ${clock(state.unix_s - source.away_s)} (${duration(source.away_s)})`;
+    enter(head.nodes ? "stale" : "empty", "no broker", `The broker ${printable(source.name)} does not answer${since}. Nodes go on without it; what is shown is what was heard last. It is tried again all the time.`);
+  } else enter(head.nodes ? "live" : "empty", "live");
+  if (!head.nodes) {
+    say($("verdict-text"), broken ? "The broker does not answer" : "Nobody reports yet");
+    say($("verdict-detail"), `This page listens at ${printable(source.name)}. Nodes that are started with the following flag show up here within seconds.`);
+    say($("verdict-hint"), `swarm-node join --telemetry ${printable(source.flag || "mqtt://HOST:1883")}`);
+    $("verdict-hint").hidden = false;
+    return;
+  }
+  const all = head.present === head.nodes;
+  const kinds = state.alarms.kinds;
+  const text = kinds ? `${plural(kinds, "alarm")} ${kinds === 1 ? "needs" : "need"} attention`
+    : head.gone ? `${plural(head.gone, "node")} ${head.gone === 1 ? "is" : "are"} gone`
+      : broken ? "As it was when it was last heard of" : "All is well";
+  say($("verdict-text"), text);
+  const roles = Object.entries(head.roles).map(([role, count]) => plural(count, role)).join(", ");
+  const there = all ? `All ${plural(head.nodes, "node")} ${head.nodes === 1 ? "reports" : "report"}` : `${number(head.present)} of ${plural(head.nodes, "node")} report`;
+  say($("verdict-detail"), `${there}${Object.keys(head.roles).length > 1 ? ` (${roles})` : ""}. ${sharing(head)}`);
+}
+
+function sharing(head) {
+  if (missing(head.foreign_groups) || !head.foreign_wanted) return `${number(head.accepted)} groups of others were accepted so far.`;
+  return `A round trains on ${fixed(head.foreign_groups, 1)} foreign groups of ${fixed(head.foreign_wanted, 1)} wanted.`;
+}
+
+function alarms({ shown, kinds }) {
+  $("alarms").hidden = !kinds;
+  const wanted = JSON.stringify(shown);
+  if (wanted === alarms.drawn) return;
+  alarms.drawn = wanted;
+  $("alarm-list").replaceChildren(...shown.map((alarm) => h("li", { class: alarm.level },
+    h("strong", {}, `${ALARM_NAMES[alarm.kind] ?? printable(alarm.kind)}: ${printable(alarm.text)}`),
+    h("p", {}, printable(alarm.advice)),
+    h("p", { class: "who" }, `${plural(alarm.count, "node")}: `, h("span", { class: "id" }, alarm.nodes.map(short).join(" ")), alarm.count > alarm.nodes.length ? ` and ${number(alarm.count - alarm.nodes.length)} more` : ""))));
+}
+
+// --- figures -----------------------------------------------------------------------------------
+
+function figures(head, model) {
+  const whole = (value) => [number(value), ""];
+  const spread = head.round_low !== head.round_high ? `from ${number(head.round_low)} to ${number(head.round_high)}` : seconds(head.round_s) === DASH ? "" : `${fixed(head.round_s, 1)} s each`;
+  const judged = (head.accepted || 0) + (head.rejected || 0);
+  const entries = [
+    ["Nodes", whole(head.present), head.gone ? `${number(head.gone)} gone` : "all present"],
+    ["Throughput", scaled(head.in_bytes_per_s, "B/s"), `${amount(head.in_bytes, "B")} received`],
+    ["Round", whole(head.round), spread],
+    ["Held-out", missing(head.held_out) ? [DASH, ""] : [(100 * head.held_out).toFixed(1), "%"], "pass rate, mean"],
+    ["Reward", [fixed(head.reward, 3), ""], "own, mean"],
+    ["Generating", scaled(head.tokens_per_s, ""), "tokens a second"],
+    ["Refused", judged ? [(100 * head.rejected / judged).toFixed(1), "%"] : [DASH, ""], `${number(head.rejected)} of ${number(judged)}`],
+    model && !missing(model.cost_per_h) ? ["Workers cost", [model.cost_per_h.toFixed(2), "$/h"], "by their prices"]
+      : ["Pool", scaled(head.pool_groups), `groups, ${amount(head.pool_bytes, "B")}`],
+  ];
+  const list = $("figures");
+  entries.forEach(([label, [value, unit], more], place) => {
+    if (!list.children[place]) list.append(h("div", { "data-figure": label }, h("dt"), h("dd", { class: "value" }, h("span"), h("small")), h("dd", { class: "more" })));
+    const [dt, dd, rest] = list.children[place].children;
+    list.children[place].dataset.figure = label;
+    say(dt, label); say(dd.children[0], value); say(dd.children[1], unit); say(rest, more);
+  });
+  while (list.children.length > entries.length) list.lastChild.remove();
+}
+
+function curves() {
+  throughput.show(frame.history[span]);
+  heldOut.show(frame.history[span]);
+  reward.show(frame.history[span]);
+}
+
+function both(state) {
+  const sums = new Map();
+  for (const [part, list] of [[0, state.protocols_in], [1, state.protocols_out]]) {
+    for (const [name, value] of list) {
+      const pair = sums.get(name) || [0, 0];
+      pair[part] = value;
+      sums.set(name, pair);
+    }
+  }
+  return [...sums].map(([name, [taken, given]]) => [printable(name), Math.max(taken, given), `${amount(taken, "B")} in, ${amount(given, "B")} out`]).sort((a, b) => b[1] - a[1]);
+}
+
+// --- broadcast and capacity --------------------------------------------------------------------
+
+function broadcast(data) {
+  $("broadcast").hidden = !data;
+  if (!data) return;
+  const took = [
+    missing(data.broadcast_s) ? "" : `the last one took ${fixed(data.broadcast_s, 1)} s at the slowest node`,
+    missing(data.broadcast_bound_ratio) ? "" : `${fixed(data.broadcast_bound_ratio, 2)} times the least that the links allow`,
+    missing(data.paused_s) ? "" : `sampling paused ${fixed(data.paused_s, 2)} s`,
+  ].filter(Boolean).join(", ");
+  say($("broadcast-text"), `Version ${number(data.version)}: ${amount(data.size_bytes, "B")} in ${plural(data.chunks, "chunk")}, complete at ${number(data.complete)} of ${plural(data.nodes, "node")}${took ? `; ${took}` : ""}.`);
+  const wanted = JSON.stringify([data.swarm, data.rows]);
+  if (wanted === broadcast.drawn) return;
+  broadcast.drawn = wanted;
+  const rows = data.complete === data.nodes ? [] : data.rows;
+  $("broadcast-rows").replaceChildren(
+    piece("swarm", "all nodes", data.swarm, mean(data.swarm)),
+    ...rows.map(([peer, share, cells]) => piece("", short(peer), cells, share)),
+    ...(data.left_out && rows.length ? [h("p", { class: "soft" }, `and ${plural(data.left_out, "node")} that miss less`)] : []));
+}
+
+function mean(cells) {
+  return [...cells].reduce((sum, cell) => sum + Number(cell) / 9, 0) / (cells.length || 1);
+}
+
+function piece(kind, name, cells, share) {
+  const svg = s("svg", { viewBox: `0 0 ${cells.length} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `${percent(share)} of the chunks` });
+  [...cells].forEach((cell, place) => {
+    const level = Number(cell);
+    svg.append(s("rect", { class: level ? "cell" : "cell0", x: place + 0.06, y: 0, width: cells.length > 1 ? 0.88 : 1, height: 1, opacity: level ? 0.2 + (0.8 * level) / 9 : 1 }));
+  });
+  return h("div", { class: `piece ${kind}` }, h("span", { class: kind ? "" : "id" }, name), svg, h("span", { class: "share" }, `${Math.floor(100 * share)} %`));
+}
+
+function capacity(data) {
+  $("capacity").hidden = !data;
+  if (!data) return;
+  const most = Math.max(data.staleness_bound_steps || 0, data.staleness_max_steps || 0, data.predicted_staleness_steps || 0, 1);
+  const entries = [
+    ["Learner waits", data.predicted_idle_ratio, data.idle_ratio, 1, null, percent],
+    ["Staleness, worst (steps)", data.predicted_staleness_steps, data.staleness_max_steps, most, data.staleness_bound_steps, (v) => number(v)],
+  ].filter(([, predicted, measured]) => !missing(predicted) || !missing(measured));
+  const facts = [
+    ["staleness, mean", missing(data.staleness_mean_steps) ? null : `${fixed(data.staleness_mean_steps, 1)} steps`],
+    ["bound S", missing(data.staleness_bound_steps) ? null : `${number(data.staleness_bound_steps)} steps`],
+    ["in workers' hands", missing(data.in_flight_groups) ? null : plural(data.in_flight_groups, "group")],
+    ["handed in, waiting", missing(data.queued_groups) ? null : `${plural(data.queued_groups, "group")}${missing(data.queued_staleness_max_steps) ? "" : `, the oldest ${number(data.queued_staleness_max_steps)} steps`}`],
+    ["a step takes", missing(data.round_s) ? null : `${fixed(data.round_s, 1)} s`],
+  ].filter(([, value]) => value !== null);
+  const list = h("dl", { class: "pairs" });
+  pairs(list, facts);
+  $("capacity-rows").replaceChildren(...entries.map((entry) => compared(...entry)), list);
+}
+
+function compared(name, predicted, measured, most, bound, write) {
+  const row = (kind, value) => {
+    const bar = h("div", { class: "fill" });
+    bar.style.width = `${missing(value) ? 0 : Math.min(100, (100 * value) / most)}%`;
+    const track = h("div", { class: "track", "aria-hidden": "true" }, bar);
+    if (!missing(bound)) {
+      const line = h("div", { class: "bound" });
+      line.style.left = `${Math.min(100, (100 * bound) / most)}%`;
+      track.append(line);
+    }
+    return h("div", { class: `row ${kind}` }, h("span", {}, kind), track, h("span", {}, write(value)));
+  };
+  return h("div", { class: "pair" }, h("span", {}, name), row("predicted", predicted), row("measured", measured));
+}
+
+// --- tables ------------------------------------------------------------------------------------
+
+function showWorkers(data, canAct) {
+  $("workers").hidden = !data.rows.length;
+  $("act").hidden = !canAct;
+  if (!data.rows.length) return;
+  const rows = records(data);
+  workers.show(rows, ROWS_SHOWN);
+  const price = rows.reduce((sum, row) => sum + (row.price_per_h || 0), 0);
+  const unseen = rows.length + data.left_out - ROWS_SHOWN;
+  say($("workers-note"), `${plural(rows.length + data.left_out, "worker")}${price ? `, ${fixed(price, 2)} $/h listed` : ""}${unseen > 0 ? `, ${number(unseen)} not shown` : ""}`);
+}
+
+function showNodes() {
+  const all = records(frame.nodes);
+  const wanted = $("node-filter").value.trim().toLowerCase();
+  const found = all.filter((row) => !wanted || [row.id, row.role, row.phase, row.agent, row.gone ? "gone" : "", ...row.alarms].some((text) => String(text).toLowerCase().includes(wanted)));
+  nodes.show(found, showAll || wanted ? 200 : ROWS_SHOWN);
+  strip(all);
+  const shown = Math.min(found.length, showAll || wanted ? 200 : ROWS_SHOWN);
+  const hidden = found.length - shown;
+  const note = $("nodes-note");
+  const text = [wanted ? `${plural(found.length, "node")} found` : "", hidden ? `${number(hidden)} more not shown` : "", frame.nodes.left_out ? `${number(frame.nodes.left_out)} more are not sent to this page` : ""].filter(Boolean).join("; ");
+  if (note.dataset.text === text) return;
+  note.dataset.text = text;
+  note.replaceChildren(text);
+  if (hidden && !showAll && !wanted) {
+    const button = h("button", { type: "button" }, "Show up to 200");
+    button.addEventListener("click", () => { showAll = true; showNodes(); });
+    note.append(" ", button);
+  }
+}
+
+function strip(rows) {
+  const kinds = rows.map((row) => (row.gone ? "gone" : row.alarms.length ? "warn" : ""));
+  const place = $("strip");
+  place.hidden = rows.length < 8;
+  const wanted = kinds.join();
+  if (place.hidden || strip.drawn === wanted) return;
+  strip.drawn = wanted;
+  const count = (kind) => number(kinds.filter((each) => each === kind).length);
+  place.setAttribute("aria-label", `${count("")} nodes are well, ${count("warn")} raise alarms, ${count("gone")} are gone`);
+  place.replaceChildren(...kinds.map((kind) => h("i", { class: kind })));
+}
+
+function refused(state) {
+  const named = (list, what) => list.map(([name, value]) => [`${printable(name).replaceAll("_", " ")}${what}`, value]);
+  bars($("refused-list"), [...named(state.rejected, ""), ...named(state.discarded, ", by the learner")], (v) => number(v), "refused", "Nothing was refused.");
+}
+
+function notes(list) {
+  $("notes").hidden = !list.length;
+  $("note-list").replaceChildren(...list.map(([peer, text]) => h("li", {}, h("span", { class: "id" }, short(peer)), " ", printable(text))));
+}
+
+function telemetry(state) {
+  const heard = state.telemetry;
+  pairs($("telemetry-list"), [
+    ["reports come from", printable(state.source.name)],
+    ["broker", state.source.connected === false ? "does not answer" : "answers"],
+    ...Object.entries(heard).map(([name, value]) => [printable(name).replaceAll("_", " "), number(value)]),
+    ["frame", `${number(state.number)}, made ${clock(state.unix_s)}`],
+  ]);
+}
+
+// --- what a person does ------------------------------------------------------------------------
+
+for (const button of document.querySelectorAll("[data-span]")) {
+  button.addEventListener("click", () => {
+    span = button.dataset.span;
+    for (const each of document.querySelectorAll("[data-span]")) each.setAttribute("aria-pressed", String(each === button));
+    if (frame) curves();
+  });
+}
+$("node-filter").addEventListener("input", () => frame && showNodes());
+new Stream({ onFrame, onLost });
