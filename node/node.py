@@ -307,6 +307,7 @@ class Node:
             pool_groups=self._pool_figures.groups,
             pool_foreign=self._pool_figures.foreign_eligible,
             pool_bytes=self._pool_figures.bytes,
+            pool_age_s=self._pool_age_s(),
             accepted=self.ledger.accepted,
             rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
             bytes_in=counters.bytes_in.total(),
@@ -319,6 +320,10 @@ class Node:
             bans=self._ban_statuses(),
             notes=(*self.notes.values(), *self.discovery.notes),
         )
+
+    def _pool_age_s(self) -> float | None:
+        oldest_s = self._pool_figures.oldest_eligible_at_s
+        return None if oldest_s is None else max(0.0, self._world.now_s() - oldest_s)
 
     def _ban_statuses(self) -> tuple[BanStatus, ...]:
         now = trio.current_time()

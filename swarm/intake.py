@@ -200,6 +200,12 @@ class Intake:
 
     # --- for the learner -------------------------------------------------------------------
 
+    def staleness_buffered(self) -> int | None:
+        """Steps since the oldest version in what waits to be consumed; None: nothing waits."""
+        waiting = (each.admitted.oldest_version for each in self._kept.values())
+        oldest = min(waiting, default=None)
+        return None if oldest is None else max(0, self.version - oldest)
+
     @property
     def version(self) -> int:
         """Of the learner's policy."""

@@ -147,6 +147,7 @@ class PoolStatistics:
     foreign: int
     foreign_eligible: int
     by_producer: dict[PeerId, int]
+    oldest_eligible_at_s: int | None = None  # when the oldest of these was created
 
 
 class Pool:
@@ -387,9 +388,10 @@ class Pool:
     def statistics(self, now_s: float | None = None) -> PoolStatistics:
         """What is in the pool now."""
         with self._lock:
-            own, eligible = self._db.execute(
-                "SELECT count(*) FILTER (WHERE own), count(*) FILTER"
-                " (WHERE NOT own AND trained_round IS NULL AND expires_at_s > ?) FROM groups",
+            own, eligible, oldest_s = self._db.execute(
+                "SELECT count(*) FILTER (WHERE own), count(*) FILTER (WHERE eligible),"
+                " min(created_at_s) FILTER (WHERE eligible) FROM (SELECT own, created_at_s,"
+                " NOT own AND trained_round IS NULL AND expires_at_s > ? AS eligible FROM groups)",
                 (-1 if now_s is None else now_s,),
             ).fetchone()
             total = self._groups.total()
@@ -400,6 +402,7 @@ class Pool:
                 foreign=total - own,
                 foreign_eligible=eligible,
                 by_producer={PeerId(each): self._groups[each] for each in sorted(self._groups)},
+                oldest_eligible_at_s=oldest_s,
             )
 
     def _mark(self, group_ids: list[GroupId], round_number: int) -> None:

@@ -193,3 +193,4 @@ class StatusSnapshot:
     peers: tuple[PeerStatus, ...] = field(default=())
     bans: tuple[BanStatus, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())  # alarms and hints, most urgent first
+    pool_age_s: float | None = None  # of the oldest foreign group that may still be drawn

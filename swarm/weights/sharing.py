@@ -71,6 +71,17 @@ class Fetched:
     fetched_bytes: int  # what came, that twice included
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What is here of an artifact; of `have`, bit i is chunk i."""
+
+    version: int  # that it leads to
+    chunks: int
+    have: int
+    size_bytes: int
+    complete: bool
+
+
 @dataclass(eq=False, slots=True)
 class _Running:
     version: int
@@ -132,6 +143,16 @@ class Sharing:
                     if broadcast.picker.have >> at & 1
                 )
         return have, total
+
+    def holding(self) -> Holding | None:
+        """The newest version that something is here of; of several artifacts the last begun."""
+        if not self._running:
+            return None
+        newest = max(each.on_behalf for each in self._running.values())
+        broadcast = [each for each in self._running.values() if each.on_behalf == newest][-1]
+        picker, refs = broadcast.broadcast.picker, broadcast.broadcast.refs
+        size_bytes = sum(ref.size_bytes for ref in refs)
+        return Holding(newest, len(refs), picker.have, size_bytes, picker.have == picker.all)
 
     def unfinished(self, version: int) -> tuple[PeerId, ...]:
         """Connected peers that were heard to lack chunks of an artifact that is given on here, and

@@ -215,8 +215,10 @@ def test_statistics_count_what_is_there(pool: Pool) -> None:
     statistics = pool.statistics(NOW_S)
     assert (statistics.groups, statistics.own, statistics.foreign) == (4, 1, 3)
     assert statistics.foreign_eligible == 2
+    assert statistics.oldest_eligible_at_s == CREATED_AT_S
     assert statistics.by_producer == {PRODUCERS[0].peer_id: 1, PRODUCERS[1].peer_id: 3}
     assert pool.statistics(EXPIRES_AT_S).foreign_eligible == 0
+    assert pool.statistics(EXPIRES_AT_S).oldest_eligible_at_s is None
 
 
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:

@@ -1,0 +1,346 @@
+"""A node's telemetry: from its status, its last records and its traffic to one report.
+
+What there is no figure for yet is left out of a report; zero means that it was measured.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.monitor.events import Record
+from node.monitor.records import RoundDone, Started, StatusSnapshot, StepDone, Trouble, WorkDone
+from swarm.control import ReportedWorker
+from swarm.identity import PeerId
+from swarm.messages import ROLLOUTS_PROTOCOL, adverts_topic
+from swarm.telemetry import (
+    CHUNKS_MAX,
+    LABELS_MAX,
+    NOTES_MAX,
+    PEERS_MAX,
+    TEXT_CHARS_MAX,
+    WORKERS_MAX,
+    AlarmReport,
+    Broadcast,
+    NodeReport,
+    PeerTraffic,
+    Role,
+    WorkerRow,
+)
+from swarm.transport.base import TransportCounters
+from swarm.weights.service import Outcome
+from swarm.weights.sharing import Holding
+
+NAME_CHARS_MAX: Final = 80
+PHASE_CHARS_MAX: Final = 40
+OTHERS: Final = "others"  # the label of values that have no place of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is left of the machine."""
+
+    memory_available_bytes: int
+    disk_free_bytes: int | None  # None: where the data directory is cannot be asked
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the transport counted, and who is connected."""
+
+    counters: TransportCounters
+    connected: Sequence[PeerId]
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What only some kinds of node have."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    workers: tuple[WorkerRow, ...] = ()
+    broadcast: Broadcast | None = None
+
+
+def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
+    """Metrics that `status` has as well."""
+    known = {
+        "pool_age_s": snapshot.pool_age_s,
+        "own_reward": snapshot.own_reward,
+        "held_out_ratio": snapshot.held_out_passed,
+    }
+    return {
+        "uptime_s": snapshot.uptime_s,
+        "bytes_in_total": float(snapshot.bytes_in),
+        "bytes_out_total": float(snapshot.bytes_out),
+        "accepted_total": float(snapshot.accepted),
+        "pool_groups": float(snapshot.pool_groups),
+        "pool_foreign_groups": float(snapshot.pool_foreign),
+        "pool_bytes": float(snapshot.pool_bytes),
+        "round": float(snapshot.round),
+        "memory_bytes": float(snapshot.memory_bytes + snapshot.trainer_memory_bytes),
+        **{name: value for name, value in known.items() if value is not None},
+    }
+
+
+def round_metrics(record: RoundDone, snapshot: StatusSnapshot) -> dict[str, float]:
+    """Metrics of a round of SAPO."""
+    return {
+        "round_s": record.generate_s + record.score_s + record.train_s,
+        "policy_version": float(record.policy_version),
+        "local_groups": float(record.local_groups),
+        "external_groups": float(record.external_groups),
+        "external_groups_wanted": float(snapshot.external_groups_wanted),
+        "tokens_per_s": snapshot.tokens_per_s,
+        "generated_tokens_total": float(record.generated_tokens_total),
+        "trained_tokens_total": float(record.trained_tokens_total),
+    }
+
+
+def step_metrics(record: StepDone) -> dict[str, float]:
+    """Metrics of a learner's step."""
+    return {
+        "round": float(record.step),
+        "round_s": record.idle_s + record.train_s,
+        "policy_version": float(record.version),
+        "published_version": float(record.published_version),
+        "own_reward": record.reward,
+        "local_groups": float(record.groups - record.shared_groups),
+        "external_groups": float(record.shared_groups),
+        "trained_tokens_total": float(record.trained_tokens_total),
+        "idle_ratio": _ratio(record.idle_s, record.train_s),
+        "staleness_mean_steps": record.staleness_mean,
+        "staleness_max_steps": float(record.staleness_max),
+    }
+
+
+def work_metrics(record: WorkDone) -> dict[str, float]:
+    """Metrics of a worker's batch."""
+    rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
+    return {
+        "round": float(record.batch),
+        "round_s": record.wait_s + record.generate_s,
+        "policy_version": float(record.policy_version),
+        "published_version": float(record.learner_version),
+        "local_groups": float(record.groups),
+        "tokens_per_s": rate,
+        "generated_tokens_total": float(record.generated_tokens_total),
+        "idle_ratio": _ratio(record.wait_s, record.generate_s),
+    }
+
+
+def _ratio(waited_s: float, worked_s: float) -> float:
+    whole_s = waited_s + worked_s
+    return waited_s / whole_s if whole_s > 0 else 0.0
+
+
+def outcome_metrics(outcome: Outcome) -> dict[str, float]:
+    """Metrics of a version that was fetched and serves."""
+    applied = outcome.applied
+    metrics = {"broadcast_s": applied.fetch_s + applied.patch_s, "paused_s": applied.paused_s}
+    if outcome.bound_s:
+        metrics["broadcast_bound_ratio"] = applied.fetch_s / outcome.bound_s
+    return metrics
+
+
+def bounded(values: Mapping[str, float]) -> dict[str, float]:
+    """At most `LABELS_MAX` of them, the largest; the rest in one sum."""
+    if len(values) <= LABELS_MAX:
+        return {name[:NAME_CHARS_MAX]: value for name, value in values.items()}
+    ordered = sorted(values.items(), key=lambda item: (-item[1], item[0]))
+    kept = {name[:NAME_CHARS_MAX]: value for name, value in ordered[: LABELS_MAX - 1]}
+    return kept | {OTHERS: sum(value for _, value in ordered[LABELS_MAX - 1 :])}
+
+
+def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, ...]:
+    """Connected peers, and those of whom something is known, the most traffic first."""
+    accounts = {each.peer_id: each for each in snapshot.peers}
+    connected = {str(each) for each in traffic.connected}
+    by_peer = traffic.counters.by_peer
+    busiest = {str(peer) for peer, _ in by_peer.busiest(PEERS_MAX)}
+    rows = []
+    for name in accounts.keys() | connected | busiest:
+        counted, account = by_peer.of(PeerId(name)), accounts.get(name)
+        rows.append(
+            PeerTraffic(
+                peer_id=name,
+                bytes_in=counted.bytes_in,
+                bytes_out=counted.bytes_out,
+                groups_accepted=account.groups_accepted if account else 0,
+                groups_trained=account.groups_trained if account else 0,
+                rejected=sum(account.rejected.values()) if account else 0,
+                connected=name in connected,
+            )
+        )
+    rows.sort(key=lambda row: (not row.connected, -row.bytes_in - row.bytes_out, row.peer_id))
+    return tuple(rows[:PEERS_MAX])
+
+
+def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[WorkerRow, ...]:
+    """A learner's workers as it measured them."""
+    rows = [
+        WorkerRow(
+            name=each.peer[-12:],
+            peer_id=each.peer,
+            phase=_phase(each),
+            version=each.version,
+            groups_per_s=each.groups_per_s,
+            admitted=each.admitted,
+            refused=each.refused,
+            leased=each.leased,
+            heard_s=each.heard_s,
+        )
+        for each in workers
+    ]
+    return tuple(rows[:WORKERS_MAX])
+
+
+def _phase(worker: ReportedWorker) -> str:
+    if not worker.connected:
+        return "gone"
+    if worker.standing_by:
+        return "standing by"
+    return "working" if worker.leased else "idle"
+
+
+def broadcast_row(holding: Holding | None) -> Broadcast | None:
+    """A version on its way, or here."""
+    if holding is None or holding.chunks == 0:
+        return None
+    return Broadcast(
+        version=holding.version,
+        chunks=holding.chunks,
+        have=bitfield(holding.have, holding.chunks),
+        size_bytes=holding.size_bytes,
+        complete=holding.complete,
+    )
+
+
+def bitfield(have: int, chunks: int) -> str:
+    """Hex, the first chunk's bit first. `have`: bit i is chunk i. Over `CHUNKS_MAX` chunks each
+    bit stands for as many as needed, and is set where all of them are here."""
+    each = -(-chunks // CHUNKS_MAX)
+    if each > 1:
+        whole = (1 << each) - 1
+        starts = range(0, chunks, each)
+        marks = [have >> at & whole == whole >> max(0, at + each - chunks) for at in starts]
+    else:
+        marks = [bool(have >> at & 1) for at in range(chunks)]
+    digits = []
+    for at in range(0, len(marks), 4):
+        nibble = marks[at : at + 4]
+        digits.append(f"{sum(8 >> i for i, mark in enumerate(nibble) if mark):x}")
+    return "".join(digits)
+
+
+class Reporter:
+    """Makes the reports of one process. It keeps what records said last."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        run_id: str,
+        role: Role,
+        agent: str,
+        *,
+        instance: str,
+        interval_s: float,
+    ) -> None:
+        """`instance`: another at each start, at most 32 characters."""
+        self._peer_id = peer_id
+        self._run_id = run_id
+        self._role: Role = role
+        self._agent = agent
+        self._interval_s = interval_s
+        self.instance = instance
+        self._sequence = 0
+        self._errors = 0
+        self._round: RoundDone | None = None
+        self._step: StepDone | None = None
+        self._work: WorkDone | None = None
+        self._outcome: Outcome | None = None
+        self._saved_bytes = 0
+
+    def note(self, record: Record) -> None:
+        """Something has happened."""
+        match record:
+            case Started():  # from a checkpoint, perhaps of before what was noted
+                self._round, self._step = None, None
+            case RoundDone():
+                self._round = record
+            case StepDone():
+                self._step = record
+            case WorkDone():
+                self._work = record
+            case Trouble():
+                self._errors += 1
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """A version was fetched, or not."""
+        self._saved_bytes += outcome.applied.bytes_saved
+        if outcome.applied.failure is None:
+            self._outcome = outcome
+
+    def make(
+        self,
+        snapshot: StatusSnapshot,
+        traffic: Traffic,
+        machine: Machine,
+        extras: Extras,
+        *,
+        now_s: float,
+        dropped: int,
+        alarms: tuple[AlarmReport, ...] = (),
+    ) -> NodeReport:
+        """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
+        self._sequence += 1
+        metrics = self._metrics(snapshot, traffic, machine)
+        metrics["telemetry_dropped_total"] = float(dropped)
+        protocols = snapshot.bytes_by_protocol
+        labelled = {
+            "protocol_bytes_in_total": {name: float(each[0]) for name, each in protocols.items()},
+            "protocol_bytes_out_total": {name: float(each[1]) for name, each in protocols.items()},
+            "rejected_total": {name: float(each) for name, each in snapshot.rejected.items()},
+            **extras.labelled,
+        }
+        return NodeReport(
+            peer_id=self._peer_id,
+            run_id=self._run_id,
+            role=self._role,
+            agent=self._agent[:NAME_CHARS_MAX],
+            instance=self.instance,
+            sequence=self._sequence,
+            sent_at_s=now_s,
+            interval_s=self._interval_s,
+            phase=snapshot.phase[:PHASE_CHARS_MAX],
+            metrics=metrics | dict(extras.metrics),
+            labelled={name: bounded(values) for name, values in labelled.items() if values},
+            peers=peer_rows(snapshot, traffic),
+            workers=extras.workers,
+            broadcast=extras.broadcast,
+            alarms=alarms,
+            notes=tuple(each[:TEXT_CHARS_MAX] for each in snapshot.notes[:NOTES_MAX]),
+        )
+
+    def _metrics(
+        self, snapshot: StatusSnapshot, traffic: Traffic, machine: Machine
+    ) -> dict[str, float]:
+        counters = traffic.counters
+        metrics = status_metrics(snapshot) | {
+            "peers": float(len(traffic.connected)),
+            "adverts_in_total": float(counters.messages_in[adverts_topic(self._run_id)]),
+            "fetches_total": float(counters.messages_out[ROLLOUTS_PROTOCOL]),
+            "errors_total": float(self._errors),
+            "memory_available_bytes": float(machine.memory_available_bytes),
+        }
+        if machine.disk_free_bytes is not None:
+            metrics["disk_free_bytes"] = float(machine.disk_free_bytes)
+        if self._round is not None:
+            metrics |= round_metrics(self._round, snapshot)
+        if self._step is not None:
+            metrics |= step_metrics(self._step)
+        if self._work is not None:
+            metrics |= work_metrics(self._work)
+        if self._outcome is not None:
+            metrics |= outcome_metrics(self._outcome)
+            metrics["saved_bytes_total"] = float(self._saved_bytes)
+        return metrics

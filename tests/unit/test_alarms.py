@@ -1,0 +1,206 @@
+"""Each alarm: that it fires when it should, and does not where all is well."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from node.monitor.alarms import (
+    CHECKS,
+    DISK_CRITICAL_BYTES,
+    DISK_FREE_BYTES_MIN,
+    DOMINATED_GROUPS_MIN,
+    FUTURE_REJECTS_MIN,
+    HISTORY_S,
+    MEMORY_BYTES_MIN,
+    PATIENCE_S,
+    REJECTS_MIN,
+    alarms_of,
+)
+from swarm.telemetry import ADVICE, ALARMS_MAX, Alarm, NodeReport, PeerTraffic, WorkerRow
+
+At = Callable[[int], dict[str, Any]]
+
+
+def history(at: At, count: int = 10, **fields: Any) -> list[NodeReport]:
+    """Reports every ten seconds; `at` gives the fields of each."""
+    common: dict[str, Any] = {
+        "peer_id": "p",
+        "run_id": "r",
+        "role": "node",
+        "instance": "i",
+        "interval_s": 10.0,
+    }
+    return [
+        NodeReport(**(common | {"sequence": i, "sent_at_s": 10.0 * i} | fields | at(i)))
+        for i in range(count)
+    ]
+
+
+def kinds(reports: Sequence[NodeReport]) -> set[Alarm]:
+    return {each.kind for each in alarms_of(reports)}
+
+
+def node(**metrics: Callable[[int], float] | float) -> At:
+    """A node whose metrics are these; by default one that shares well."""
+    usual: dict[str, Any] = {
+        "peers": 3,
+        "round": lambda i: i,
+        "accepted_total": lambda i: 2 * i,
+        "external_groups": 4,
+        "external_groups_wanted": 4,
+        "disk_free_bytes": DISK_FREE_BYTES_MIN,
+        "memory_available_bytes": MEMORY_BYTES_MIN,
+    }
+
+    def at(i: int) -> dict[str, Any]:
+        values = {n: v(i) if callable(v) else v for n, v in (usual | metrics).items()}
+        return {"metrics": {name: float(value) for name, value in values.items()}}
+
+    return at
+
+
+def learner(version: Callable[[int], int] | None = None, **metrics: float) -> At:
+    """A learner with three workers; `version`: of one of them."""
+    usual = {
+        "idle_ratio": 0.1,
+        "staleness_mean_steps": 1.5,
+        "staleness_bound_steps": 4.0,
+        "queued_staleness_max_steps": 3.0,
+    }
+
+    def at(i: int) -> dict[str, Any]:
+        newest = 10 + i
+        versions = [newest, newest - 1, newest if version is None else version(newest)]
+        return {
+            "metrics": usual
+            | {"round": float(i), "published_version": float(newest)}
+            | {name: float(value) for name, value in metrics.items()},
+            "workers": tuple(
+                WorkerRow(name=f"w{n}", phase="working", version=v, admitted=5 * i)
+                for n, v in enumerate(versions)
+            ),
+        }
+
+    return at
+
+
+def shares(*rises: int) -> At:
+    """Peers of whom so many groups are trained on in each interval."""
+
+    def at(i: int) -> dict[str, Any]:
+        peers = tuple(
+            PeerTraffic(peer_id=f"p{n}", groups_trained=i * rise) for n, rise in enumerate(rises)
+        )
+        return node()(i) | {"peers": peers}
+
+    return at
+
+
+def works(*rises: int) -> At:
+    """Workers of whom so many groups are admitted in each interval."""
+
+    def at(i: int) -> dict[str, Any]:
+        workers = tuple(
+            WorkerRow(name=f"w{n}", peer_id=f"w{n}", phase="idle", version=10 + i, admitted=i * r)
+            for n, r in enumerate(rises)
+        )
+        return learner()(i) | {"workers": workers}
+
+    return at
+
+
+def rejects(reason: str, each: float, accepted: float = 0.0) -> At:
+    def at(i: int) -> dict[str, Any]:
+        fields = node(accepted_total=accepted * i + i)(i)
+        return fields | {"labelled": {"rejected_total": {reason: each * i, "expired": 7.0}}}
+
+    return at
+
+
+LEARNER = {"role": "learner"}
+FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
+    (Alarm.NOT_SHARING, node(accepted_total=9), {}),
+    (Alarm.NO_FOREIGN, node(external_groups=0), {}),
+    (Alarm.LEARNER_STARVING, learner(idle_ratio=0.6), LEARNER),
+    (Alarm.STALENESS_NEAR_BOUND, learner(staleness_mean_steps=3.3), LEARNER),
+    (Alarm.STALENESS_NEAR_BOUND, learner(queued_staleness_max_steps=5), LEARNER),
+    (Alarm.ONE_PRODUCER, shares(10, 1, 0), {}),
+    (Alarm.ONE_PRODUCER, works(10, 1, 0), LEARNER),
+    (Alarm.REJECT_STORM, rejects("malformed", REJECTS_MIN / 5), {}),
+    (Alarm.DISK_LOW, node(disk_free_bytes=DISK_FREE_BYTES_MIN - 1), {}),
+    (Alarm.MEMORY_LOW, node(memory_available_bytes=MEMORY_BYTES_MIN - 1), {}),
+    (Alarm.CLOCK_SKEW, rejects("future", FUTURE_REJECTS_MIN / 9), {}),
+    (Alarm.VERSION_SPLIT, learner(version=lambda newest: newest - 5), LEARNER),
+]
+QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
+    (Alarm.NOT_SHARING, node(), {}),
+    (Alarm.NOT_SHARING, node(accepted_total=9, peers=lambda i: min(i, 1)), {}),  # just came
+    (Alarm.NOT_SHARING, node(accepted_total=9, round=3), {}),  # nobody has made a round
+    (Alarm.NOT_SHARING, node(accepted_total=9, external_groups_wanted=0), {}),
+    (Alarm.NO_FOREIGN, node(external_groups=lambda i: int(i == 4)), {}),
+    (Alarm.NO_FOREIGN, node(external_groups=0, external_groups_wanted=0), {}),
+    (Alarm.NO_FOREIGN, node(external_groups=0, round=lambda i: i // 5), {}),
+    (Alarm.LEARNER_STARVING, learner(), LEARNER),
+    (Alarm.LEARNER_STARVING, learner(idle_ratio=0.9), {"role": "worker"}),
+    (Alarm.STALENESS_NEAR_BOUND, learner(), LEARNER),
+    (Alarm.STALENESS_NEAR_BOUND, learner(staleness_bound_steps=0), LEARNER),
+    (Alarm.ONE_PRODUCER, shares(10, 9, 9), {}),
+    (Alarm.ONE_PRODUCER, shares(10, 1), {}),  # of two, one always does
+    (Alarm.ONE_PRODUCER, shares((DOMINATED_GROUPS_MIN - 1) // 9, 0, 0), {}),
+    (Alarm.ONE_PRODUCER, works(3, 3, 3), LEARNER),
+    (Alarm.REJECT_STORM, rejects("malformed", 1), {}),
+    (Alarm.REJECT_STORM, rejects("malformed", 10, accepted=10), {}),
+    (Alarm.DISK_LOW, node(), {}),
+    (Alarm.MEMORY_LOW, node(), {}),
+    (Alarm.CLOCK_SKEW, rejects("expired", 5), {}),
+    (Alarm.VERSION_SPLIT, learner(), LEARNER),
+    (Alarm.VERSION_SPLIT, learner(version=lambda v: 0 if v == 12 else v), LEARNER),
+]
+
+
+@pytest.mark.parametrize(("alarm", "at", "fields"), FIRES, ids=[str(f[0]) for f in FIRES])
+def test_an_alarm_fires(alarm: Alarm, at: At, fields: dict[str, Any]) -> None:
+    found = [each for each in alarms_of(history(at, **fields)) if each.kind is alarm]
+    assert len(found) == 1
+    assert found[0].text
+    assert found[0].advice == ADVICE[alarm]
+
+
+@pytest.mark.parametrize(("alarm", "at", "fields"), QUIET, ids=[str(q[0]) for q in QUIET])
+def test_an_alarm_is_quiet_where_all_is_well(alarm: Alarm, at: At, fields: dict[str, Any]) -> None:
+    assert alarm not in kinds(history(at, **fields))
+
+
+def test_each_alarm_is_looked_for_and_tested() -> None:
+    assert set(CHECKS) == set(Alarm) == {each[0] for each in FIRES} == {each[0] for each in QUIET}
+    assert len(Alarm) <= ALARMS_MAX
+
+
+def test_a_healthy_node_and_a_healthy_learner_have_no_alarm() -> None:
+    assert alarms_of(history(node())) == ()
+    assert alarms_of(history(learner(), **LEARNER)) == ()
+    assert alarms_of([]) == ()
+    assert alarms_of(history(lambda i: {"metrics": {}}, 1)) == ()  # it has just begun
+
+
+def test_critical_ones_come_first() -> None:
+    low = history(node(memory_available_bytes=MEMORY_BYTES_MIN - 1, disk_free_bytes=0))
+    assert [each.level for each in alarms_of(low)] == ["critical", "warning"]
+    assert alarms_of(low)[0].kind is Alarm.DISK_LOW
+    assert DISK_CRITICAL_BYTES < DISK_FREE_BYTES_MIN
+
+
+def test_what_is_long_past_or_of_another_process_does_not_count() -> None:
+    storm = history(rejects("malformed", REJECTS_MIN), 4)
+    assert Alarm.REJECT_STORM in kinds(storm)
+    late = storm[-1].model_copy(update={"sent_at_s": storm[-1].sent_at_s + HISTORY_S + 1})
+    assert Alarm.REJECT_STORM not in kinds([*storm, late])
+    again = storm[-1].model_copy(update={"instance": "j"})
+    assert Alarm.REJECT_STORM not in kinds([*storm[:-1], again])
+
+
+def test_passing_states_are_given_time() -> None:
+    soon = int(PATIENCE_S / 10)
+    assert Alarm.NOT_SHARING not in kinds(history(node(accepted_total=9), soon))
+    assert Alarm.NOT_SHARING in kinds(history(node(accepted_total=9), soon + 1))
