@@ -124,10 +124,18 @@ want_chromium() {
   apt_install chromium || say "chromium is not installed: tests of the web page will not run"
 }
 
+# Tests with a real MQTT broker start one of their own. They are counted as not run without.
+want_mosquitto() {
+  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then return; fi
+  if PATH="$PATH:/usr/sbin" command -v mosquitto >/dev/null; then return; fi
+  apt_install mosquitto || say "mosquitto is not installed: tests with a broker will not run"
+}
+
 python=$(find_python)
 require_tools
 want_nft
 want_chromium
+want_mosquitto
 started=$SECONDS
 say "Installing into .venv with $("$python" --version) (once; a few minutes)"
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 
 from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
+from tests.brokers import no_mosquitto
 from tests.support import script
 
 # A busy machine is no failure, and one commit gives one result. `--hypothesis-profile=explore`
@@ -56,6 +57,7 @@ NEEDS = {
     "sky": _no_sky,
     "netns": missing,
     "nat": missing_for_homes,
+    "broker": no_mosquitto,
 }
 
 

@@ -38,6 +38,11 @@ VIOLATIONS = {
         ("node/planted.py", "import uvicorn"),
         ("coordinator/planted.py", "from starlette.applications import Starlette"),
     ],
+    "aiomqtt, paho and asyncio are imported in swarm.mqtt alone": [
+        ("swarm/planted.py", "import aiomqtt"),
+        ("node/planted.py", "import asyncio"),
+        ("coordinator/planted.py", "from paho.mqtt import client"),
+    ],
     "zstandard is imported in swarm.weights.streams alone": [
         ("swarm/planted.py", "import zstandard"),
         ("swarm/weights/planted.py", "from zstandard import ZstdCompressor"),

@@ -1,0 +1,298 @@
+"""Reports over a real broker: delivered, signed off, and counted where they are lost."""
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from swarm.brokers import Broker
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.mqtt import (
+    PACKET_BYTES_MAX,
+    PUBLISH_QUEUE_MAX,
+    Incoming,
+    Outgoing,
+    Publisher,
+    Subscriber,
+    _Queue,
+)
+from swarm.telemetry import NodeReport, Status, Topic, encode_report, encode_status
+from swarm.watching import Gone, Watch
+from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
+from tests.support import run
+
+NODE = Identity(b"n" * 32)
+RUN = "demo-0123456789ab"
+TOPICS = ("swarm/+/+/report", "swarm/+/+/status")
+BOUND_S = 30.0
+
+pytestmark = pytest.mark.integration
+broker_test = pytest.mark.broker
+
+
+def report(sequence: int, **metrics: float) -> Outgoing:
+    made = NodeReport(
+        peer_id=NODE.peer_id,
+        run_id=RUN,
+        role="node",
+        instance="i",
+        sequence=sequence,
+        sent_at_s=100.0 + sequence,
+        interval_s=60.0,
+        metrics=metrics,
+    )
+    return Outgoing(str(Topic(RUN, NODE.peer_id, "report")), encode_report(made, NODE))
+
+
+def status(connection: int, *, online: bool) -> Outgoing:
+    said = Status(run_id=RUN, instance="i", connection=connection, online=online)
+    return Outgoing(str(Topic(RUN, NODE.peer_id, "status")), encode_status(said, NODE), qos=1)
+
+
+CHILD = """
+import sys, trio
+from swarm.brokers import Broker
+from tests.integration.test_mqtt import publisher, report
+sending = publisher(Broker.parse(sys.argv[1]))
+sending.put(report(1))
+trio.run(sending.run)
+"""
+
+
+def publisher(broker: Broker, **options: Any) -> Publisher:
+    return Publisher(
+        broker,
+        lambda connection: status(connection, online=True),
+        lambda connection: status(connection, online=False),
+        Random(1),
+        **options,
+    )
+
+
+def at(mosquitto: Mosquitto, scheme: str = "mqtt", **options: Any) -> Broker:
+    user = f"{USER}@" if "password" in options else ""
+    return Broker.parse(f"{scheme}://{user}127.0.0.1:{mosquitto.port}", **options)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    with trio.fail_after(BOUND_S):
+        while not condition():  # noqa: ASYNC110  threads of libraries announce nothing
+            await trio.sleep(0.01)
+
+
+class Seen:
+    """A watch, and what it was fed with."""
+
+    def __init__(self) -> None:
+        self.watch = Watch()
+        self.messages: list[Incoming] = []
+
+    def take(self, message: Incoming) -> None:
+        self.messages.append(message)
+        self.watch.take(message.topic, message.payload, 100.0, retained=message.retained)
+
+    @property
+    def sequence(self) -> int:
+        view = self.watch.node(NODE.peer_id, 100.0)
+        return -1 if view is None else view.report.sequence
+
+    @property
+    def gone(self) -> Gone | None:
+        view = self.watch.node(NODE.peer_id, 100.0)
+        assert view is not None
+        return view.gone
+
+
+@contextmanager
+def leaving(nursery: trio.Nursery) -> Iterator[None]:
+    yield
+    nursery.cancel_scope.cancel()
+
+
+@broker_test
+def test_what_is_published_is_heard_and_kept_for_who_comes_later(tmp_path: Path) -> None:
+    async def body(broker: Broker) -> None:
+        sending, first, later = publisher(broker), Seen(), Seen()
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                nursery.start_soon(Subscriber(broker, TOPICS, Random(2)).listen, first.take)
+                nursery.start_soon(sending.run)
+                for sequence in range(5):
+                    sending.put(report(sequence))
+                await until(lambda: first.sequence == 4 and first.watch.taken == 5)
+                assert (first.watch.lost, sending.dropped) == (0, 0)
+                nursery.start_soon(Subscriber(broker, TOPICS, Random(3)).listen, later.take)
+                await until(lambda: later.sequence == 4)
+                assert later.watch.taken == 1
+                assert all(message.retained for message in later.messages)
+                assert first.gone is None
+
+    with open_mosquitto(tmp_path) as mosquitto:
+        run(body, at(mosquitto))
+
+
+@broker_test
+def test_who_leaves_says_so_and_who_is_killed_is_said_to_be_gone(tmp_path: Path) -> None:
+    """The first by itself, the second by its will at the broker."""
+
+    async def body(broker: Broker) -> None:
+        seen = Seen()
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                nursery.start_soon(Subscriber(broker, TOPICS, Random(2)).listen, seen.take)
+                async with trio.open_nursery() as node:
+                    with leaving(node):
+                        sending = publisher(broker)
+                        node.start_soon(sending.run)
+                        sending.put(report(0))
+                        await until(lambda: seen.sequence == 0)
+                await until(lambda: seen.gone is Gone.OFFLINE)
+                words = [sys.executable, "-c", CHILD, str(broker)]
+                child = await trio.lowlevel.open_process(words)
+                try:
+                    await until(lambda: seen.sequence == 1)
+                    assert seen.gone is None
+                finally:
+                    child.kill()
+                    await child.wait()
+                await until(lambda: seen.gone is Gone.OFFLINE)
+
+    with open_mosquitto(tmp_path) as mosquitto:
+        run(body, at(mosquitto))
+
+
+@broker_test
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_broker_that_is_killed_costs_what_is_counted(tmp_path: Path, *, secured: bool) -> None:
+    async def body(mosquitto: Mosquitto, broker: Broker) -> None:
+        seen, sending = Seen(), publisher(broker, queue_max=8)
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                subscriber = Subscriber(broker, TOPICS, Random(2))
+                nursery.start_soon(subscriber.listen, seen.take)
+                nursery.start_soon(sending.run)
+                sending.put(report(0))
+                await until(lambda: seen.sequence == 0)
+                mosquitto.kill()
+                await until(lambda: not sending.connected and not subscriber.connected)
+                for sequence in range(1, 101):
+                    sending.put(report(sequence))
+                assert sending.dropped == 100 - 8
+                await trio.to_thread.run_sync(mosquitto.start)
+                await until(lambda: sending.connected and subscriber.connected)
+                sending.put(report(101))
+                await until(lambda: seen.sequence == 101)
+                await until(lambda: sending.published + sending.dropped == 102)
+                # What the subscriber missed is either dropped here, or came to the broker before
+                # the subscriber was back; the gaps tell of both.
+                assert seen.watch.taken + seen.watch.lost == 102
+                assert seen.watch.lost >= sending.dropped
+
+    with open_mosquitto(tmp_path, tls=secured, users=secured) as mosquitto:
+        options = {"password": PASSWORD, "ca_file": tmp_path / "ca.pem"} if secured else {}
+        run(body, mosquitto, at(mosquitto, "mqtts" if secured else "mqtt", **options))
+
+
+# paho leaves the socket of a handshake that failed to the garbage collector
+@pytest.mark.filterwarnings("ignore:.*SSLSocket:pytest.PytestUnraisableExceptionWarning")
+@broker_test
+@pytest.mark.parametrize("wrong", ["password", "nobody", "certificate", "plain"])
+def test_a_broker_that_does_not_let_us_in_is_told_of(tmp_path: Path, wrong: str) -> None:
+    async def body(broker: Broker) -> None:
+        sending = publisher(broker)
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                nursery.start_soon(sending.run)
+                sending.put(report(0))
+                await until(lambda: sending.failure)
+                assert not sending.connected
+                assert sending.published == 0
+                assert "hush" not in sending.failure
+
+    with open_mosquitto(tmp_path / "broker", tls=True, users=True) as mosquitto:
+        right = at(mosquitto, "mqtts", password=PASSWORD, ca_file=tmp_path / "broker" / "ca.pem")
+        others = {
+            "password": replace(right, password="hush"),
+            "nobody": replace(right, user=None, password=None),
+            "certificate": replace(right, ca_file=None),
+            "plain": replace(right, tls=False),
+        }
+        run(body, others[wrong])
+
+
+@broker_test
+def test_a_huge_payload_does_not_reach_us(tmp_path: Path) -> None:
+    async def body(broker: Broker) -> None:
+        seen, sending = Seen(), publisher(broker)
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                nursery.start_soon(Subscriber(broker, TOPICS, Random(2)).listen, seen.take)
+                nursery.start_soon(sending.run)
+                sending.put(replace(report(0), payload=b"x" * (2 * PACKET_BYTES_MAX)))
+                sending.put(report(1))
+                await until(lambda: seen.sequence == 1)
+                assert max(len(message.payload) for message in seen.messages) < 10_000
+
+    with open_mosquitto(tmp_path) as mosquitto:
+        run(body, at(mosquitto))
+
+
+def test_a_broker_that_is_not_there_costs_a_counter_and_no_wait() -> None:
+    async def body() -> None:
+        sending = publisher(Broker.parse(f"mqtt://127.0.0.1:{free_port()}"))
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                nursery.start_soon(sending.run)
+                await until(lambda: sending.failure)
+                for sequence in range(10_000):
+                    sending.put(Outgoing("t", b"%d" % sequence))
+                assert sending.dropped == 10_000 - PUBLISH_QUEUE_MAX
+
+    run(body)
+
+
+def test_a_broker_that_never_answers_holds_nothing_up() -> None:
+    """It accepts connections, and that is all that it does. To leave takes a bounded time."""
+
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            sending = publisher(Broker.parse(f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))
+            async with trio.open_nursery() as nursery:
+                with leaving(nursery):
+                    nursery.start_soon(sending.run)
+                    await until(lambda: sending.connections == 1)
+                    for sequence in range(100):
+                        sending.put(Outgoing("t", b"%d" % sequence))
+                    assert sending.dropped == 100 - PUBLISH_QUEUE_MAX
+            assert not sending.connected
+
+    run(body)
+
+
+def test_a_file_of_certificates_must_hold_some(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("nothing")
+    with pytest.raises(ConfigError, match=r"ca\.pem"):
+        publisher(Broker.parse("mqtts://h", ca_file=file))
+
+
+def test_a_queue_gives_up_the_oldest_by_count_and_by_bytes() -> None:
+    by_count: _Queue[Outgoing] = _Queue(3, 1_000)
+    by_bytes: _Queue[Outgoing] = _Queue(100, 10)
+    for number in range(5):
+        for queue in (by_count, by_bytes):
+            queue.put(Outgoing(str(number), b"four"))
+    for queue, kept in ((by_count, "234"), (by_bytes, "34")):
+        assert queue.dropped == 5 - len(kept)
+        assert [queue.take().topic for _ in kept] == list(kept)  # type: ignore[union-attr]
+        assert queue.take() is None
+        queue.put(Outgoing("again", b"ten bytes!"))
+        assert queue.take() is not None
