@@ -99,10 +99,15 @@ async def two_ranks(
 
 
 async def one_round(trainer) -> tuple[tuple, TrainReport]:
-    [completions] = await trainer.generate(["1+1="], 4, SAMPLING, 3)
+    [sampled] = await trainer.generate(["1+1="], 4, SAMPLING, 3)
+    # M2PO asks which way each token moved; of tokens that did not move, rounding would decide
+    completions = tuple(
+        replace(each, logprobs=tuple(p - 0.05 * (-1) ** at for at, p in enumerate(each.logprobs)))
+        for each in sampled
+    )
     group = TrainingGroup("1+1=", completions, ADVANTAGES, own_tokens=True)
     stale = TrainingGroup("12/4=", completions, ADVANTAGES[::-1], own_tokens=True)
-    return completions, await trainer.train([group, stale])
+    return sampled, await trainer.train([group, stale])
 
 
 async def same_round(left, right) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
 from node.weights import POLICIES, STORE
+from swarm.identity import Identity
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until
 from tests.weights_files import tree, write_model
 
@@ -71,6 +72,12 @@ class Command:
     def chunks(self) -> set[str]:
         """Hashes of the chunks on its disk."""
         return {path.name for path in (self.directory / STORE).glob("chunks/*/*")}
+
+    def knows(self, other: "Command") -> bool:
+        """Whether it has saved the other's address, or is the other."""
+        peer = Identity.load(other.directory / "identity.pem").peer_id
+        book = self.directory / "addresses.json"
+        return self is other or (book.exists() and peer in book.read_text())
 
     def version(self, number: int) -> dict[str, bytes]:
         """The files of a version."""
@@ -198,21 +205,28 @@ def _chunk_files(command: Command) -> list[Path]:
 
 
 def test_peers_that_together_hold_every_chunk_finish_without_the_publisher(
-    transfers: Transfers, models: dict[int, Path]
+    transfers: Transfers, models: dict[int, Path], tmp_path: Path
 ) -> None:
-    publisher = transfers.publish(models[1])
-    every = publisher.chunks()
+    source = shutil.copytree(models[1], tmp_path / "source")
+    write_model(tmp_path / "other", 3, size=4 * WEIGHTS)  # no step of the first: fetched as a whole
+    publisher = transfers.publish(source, "--follow")
     fetchers = [transfers.fetch(name, "--follow") for name in ("one", "two", "three")]
-
-    def together() -> bool:
-        found = [fetcher.chunks() for fetcher in fetchers]
-        return all(found) and set().union(*found) >= every  # all three have joined, too
-
-    until(together)
-    publisher.kill()
     for fetcher in fetchers:
         fetcher.summary(1)
-        assert fetcher.version(1) == tree(models[1])
+    until(lambda: all(each.knows(other) for each in fetchers for other in fetchers))
+    before = publisher.chunks()
+    replace(source, tmp_path / "other")
+    needed = int(publisher.until_says("version 2").split("delta_bytes ")[1].split()[0])
+
+    def held_bytes() -> int:
+        sizes = {path.name: path.stat().st_size for each in fetchers for path in _chunk_files(each)}
+        return sum(size for name, size in sizes.items() if name not in before)
+
+    until(lambda: held_bytes() >= needed)
+    publisher.kill()
+    for fetcher in fetchers:
+        fetcher.summary(2)
+        assert fetcher.version(2) == tree(tmp_path / "other")
 
 
 def test_a_disk_that_is_full_is_one_line_and_the_old_version_stays(
