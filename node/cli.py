@@ -58,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     _add_keygen(commands)
     _add_status(commands)
+    _add_top(commands)
     _add_eval(commands)
     _add_report(commands)
     _add_prepare(commands)
@@ -172,6 +173,21 @@ def _add_status(commands: Any) -> None:
     status.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
     status.set_defaults(run_command=_status)
+
+
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="a running node, or a whole swarm, drawn anew each second",
+        description="q or Ctrl-C leaves. Without a terminal it prints once. A broker's password "
+        "comes from SWARM_NODE_TELEMETRY_PASSWORD.",
+    )
+    top.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+    top.add_argument(
+        "--broker", metavar="URL", help="all nodes that report to mqtt[s]://[user@]host:port"
+    )
+    top.add_argument("--broker-ca", type=Path, metavar="FILE", help="certificates it is known by")
+    top.set_defaults(run_command=_top)
 
 
 def _add_eval(commands: Any) -> None:
@@ -350,6 +366,21 @@ def _status(options: argparse.Namespace) -> int:
     snapshot = fetch_status(options.data_dir)
     _say(snapshot_json(snapshot) if options.json else render_status(snapshot))
     return EXIT_OK
+
+
+def _top(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from node.monitor.top import look_at, top
+    from swarm.brokers import Broker
+
+    broker = None
+    if options.broker is not None:
+        password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+        broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
+    elif options.broker_ca is not None:
+        raise ConfigError("--broker-ca: of use with --broker mqtts://… alone")
+    return top(look_at(options.data_dir, broker), Console())
 
 
 def _eval(options: argparse.Namespace) -> int:

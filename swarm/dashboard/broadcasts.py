@@ -31,6 +31,7 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
     behind = [node for node, broadcast in reported if broadcast.version < version]
     width = cells_of(chunks)
     shares |= {node.report.peer_id: [0.0] * width for node in behind}
+    together = [sum(column) / len(shares) for column in zip(*shares.values(), strict=True)]
     rows = sorted(shares.items(), key=lambda item: (sum(item[1]), item[0]))
     return {
         "version": version,
@@ -39,7 +40,8 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
         "complete": sum(broadcast.complete for _, broadcast in at_it),
         "nodes": len(shares),
         "behind": len(behind),
-        "swarm": levels([sum(c) / len(shares) for c in zip(*shares.values(), strict=True)]),
+        "swarm": levels(together),
+        "share": short(_mean(together)),
         "rows": [[peer, short(_mean(cells)), levels(cells)] for peer, cells in rows[:ROWS_MAX]],
         "left_out": max(0, len(rows) - ROWS_MAX),
         **_took(present),

@@ -18,6 +18,7 @@ SURFACE = {
     "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
+    "top": "--broker --broker-ca --data-dir",
     "eval": "--data-dir --model --run --threads",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",

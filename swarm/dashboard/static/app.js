@@ -231,13 +231,9 @@ function broadcast(data) {
   broadcast.drawn = wanted;
   const rows = data.complete === data.nodes ? [] : data.rows;
   $("broadcast-rows").replaceChildren(
-    piece("swarm", "all nodes", data.swarm, mean(data.swarm)),
+    piece("swarm", "all nodes", data.swarm, data.share),
     ...rows.map(([peer, share, cells]) => piece("", short(peer), cells, share)),
     ...(data.left_out && rows.length ? [h("p", { class: "soft" }, `and ${plural(data.left_out, "node")} that miss less`)] : []));
-}
-
-function mean(cells) {
-  return [...cells].reduce((sum, cell) => sum + Number(cell) / 9, 0) / (cells.length || 1);
 }
 
 function piece(kind, name, cells, share) {
@@ -271,8 +267,8 @@ function capacity(data) {
 
 function compared(name, predicted, measured, most, bound, write) {
   const row = (kind, value) => {
-    const bar = h("div", { class: "fill" });
-    bar.style.width = `${missing(value) ? 0 : Math.min(100, (100 * value) / most)}%`;
+    const bar = h("div", { class: "fill", hidden: missing(value) });
+    bar.style.width = `${Math.min(100, (100 * value) / most)}%`;
     const track = h("div", { class: "track", "aria-hidden": "true" }, bar);
     if (!missing(bound)) {
       const line = h("div", { class: "bound" });

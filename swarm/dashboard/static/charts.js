@@ -60,7 +60,7 @@ export class Chart {
   draw() {
     const width = this.place.clientWidth, height = this.place.clientHeight;
     const values = this.data ? this.values() : [];
-    const empty = this.count < 2 || values.length < 2 || width < LEFT + 20;
+    const empty = this.count < 2 || this.data.t[0] === this.data.t[this.count - 1] || values.length < 2 || width < LEFT + 20;
     this.none.hidden = !empty;
     this.svg.toggleAttribute("hidden", empty);
     this.svg.style.display = empty ? "none" : "block";

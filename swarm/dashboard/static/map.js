@@ -113,7 +113,7 @@ function layout(dots) {
   const places = new Map();
   const centre = dots.filter(isInner), ring = dots.filter((dot) => !isInner(dot));
   centre.forEach((dot, place) => {
-    const angle = (2 * Math.PI * place) / centre.length - Math.PI / 2, far = centre.length > 1 ? 48 : 0;
+    const angle = (2 * Math.PI * place) / centre.length, far = centre.length > 1 ? 48 : 0;
     places.set(dot.id, { ...ringed(angle, far), angle });
   });
   ring.forEach((dot, place) => {
