@@ -27,6 +27,11 @@ class Gate:
             self._inside -= 1
             self._left.set()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether anything may go in."""
+        return self._opened.is_set()
+
     async def pause(self) -> None:
         """Shut the gate; return once nothing is inside. Cancelled, it stays shut."""
         if self._opened.is_set():

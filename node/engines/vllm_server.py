@@ -22,27 +22,39 @@ from typing import Any, Final, Self
 import httpx
 import trio
 
+from node.engines.flow import EngineLoad
+from node.engines.gate import Gate
 from swarm.errors import ChildFailed
 
 LOG_NAME: Final = "vllm.log"
 SOCKET_NAME: Final = "api.sock"
 MODEL_NAME: Final = "policy"
+WORKER_EXTENSION = "node.engines.vllm_worker.ReloadExtension"  # tests put in one that goes wrong
 THREADS_DEFAULT_MAX: Final = 8
 CPU_CACHE_BYTES_MAX: Final = 1_073_741_824  # for keys and values
 BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
-SEQUENCES_MAX: Final = 128  # sampled at a time
-CONNECTIONS_MAX: Final = 64
+SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
+GPU_SEQUENCES_MAX: Final = 1024
+CONNECTIONS_MAX: Final = 256  # of requests for completions
+CONTROL_CONNECTIONS_MAX: Final = 8  # besides these: what interrupts must not wait for them
 REQUEST_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 15.0
 _HEALTH_INTERVAL_S: Final = 0.25
 _HEALTH_TIMEOUT_S: Final = 5.0
+_METRICS: Final = 4  # that `_METRIC` finds
 _NOTE_LINES: Final = 20
 _LINE_CHARS: Final = 300
 _CAUSE: Final = re.compile(  # the last line of a traceback, behind what vLLM's log puts before it
     r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
     r"((?![\w.]*EngineDeadError)[\w.]*(?:Error|Exception): (?!Engine core init).*)"
+)
+
+_METRIC: Final = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)"
+    r"\{[^}]*\} (\S+)$",
+    re.MULTILINE,
 )
 
 _ENVIRONMENT: Final = {
@@ -59,6 +71,10 @@ _ENVIRONMENT: Final = {
 }
 
 
+class ServerRefused(ChildFailed):
+    """The server said no, and would say no again: to a request, or to its start."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """How to run the server. The process's own directories are not part of it."""
@@ -67,6 +83,7 @@ class ServerSettings:
     context_tokens: int
     cache_bytes: int  # for keys and values, on CPUs
     start_timeout_s: float
+    sequences_max: int = SEQUENCES_MAX  # sampled at a time
 
 
 def is_cpu_build() -> bool:
@@ -94,9 +111,12 @@ class VllmServer:
         self._scratch = scratch
         self._log = log
         self._failed = False
+        self._started = False
+        self._requests = Gate()  # shut for good where the server is closed
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
-                uds=str(scratch / SOCKET_NAME), limits=httpx.Limits(max_connections=CONNECTIONS_MAX)
+                uds=str(scratch / SOCKET_NAME),
+                limits=httpx.Limits(max_connections=CONNECTIONS_MAX + CONTROL_CONNECTIONS_MAX),
             ),
             base_url="http://vllm",
             timeout=httpx.Timeout(REQUEST_TIMEOUT_S, pool=None),
@@ -108,7 +128,8 @@ class VllmServer:
         """Start a server of the model directory and wait until it answers.
 
         Raises:
-            ChildFailed: it ended, or did not answer in time.
+            ServerRefused: it ended with an error of its own.
+            ChildFailed: it was ended, or did not answer in time.
         """
         scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child as well
         process = await trio.lowlevel.open_process(
@@ -144,26 +165,73 @@ class VllmServer:
         """The body of a good answer.
 
         Raises:
+            ServerRefused: it does not do that.
             ChildFailed: another answer, or none.
         """
         content = await trio.to_thread.run_sync(json.dumps, body) if body is not None else None
+        if not self._requests.is_open:
+            raise ChildFailed(f"the vLLM server was ended before {route}")
         try:
-            response = await self._client.post(
-                route, content=content, headers={"content-type": "application/json"}
-            )
+            async with self._requests.passing():
+                response = await self._client.post(
+                    route, content=content, headers={"content-type": "application/json"}
+                )
         except httpx.TransportError as error:
             raise await self._failure(f"broke off {route} ({type(error).__name__})") from error
         if response.is_server_error:
             raise await self._failure(f"answered {route} with status {response.status_code}")
         if response.status_code != httpx.codes.OK:
             said = response.text[:_LINE_CHARS]
-            raise ChildFailed(f"vLLM, {route}: status {response.status_code}: {said}")
+            raise ServerRefused(f"vLLM, {route}: status {response.status_code}: {said}")
         return response.content
+
+    async def order(self, route: str, body: dict[str, Any] | None = None) -> bytes:
+        """As `post`, for what vLLM would leave unanswered where its engine dies meanwhile.
+
+        Raises:
+            ServerRefused: it does not do that.
+            ChildFailed: another answer, or none, or the engine is dead.
+        """
+        answers: list[bytes | ChildFailed] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                try:
+                    answers.append(await self.post(route, body))
+                except ChildFailed as error:
+                    answers.append(error)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(ask)
+            while True:
+                await trio.sleep(_HEALTH_INTERVAL_S)
+                if not await self._healthy():
+                    break
+            answers.append(await self._failure(f"lost its engine in {route}"))
+            nursery.cancel_scope.cancel()
+        if isinstance(answers[0], ChildFailed):
+            raise answers[0]
+        return answers[0]
+
+    async def load(self) -> EngineLoad | None:
+        """How busy it is; None where it does not say."""
+        try:
+            response = await self._client.get("/metrics", timeout=_HEALTH_TIMEOUT_S)
+        except httpx.TransportError:
+            return None
+        found = {name: float(value) for name, value in _METRIC.findall(response.text)}
+        if len(found) < _METRICS:
+            return None
+        return EngineLoad(
+            running=int(found["num_requests_running"]),
+            waiting=int(found["num_requests_waiting"]),
+            cache_share=found["kv_cache_usage_perc"],
+            preempted_total=int(found["num_preemptions_total"]),
+        )
 
     async def close(self) -> None:
         """End the server and everything that it started; may be called again."""
         with trio.CancelScope(shield=True):
-            await self._client.aclose()
             assert self._process.stdin is not None
             await self._process.stdin.aclose()
             with trio.move_on_after(STOP_TIMEOUT_S):
@@ -171,12 +239,16 @@ class VllmServer:
             if self._process.returncode is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 await self._process.wait()
+            with trio.move_on_after(STOP_TIMEOUT_S):  # requests that are cut off end by themselves
+                await self._requests.pause()
+            await self._client.aclose()
             await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
     async def _wait_until_healthy(self, timeout_s: float) -> None:
         with trio.move_on_after(timeout_s):
             while self.usable:
                 if await self._healthy():
+                    self._started = True
                     return
                 await trio.sleep(_HEALTH_INTERVAL_S)
             raise await self._failure("ended while starting")
@@ -190,9 +262,11 @@ class VllmServer:
         return response.status_code == httpx.codes.OK
 
     async def _failure(self, what: str) -> ChildFailed:
-        self._failed = True
+        started, self._failed = self._started, True
         lines = await trio.to_thread.run_sync(_lines, self._log)
-        error = ChildFailed(f"the vLLM server {what}{_cause(lines)} (log: {self._log})")
+        cause, its_own = _cause(lines)
+        kind = ServerRefused if its_own and not started else ChildFailed
+        error = kind(f"the vLLM server {what}{cause} (log: {self._log})")
         error.add_note("\n".join(lines[-_NOTE_LINES:]))
         return error
 
@@ -203,15 +277,16 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         "served-model-name": MODEL_NAME,
         "uds": str(scratch / SOCKET_NAME),
         "max-model-len": str(settings.context_tokens),
-        "max-num-seqs": str(SEQUENCES_MAX),
+        "max-num-seqs": str(settings.sequences_max),
         "generation-config": "vllm",  # only what a request asks for decides how to sample
         "logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
         "chat-template-content-format": "string",
-        "worker-extension-cls": "node.engines.vllm_worker.ReloadExtension",
+        "worker-extension-cls": WORKER_EXTENSION,
         "distributed-executor-backend": "uni",
         "uvicorn-log-level": "warning",
     }
-    switches = ["--disable-uvicorn-access-log", "--disable-log-stats"]
+    # tokens in and out are what vLLM counts among its routes for scaling out
+    switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
     if is_cpu_build():
         flags |= {
             "dtype": "float32",
@@ -245,11 +320,12 @@ def _lines(log: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _cause(lines: Sequence[str]) -> str:
-    """The first error of the log, which the others follow from, with the rest of its message."""
+def _cause(lines: Sequence[str]) -> tuple[str, bool]:
+    """The first error of the log, which the others follow from, with the rest of its message; or,
+    and then not `True`, the last words."""
     for index, line in enumerate(lines):
         found = _CAUSE.search(line)
         if found:
             more = [each.strip() for each in lines[index + 1 : index + 2] if each[0] != "("]
-            return f": {' '.join([found.group(1), *more])}"[:_LINE_CHARS]
-    return f": {lines[-1].strip()}"[:_LINE_CHARS] if lines else ""
+            return f": {' '.join([found.group(1), *more])}"[:_LINE_CHARS], True
+    return (f": {lines[-1].strip()}"[:_LINE_CHARS] if lines else ""), False

@@ -3,21 +3,79 @@
 vLLM mixes the class into its worker (`--worker-extension-cls`); it runs in vLLM's process alone.
 """
 
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+_WARNS_OF_LAYERS_LEFT_ALONE = "vllm.model_executor.model_loader.reload"
 
 
 class ReloadExtension:
     """One method for `/collective_rpc`. The worker provides the rest of `self`."""
 
-    def reload_directory(self: Any, directory: str) -> None:
-        """Replace the weights by those of a model directory with the same shapes.
+    def reload_directory(self: Any, directory: str, names: Sequence[str] | None = None) -> None:
+        """Replace the weights by those of a model directory with the same shapes; only the tensors
+        `names`, where they are given, which must be all of their layers.
 
-        On CPUs a layer may multiply with a packed copy of its weight. A head that is tied to the
-        embedding is loaded through the embedding, which leaves the head's copy as it was: pack
-        every copy again whose weight is still there.
+        On CPUs a layer may multiply with a packed copy of its weight, and vLLM leaves two kinds of
+        copies as they were. A head that is tied to the embedding is loaded through the embedding:
+        pack every copy again whose weight is still there. And experts are packed with their first
+        weights alone: have it take each load for the first.
         """
-        self.reload_weights(weights_path=directory)
-        for layer in self.model_runner.get_model().modules():
+        layers = list(self.model_runner.get_model().modules())
+        if self.device.type == "cpu":
+            for layer in layers:
+                _pack_experts_at_each_load(getattr(layer, "quant_method", None))
+        wanted = None if names is None else frozenset(names)
+        if wanted is None or wanted:
+            with _quiet():
+                self.reload_weights(weights_iterator=_tensors(Path(directory), wanted))
+        for layer in layers:
             weight = getattr(layer, "weight", None)
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
+
+
+def _pack_experts_at_each_load(method: Any) -> None:
+    """Of a layer of experts, whose kernel packs their weights where it is made."""
+    if getattr(method, "moe_kernel", None) is None or hasattr(method, "packs_at_each_load"):
+        return
+    pack = method.process_weights_after_loading
+
+    def pack_anew(layer: Any) -> None:
+        method.moe_kernel = None
+        pack(layer)
+
+    method.process_weights_after_loading = pack_anew
+    method.packs_at_each_load = True
+
+
+def _tensors(directory: Path, wanted: frozenset[str] | None) -> Iterator[tuple[str, Any]]:
+    """The tensors of a model directory by name, one at a time."""
+    from safetensors import safe_open  # here, not in the node: it brings torch in
+
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                if wanted is None or name in wanted:
+                    yield name, file.get_tensor(name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What is not in a delta is no trouble."""
+    loggers = [
+        logger
+        for name, logger in logging.Logger.manager.loggerDict.items()
+        if name.startswith(_WARNS_OF_LAYERS_LEFT_ALONE) and isinstance(logger, logging.Logger)
+    ]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -12,13 +13,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
-from node.engines.vllm_engine import open_vllm
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
+from tests.integration.shared_vllm import SharedVllm, shared_vllm
 from tests.integration.vllm_models import model_directory
-from tests.support import TEST_TIMEOUT_S, run
+from tests.support import run
 from tests.unit.training_support import gpt2_directory, qwen_directory
 
 PROMPTS = ("1+1=", "12+30=", "1+1=")
@@ -32,8 +33,8 @@ class Case:
 
     open: Callable[[Path], AbstractAsyncContextManager[RolloutEngine]]
     weights: Callable[[Path], Path]
-    timeout_s: float = TEST_TIMEOUT_S
     marks: tuple[pytest.MarkDecorator, ...] = ()
+    run: Callable[..., Any] = run
 
 
 @asynccontextmanager
@@ -58,11 +59,34 @@ async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
         yield trainer
 
 
-@asynccontextmanager
-async def vllm(directory: Path) -> AsyncIterator[RolloutEngine]:
-    model = model_directory(directory / "model", 1)
-    async with open_vllm(model, directory / "data", threads=1) as engine:
-        yield engine
+class Vllm:
+    """The vLLM engine that the tests of this module share, opened by the first of them."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+        self.directory: Path | None = None  # the module's
+        self._shared: SharedVllm | None = None
+
+    def run(self, body: Callable[[], Any]) -> None:
+        if self._shared is None:
+            assert self.directory is not None
+            self._shared = self.stack.enter_context(shared_vllm(self.directory))
+        self._shared.run(body)
+
+    @asynccontextmanager
+    async def open(self, _: Path) -> AsyncIterator[RolloutEngine]:
+        assert self._shared is not None
+        yield await self._shared.reset()
+
+
+VLLM = Vllm()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_closed(tmp_path_factory):
+    VLLM.directory = tmp_path_factory.mktemp("vllm")
+    with VLLM.stack:
+        yield
 
 
 def other_qwen(directory: Path) -> Path:
@@ -86,10 +110,8 @@ CASES = {
     "scripted": Case(scripted, other_skill),
     "torch": Case(torch_lean, other_qwen),
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
-    "torch-process": Case(torch_process, other_qwen, marks=(pytest.mark.integration,)),
-    "vllm": Case(
-        vllm, other_for_vllm, timeout_s=300.0, marks=(pytest.mark.vllm, pytest.mark.integration)
-    ),
+    "torch-process": Case(torch_process, other_qwen, (pytest.mark.integration,)),
+    "vllm": Case(VLLM.open, other_for_vllm, (pytest.mark.vllm, pytest.mark.integration), VLLM.run),
 }
 
 
@@ -107,7 +129,7 @@ def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):
             assert [len(group) for group in groups] == [4, 4, 4]
             assert await engine.generate([], 4, SAMPLING, 7) == []
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_columns_agree_and_limits_hold(case, tmp_path):
@@ -123,7 +145,7 @@ def test_columns_agree_and_limits_hold(case, tmp_path):
                     assert len(completion.token_ids) == SAMPLING.max_new_tokens
                 completion.text.encode()
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_the_seed_decides(case, tmp_path):
@@ -133,7 +155,7 @@ def test_the_seed_decides(case, tmp_path):
             assert await engine.generate(PROMPTS, 4, SAMPLING, 7) == once
             assert await engine.generate(PROMPTS, 4, SAMPLING, 8) != once
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path):
@@ -142,7 +164,7 @@ def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path
             first, _, again = await engine.generate(PROMPTS, 8, SAMPLING, 7)
             assert len({c.logprobs for c in (*first, *again)}) > 8
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
@@ -154,7 +176,7 @@ def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
             [[after]] = await engine.generate(["1+1="], 1, SAMPLING, 7)
             assert (before.policy_version, after.policy_version) == (0, 41)
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_a_load_that_fails_leaves_the_old_version_serving(case, tmp_path):
@@ -168,7 +190,7 @@ def test_a_load_that_fails_leaves_the_old_version_serving(case, tmp_path):
                     await engine.load(bad, 41)
             assert await engine.generate(PROMPTS, 2, SAMPLING, 7) == before
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
@@ -201,7 +223,7 @@ def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
                 c.token_ids for group in new for c in group
             ]
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)
 
 
 def test_what_is_asked_for_during_a_pause_waits_for_its_end(case, tmp_path):
@@ -223,4 +245,4 @@ def test_what_is_asked_for_during_a_pause_waits_for_its_end(case, tmp_path):
             assert late == await engine.generate(PROMPTS, 2, LONG, 7)
             assert {c.policy_version for group in late for c in group} == {41}
 
-    run(body, timeout_s=case.timeout_s)
+    case.run(body)

@@ -1,35 +1,57 @@
 """Policies that are small and that vLLM takes: it wants heads of at least 32."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from node.training.tiny import byte_tokenizer
 
+EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
 
-def model_directory(directory: Path, seed: int, *, tied: bool = True, chat: bool = False) -> Path:
-    """A small policy that is far from uniform, and stops at many tokens besides the usual one."""
+def model_directory(
+    directory: Path,
+    seed: int,
+    *,
+    tied: bool = True,
+    chat: bool = False,
+    moe: bool = False,
+    stops: bool = True,
+    context_tokens: int = 128,
+) -> Path:
+    """A small policy that is far from uniform. With `stops` many tokens end a completion besides
+    the usual one; with `moe` it is a mixture of experts."""
     tokenizer = byte_tokenizer()
     if chat:
         tokenizer.chat_template = CHAT_TEMPLATE
-    config = Qwen3Config(
+    config_type: Any = Qwen3MoeConfig if moe else Qwen3Config
+    config = config_type(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
-        tie_word_embeddings=tied, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+        max_position_embeddings=context_tokens, tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        **(EXPERTS if moe else {}),
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
+        model: PreTrainedModel = (Qwen3MoeForCausalLM if moe else Qwen3ForCausalLM)(config)
         for parameter in model.parameters():
-            parameter.mul_(6.0 if parameter.ndim == 2 else 1.0)
-    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(0, 60, 2)]
+            parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
+    if stops:
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(0, 60, 2)]
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory

@@ -1,0 +1,83 @@
+"""How many completions an engine has in flight: as many as its key-value cache holds.
+
+Too few leave an engine idle; too many have it throw completions out of its cache and compute them
+again. So the limit grows by a step while everything fits and more is waiting, and shrinks by a
+share when something was thrown out (additive increase, multiplicative decrease), on any machine.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+LIMIT_FIRST: Final = 64
+LIMIT_MIN: Final = 1
+STEP: Final = 16
+SHRINK: Final = 0.7
+CACHE_FULL: Final = 0.9  # share of the cache above which nothing is added
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine says of itself."""
+
+    running: int  # completions
+    waiting: int  # completions that it has taken and not begun
+    cache_share: float  # of its key-value cache that is in use
+    preempted_total: int  # completions thrown out of the cache, since its start
+
+
+def next_limit(
+    limit: int, limit_max: int, load: EngineLoad, preempted: int, *, wanted: bool
+) -> int:
+    """The limit from now on.
+
+    Args:
+        preempted: completions thrown out since the last look.
+        wanted: whether anything waits for a place.
+    """
+    if preempted > 0:
+        return max(LIMIT_MIN, int(min(limit, load.running + load.waiting or limit) * SHRINK))
+    if wanted and load.waiting == 0 and load.cache_share < CACHE_FULL:
+        return min(limit_max, limit + STEP)
+    return limit
+
+
+class Flow:
+    """Places in flight, given in the order in which they are asked for."""
+
+    def __init__(self, limit_max: int) -> None:
+        self.limit = min(LIMIT_FIRST, limit_max)
+        self.in_flight = 0
+        self.preempted = 0  # completions, as far as it was told
+        self._limit_max = limit_max
+        self._seen = 0  # of the engine's own total
+        self._turn = trio.Lock()
+        self._changed = trio.Event()
+
+    @asynccontextmanager
+    async def place(self, count: int) -> AsyncIterator[None]:
+        """Have so many completions in flight within the block. More than the limit at once are let
+        in when nothing else is in flight."""
+        async with self._turn:
+            while self.in_flight and self.in_flight + count > self.limit:
+                self._changed = trio.Event()
+                await self._changed.wait()
+            self.in_flight += count
+        try:
+            yield
+        finally:
+            self.in_flight -= count
+            self._changed.set()
+
+    def look(self, load: EngineLoad) -> None:
+        """Go by what the engine says now. A total that went back is of an engine started anew."""
+        preempted = max(0, load.preempted_total - self._seen)
+        self._seen = load.preempted_total
+        self.preempted += preempted
+        self.limit = next_limit(
+            self.limit, self._limit_max, load, preempted, wanted=self._turn.locked()
+        )
+        self._changed.set()

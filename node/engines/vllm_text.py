@@ -1,0 +1,150 @@
+"""How a policy's text and tokens go to a vLLM server and come back."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from node.engines.base import Sampling
+from node.engines.unfinished import Ask, Piece
+from node.engines.vllm_server import (
+    CACHE_BLOCK_TOKENS,
+    CPU_CACHE_BYTES_MAX,
+    MODEL_NAME,
+    SEQUENCES_MAX,
+)
+from swarm.errors import ChildFailed, ConfigError
+from swarm.rollouts import FinishReason
+
+_REASONS: Final = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+class ModelText:
+    """What of a model directory decides how text becomes tokens and ends. Synchronous."""
+
+    def __init__(self, directory: Path) -> None:
+        """
+        Raises:
+            ConfigError: not a complete model directory.
+        """
+        config = _read(directory, "config.json")
+        tokens = _read(directory, "tokenizer_config.json")
+        self._tokenizer = Tokenizer.from_str(_text(directory, "tokenizer.json"))
+        generation = "generation_config.json"
+        described = (directory / generation).exists()
+        named = (_read(directory, generation) if described else config).get("eos_token_id")
+        ids = set(named if isinstance(named, list) else [named])
+        ids.add(self._token_id(tokens.get("eos_token")))
+        self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
+        if not self.eos_ids:
+            raise ConfigError(f"model {directory}: it names no end-of-sequence token")
+        self._config = config.get("text_config", config)
+        self.context_tokens: int | None = self._config.get("max_position_embeddings")
+        self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
+        self.chat = "chat_template" in tokens or (directory / "chat_template.jinja").exists()
+
+    def cache_bytes(self, context_tokens: int) -> int:
+        """Room for the keys and values of as many full sequences as are sampled at a time, in
+        fp32; at most `CPU_CACHE_BYTES_MAX` unless a single one needs more."""
+        config = self._config
+        heads = config.get("num_attention_heads")
+        keys = ("num_hidden_layers", "hidden_size")
+        if heads is None or any(config.get(key) is None for key in keys):
+            return CPU_CACHE_BYTES_MAX
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        width = (config.get("num_key_value_heads") or heads) * head_size
+        token: int = 2 * 4 * config["num_hidden_layers"] * width
+        one = token * (context_tokens + CACHE_BLOCK_TOKENS)
+        return max(2 * one, min(SEQUENCES_MAX * one, CPU_CACHE_BYTES_MAX))
+
+    def _token_id(self, token: Any) -> int | None:
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+    def encode_request(self, prompt: str) -> dict[str, Any]:
+        """What to ask `/tokenize`: through the chat template where there is one."""
+        if self.chat:
+            messages = [{"role": "user", "content": prompt}]
+            return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
+        return {"model": MODEL_NAME, "prompt": prompt}
+
+    def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
+        """What to ask `/inference/v1/generate` for completions."""
+        return {
+            "model": MODEL_NAME,
+            "token_ids": ask.token_ids,
+            "sampling_params": {
+                "n": len(ask.rows),
+                "max_tokens": ask.tokens_max,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "seed": ask.seed,
+                "stop_token_ids": self.eos_ids,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+
+    def pieces(self, answer: bytes, label: str) -> list[Piece]:
+        """The completions in an answer, in the order of the ask's rows.
+
+        Raises:
+            ChildFailed: it is not what was asked for, or the weights that made a token are not
+                those with this label.
+        """
+        choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
+        return [self._piece(choice, label) for choice in choices]
+
+    def _piece(self, choice: dict[str, Any], label: str) -> Piece:
+        ids = tuple(choice["token_ids"])
+        entries = (choice["logprobs"] or {}).get("content") or []
+        reason = _REASONS.get(choice["finish_reason"])
+        stopped = bool(ids) and ids[-1] in self.eos_ids
+        if (
+            reason is None
+            or stopped != (reason is FinishReason.STOP)
+            or [entry["token_id"] for entry in entries] != list(ids)
+        ):
+            raise ChildFailed(
+                f"vLLM ended {len(ids)} tokens with {len(entries)} log-probs for "
+                f"{choice['finish_reason']}"
+            )
+        made_by = [each["version"] for each in choice["weight_versions"] or [] if ids]
+        if any(each != label for each in made_by):
+            raise ChildFailed(f"vLLM sampled with weights {made_by}, not with {label}")
+        return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
+
+    def probe_request(self, row: Sequence[int]) -> dict[str, Any]:
+        """What to ask `/inference/v1/generate` for the log-probs of a row's tokens."""
+        return {
+            "model": MODEL_NAME,
+            "token_ids": row,
+            "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
+        }
+
+    def probe_answer(self, row: Sequence[int], answer: bytes) -> list[float]:
+        """The log-probs of a row's tokens but the first."""
+        found = json.loads(answer)["prompt_logprobs"][1:]
+        return [each[str(token)]["logprob"] for token, each in zip(row[1:], found, strict=True)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion; its EOS and other special tokens are left out."""
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def _text(directory: Path, name: str) -> str:
+    try:
+        return (directory / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"model {directory}: {name}: {error.strerror}") from None
+
+
+def _read(directory: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(_text(directory, name))
+    return content

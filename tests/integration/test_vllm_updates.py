@@ -1,0 +1,286 @@
+"""New weights in the middle of what vLLM samples, and loads that go wrong.
+
+One server serves all tests here. Its worker can be told to fail (`failing_worker`). What weights
+say is worked out by a forward pass of transformers, never by vLLM.
+"""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+import trio
+from safetensors.torch import load_file, save_file
+
+from node.engines import vllm_server
+from node.engines.base import Sampling
+from node.engines.vllm_engine import VllmEngine, open_vllm
+from node.training.policy import Policy, load_policy
+from swarm.errors import ChildFailed
+from swarm.rollouts import Completion, version_spans
+from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET
+from tests.integration.shared_vllm import SharedVllm, shared_vllm
+from tests.integration.vllm_models import model_directory
+from tests.support import run
+from tests.unit.training_support import reference_logprobs
+
+CONTEXT_TOKENS = 1024
+LONG = Sampling(max_new_tokens=700)
+SHORT = Sampling(max_new_tokens=8)
+PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
+LOGPROB_ERROR_MAX = 2e-3  # fp32 against fp32, over completions of hundreds of sharp tokens
+RANDOM_UPDATES = 100
+FRESH_EVERY = 50  # updates after which a server is started anew, to compare with
+TIMEOUT_S = 400.0
+pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+
+
+def log_probs(directory: Path, rows: list[list[int]]) -> list[list[float]]:
+    """What weights say of rows of tokens."""
+    policy = load_policy(str(directory), "cpu")
+    with torch.no_grad():
+        logits = policy.model(torch.tensor(rows)).logits[:, :-1].double()
+    targets = torch.tensor(rows)[:, 1:, None]
+    return logits.log_softmax(-1).gather(-1, targets).squeeze(-1).tolist()
+
+
+async def reference(directory: Path, rows: list[list[int]]) -> list[list[float]]:
+    return await trio.to_thread.run_sync(log_probs, directory, rows)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Policies that sample on for long."""
+    directory = tmp_path_factory.mktemp("models")
+    return [
+        model_directory(directory / f"v{n}", n, stops=False, context_tokens=CONTEXT_TOKENS)
+        for n in range(4)
+    ]
+
+
+@pytest.fixture(scope="module")
+def shared(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
+    with pytest.MonkeyPatch.context() as patch:
+        worker = "tests.integration.failing_worker.FailingExtension"
+        patch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+        directory = tmp_path_factory.mktemp("shared")
+        options = {"context_tokens": CONTEXT_TOKENS, "reference": reference}
+        with shared_vllm(directory, models[0], **options) as found:
+            yield found
+
+
+async def wait_for_tokens(engine: VllmEngine, asked: int) -> None:
+    """Until so many completions are being sampled."""
+    while True:
+        assert engine._server is not None
+        load = await engine._server.load()
+        if load is not None and load.running >= asked:
+            return
+        await trio.sleep(0.01)
+
+
+def check_spans(models: dict[int, Path], groups: list[tuple[Completion, ...]]) -> None:
+    """Every token's log-prob is that of the version which its completion says made it."""
+    policies: dict[int, Policy] = {
+        version: load_policy(str(path), "cpu") for version, path in models.items()
+    }
+    for prompt, group in zip(PROMPTS, groups, strict=True):
+        for completion in group:
+            begin = 0
+            for version, count in version_spans(completion):
+                said = reference_logprobs(policies[version], prompt, completion, LONG)
+                part = slice(begin, begin + count)
+                assert completion.logprobs[part] == pytest.approx(said[part], abs=LOGPROB_ERROR_MAX)
+                begin += count
+            assert begin == len(completion.token_ids)
+            assert completion.policy_version == version_spans(completion)[0][0]
+
+
+async def sampled_through(
+    engine: VllmEngine, loads: list[tuple[Path, int]]
+) -> list[tuple[Completion, ...]]:
+    """Long completions, with loads in the middle of them."""
+    made: list[tuple[Completion, ...]] = []
+
+    async def generate() -> None:
+        made.extend(await engine.generate(PROMPTS, 4, LONG, 7))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        for weights, version in loads:
+            await wait_for_tokens(engine, 4)
+            await engine.load(weights, version)
+    return made
+
+
+def test_kept_tokens_are_of_the_versions_that_their_spans_name(
+    shared: SharedVllm, models: list[Path]
+) -> None:
+    async def body() -> None:
+        engine = await shared.reset()
+        made = await sampled_through(engine, [(models[1], 3), (models[2], 4)])
+        await trio.to_thread.run_sync(check_spans, {0: models[0], 3: models[1], 4: models[2]}, made)
+        runs = [[version for version, _ in version_spans(c)] for group in made for c in group]
+        assert [0, 3, 4] in runs
+        assert engine.last_update is not None
+        assert 0 < engine.last_update.paused_s < TIMEOUT_S
+        assert engine.restarts == 0
+
+    shared.run(body)
+
+
+@pytest.mark.parametrize(("mode", "version"), [("drain", 0), ("abort", 3)])
+def test_a_mode_without_mixed_completions(
+    shared: SharedVllm, models: list[Path], mode: str, version: int
+) -> None:
+    async def body() -> None:
+        engine = await shared.reset()
+        engine._mode = mode
+        try:
+            made = await sampled_through(engine, [(models[1], 3)])
+        finally:
+            engine._mode = "keep"
+        assert {version_spans(c)[0][0] for group in made for c in group} == {version}
+        assert not any(c.spans for group in made for c in group)
+        await trio.to_thread.run_sync(check_spans, {0: models[0], 3: models[1]}, made)
+
+    shared.run(body)
+
+
+def test_an_older_version_is_another_line(shared: SharedVllm, models: list[Path]) -> None:
+    """Its numbers would say of tokens of the line before that it made them."""
+
+    async def body() -> None:
+        engine = await shared.reset()
+        await engine.load(models[1], 5)
+        made = await sampled_through(engine, [(models[2], 2)])
+        assert {(c.policy_version, c.spans) for group in made for c in group} == {(2, ())}
+        await trio.to_thread.run_sync(check_spans, {2: models[2]}, made)
+
+    shared.run(body)
+
+
+def test_only_what_changed_is_loaded(
+    shared: SharedVllm, models: list[Path], tmp_path: Path
+) -> None:
+    changed = Path(shutil.copytree(models[0], tmp_path / "changed"))
+    weights = load_file(changed / "model.safetensors")
+    weights["model.layers.1.self_attn.k_proj.weight"] *= 1.5
+    save_file(weights, changed / "model.safetensors")
+
+    async def body() -> None:
+        engine = await shared.reset()
+        await engine.load(changed, 1)
+        layer = sum(name.startswith("model.layers.1.") for name in weights)
+        assert engine.last_update is not None
+        assert (engine.last_update.tensors, engine.last_update.tensors_total) == (
+            layer, len(weights)
+        )  # fmt: skip
+        await engine.load(changed, 2)
+        assert engine.last_update.tensors == 0
+        made = await engine.generate(PROMPTS, 2, LONG, 7)
+        await trio.to_thread.run_sync(check_spans, {2: changed}, made)
+
+    shared.run(body)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said", "restarts"),
+    [
+        (FORGET, "log-probs differ from the trainer's by", 0),
+        (CORRUPT, "log-probs differ from the trainer's by", 0),
+        (FAIL, "no memory for it", 1),
+        (DIE, "the vLLM server (lost its engine|broke off|answered)", 1),
+    ],
+)
+def test_a_load_that_goes_wrong_is_taken_back(
+    shared: SharedVllm, models: list[Path], tmp_path: Path, fault: str, said: str, restarts: int
+) -> None:
+    """What is under way goes on under the version before, from the tokens that it had."""
+    bad = Path(shutil.copytree(models[1], tmp_path / "bad"))
+    (bad / fault).touch()
+
+    async def body() -> None:
+        engine = await shared.reset()
+        before, again = engine.restarts, engine.rolled_back
+        made: list[tuple[Completion, ...]] = []
+
+        async def generate() -> None:
+            made.extend(await engine.generate(PROMPTS, 4, LONG, 7))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generate)
+            await wait_for_tokens(engine, 4)
+            with pytest.raises(ChildFailed, match=said) as failure:
+                await engine.load(bad, 3)
+        assert "version 0 serves on" in str(failure.value)
+        assert "\n" not in str(failure.value)
+        assert (engine.restarts - before, engine.rolled_back - again) == (restarts, 1)
+        assert {(c.policy_version, c.spans) for group in made for c in group} == {(0, ())}
+        await trio.to_thread.run_sync(check_spans, {0: models[0]}, made)
+        await engine.load(models[1], 3)
+        made = await engine.generate(PROMPTS, 2, SHORT, 7)
+        await trio.to_thread.run_sync(check_spans, {3: models[1]}, made)
+
+    shared.run(body)
+
+
+def step(source: Path, target: Path, rng: Random) -> None:
+    """Write the weights of `source`, changed at random: all tensors, or some of them."""
+    weights = load_file(source / "model.safetensors")
+    some = sorted(weights) if rng.random() < 0.5 else rng.sample(sorted(weights), 2)
+    generator = torch.Generator().manual_seed(rng.randrange(2**31))
+    for name in some:
+        noise = torch.randn(weights[name].shape, generator=generator)
+        weights[name] = weights[name] + 0.05 * weights[name].std().clamp_min(0.1) * noise
+    if not target.exists():
+        shutil.copytree(source, target)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", [{"tied": True}, {"tied": False, "moe": True}], ids=str)
+def test_a_hundred_updates_leave_what_a_fresh_engine_has(
+    tmp_path: Path, kind: dict[str, bool]
+) -> None:
+    """Full ones and deltas, of layouts that vLLM keeps otherwise than the files: heads tied to the
+    embedding, query, key and value in one, experts in one. The engine's own probe compares each
+    with a forward pass; a server started anew must say the same now and then."""
+    rng, updates = Random(str(kind)), RANDOM_UPDATES if kind["tied"] else RANDOM_UPDATES // 2
+    first = model_directory(tmp_path / "v0", 1, stops=False, context_tokens=256, **kind)
+
+    async def body() -> None:
+        partial, sizes = 0, set()
+        async with open_vllm(first, tmp_path / "data", threads=1, reference=reference) as engine:
+            for number in range(1, updates + 1):
+                new = tmp_path / f"v{number % 3}"
+                await trio.to_thread.run_sync(step, engine._directory, new, rng)
+                await engine.load(new, number)
+                update = engine.last_update
+                assert update is not None
+                assert update.probe is not None
+                sizes.add(update.tensors)
+                partial += update.tensors < update.tensors_total
+                if number % FRESH_EVERY == 0:
+                    live = await engine.generate(PROMPTS, 4, Sampling(max_new_tokens=40), 3)
+                    await trio.to_thread.run_sync(check_fresh, new, tmp_path / "fresh", live)
+            assert 0.25 * updates < partial < 0.75 * updates
+            assert len(sizes) > 2
+            assert (engine.rolled_back, engine.restarts) == (0, 0)
+
+    run(body, timeout_s=TIMEOUT_S)
+
+
+def check_fresh(directory: Path, data: Path, live: list[tuple[Completion, ...]]) -> None:
+    """A server started on a directory samples the same tokens with the same log-probs."""
+
+    async def body() -> None:
+        async with open_vllm(directory, data, threads=1) as engine:
+            fresh = await engine.generate(PROMPTS, 4, Sampling(max_new_tokens=40), 3)
+        for one, other in zip(live, fresh, strict=True):
+            assert [c.token_ids for c in one] == [c.token_ids for c in other]
+            for ours, theirs in zip(one, other, strict=True):
+                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+
+    run(body, timeout_s=TIMEOUT_S)
