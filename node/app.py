@@ -28,7 +28,7 @@ import psutil
 import trio
 
 from node.checkpoints import Checkpoint, Checkpoints
-from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
+from node.config import DEFAULT_RUN, TELEMETRY_PASSWORD_VARIABLE, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles
@@ -39,10 +39,12 @@ from node.models import resolve_model
 from node.monitor.events import EventLog, Record
 from node.monitor.live import LiveView
 from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
+from node.monitor.reporting import Extras, Reporter, Traffic
 from node.monitor.status import serve_status
 from node.node import AfterUpdate, Node, World
 from node.sapo import Progress
 from node.tasks.verifier import ProcessVerifier
+from node.telemetry import Sources, Telemetry, broker_of, machine_of, publisher_of
 from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
@@ -55,6 +57,7 @@ from swarm.locking import data_directory
 from swarm.pool import Pool, PoolLimits
 from swarm.port_mapping import keep_mapped
 from swarm.reputation import Ban
+from swarm.telemetry import Role
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
 
@@ -181,6 +184,8 @@ class App:
     """A node of a run without a learner; the kinds of node that a learner makes differ in how they
     work (`_work`)."""
 
+    ROLE: Role = "node"  # in its reports
+
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
         """Refuse settings that this kind of node has no use for.
@@ -214,6 +219,8 @@ class App:
         self._checkpoints = checkpoints_of(config)
         self._loading: trio.CancelScope | None = None  # while the trainer is being opened
         self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
+        self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
+        self._broker = broker_of(config, os.environ.get(TELEMETRY_PASSWORD_VARIABLE))
 
     async def run(self) -> int:
         self._leaving = trio.Event()
@@ -261,6 +268,7 @@ class App:
                     ),
                 )
                 self._node.warden.on_ban = self._tell_ban
+                self._telemetry = self._make_telemetry()
                 if pool.damaged_path is not None:
                     self._node.notes["pool"] = (
                         f"the pool file was damaged and moved to {pool.damaged_path}"
@@ -275,6 +283,8 @@ class App:
                     nursery.start_soon(self._look_on_the_lan, transport.addresses())
                     nursery.start_soon(self._ask_the_router, transport)
                     nursery.start_soon(self._show, transport)
+                    nursery.start_soon(self._telemetry.run)
+                    await self._serve_metrics(nursery)
                     await self._work()
                     nursery.cancel_scope.cancel()
         return 0
@@ -343,12 +353,53 @@ class App:
             trainer_memory_bytes=self._loaded.memory_bytes,
         )
 
+    def _make_telemetry(self) -> Telemetry:
+        config, run_id = self._config, self._config.run.run_id
+        instance = secrets.token_hex(8)
+        publisher = None
+        if self._broker is not None:
+            rng = Random(secrets.randbits(64))
+            publisher = publisher_of(self._broker, self._identity, run_id, instance, rng)
+        return Telemetry(
+            Reporter(
+                self._identity.peer_id,
+                run_id,
+                self.ROLE,
+                AGENT,
+                instance=instance,
+                interval_s=config.telemetry_interval_s,
+            ),
+            self._identity,
+            run_id,
+            Sources(
+                self._snapshot,
+                lambda: Traffic(self._transport.counters, self._transport.peers()),
+                lambda: self._extras(),
+                lambda: machine_of(config.data_dir),
+            ),
+            self._node.notes,
+            interval_s=config.telemetry_interval_s,
+            publisher=publisher,
+            now_s=time.time,
+            run_sync=trio.to_thread.run_sync,
+        )
+
+    async def _serve_metrics(self, nursery: trio.Nursery) -> None:
+        address = self._config.metrics_listen
+        if address is None:
+            return
+        from node.metrics_page import serve_metrics  # what it needs, nodes without it do without
+
+        port = await nursery.start(serve_metrics, address, lambda: self._telemetry.latest)
+        self._say(f"metrics for Prometheus: http://{address.rpartition(':')[0]}:{port}/metrics")
+
     async def _tell_ban(self, ban: Ban) -> None:
         until_s = time.time() + ban.until - trio.current_time()
         await self._tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
 
     async def _tell(self, record: Record) -> None:
         await trio.to_thread.run_sync(self._events.write, record)
+        self._telemetry.reporter.note(record)
         self._view.update(self._snapshot())
         self._view.event(record)
 

@@ -82,6 +82,7 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--tokens-per-s-max", metavar="N", help="what a worker generates at most, in the mean"
     )
+    _add_telemetry(join)
     _add_course(join, "rounds")
     join.set_defaults(run_command=_join)
 
@@ -91,6 +92,7 @@ def _add_learn(commands: Any) -> None:
     _add_network(learn)
     _add_policy(learn)
     learn.add_argument("--coordinator", metavar="PEER", help="who may plan its workers")
+    _add_telemetry(learn)
     _add_course(learn, "steps")
     learn.set_defaults(run_command=_learn)
 
@@ -121,6 +123,17 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"
     )
     parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
+
+
+def _add_telemetry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--telemetry", metavar="URL", help="report to a broker: mqtt[s]://[user@]host:port"
+    )
+    parser.add_argument("--telemetry-ca", metavar="FILE", help="certificates that mqtts:// trusts")
+    parser.add_argument(
+        "--telemetry-interval", dest="telemetry_interval_s", metavar="S", help="default: 2"
+    )
+    parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer Prometheus there")
 
 
 def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:

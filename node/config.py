@@ -32,6 +32,7 @@ from node.config_errors import Source, config_error
 from node.engines.base import Sampling
 from node.tasks.registry import environment
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
+from swarm.brokers import Broker
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.invite import Invitation
@@ -48,6 +49,7 @@ from swarm.messages import (
 ENVIRON_PREFIX = "SWARM_NODE_"
 RUN_VARIABLE = "SWARM_NODE_RUN"
 PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
+TELEMETRY_PASSWORD_VARIABLE = "SWARM_NODE_TELEMETRY_PASSWORD"
 DEFAULT_RUN = "demo"
 RUN_FILE_BYTES_MAX = 1_048_576
 RUN_HASH_CHARS = 12
@@ -152,6 +154,21 @@ def _invitation(text: str) -> str:
         Invitation.decode(text)
     except ConfigError as error:
         raise ValueError(str(error)) from None
+    return text
+
+
+def _broker(text: str) -> str:
+    try:
+        Broker.parse(text)
+    except ConfigError as error:
+        raise ValueError(str(error).partition(": ")[2]) from None
+    return text
+
+
+def _host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError("must look like 127.0.0.1:9464")
     return text
 
 
@@ -393,6 +410,16 @@ class NodeConfig(_Frozen):
         536_870_912  # beyond what its imports take
     )
 
+    # telemetry
+    telemetry: Annotated[str, AfterValidator(_broker)] | None = (
+        None  # an MQTT broker that gets a report each interval
+    )
+    telemetry_ca: Path | None = None  # certificates of who may vouch for the broker
+    telemetry_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 2.0
+    metrics_listen: Annotated[str, AfterValidator(_host_and_port)] | None = (
+        None  # where Prometheus may ask
+    )
+
     foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5  # of J, for any one producer
 
     foreign_shuffle: bool = False  # experiments only: breaks the link from task to completions
@@ -482,7 +509,12 @@ def _read_run_file(run_file: Path | None, environ: Mapping[str, str]) -> tuple[s
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings from `SWARM_NODE_<FIELD>`. Unknown ones are kept, so that a typo is refused."""
     passphrase = environ.get(f"{ENVIRON_PREFIX}PASSPHRASE_ENV", PASSPHRASE_VARIABLE)
-    no_settings = {RUN_VARIABLE, PASSPHRASE_VARIABLE, passphrase}
+    no_settings = {
+        RUN_VARIABLE,
+        PASSPHRASE_VARIABLE,
+        TELEMETRY_PASSWORD_VARIABLE,
+        passphrase,
+    }
     return {
         name.removeprefix(ENVIRON_PREFIX).lower(): value
         for name, value in environ.items()

@@ -34,6 +34,7 @@ from swarm.files import write_whole
 from swarm.identity import Identity
 from swarm.intake import Intake
 from swarm.leases import LeaseRules
+from swarm.telemetry import Role
 from swarm.weights.publishing import Publisher
 
 SECRET_FILE: Final = "lease-secret"
@@ -60,6 +61,8 @@ def rules_of(config: NodeConfig) -> LearnerRules:
 class LearnerApp(App):
     """The learner."""
 
+    ROLE: Role = "learner"
+
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
         """See `App.check`."""
@@ -85,6 +88,7 @@ class LearnerApp(App):
                 trio.to_thread.run_sync,
                 has_coordinator=config.coordinator is not None,
             )
+            self._extras = self._steering.extras
             publisher = Publisher(service, self._identity, self._steering.note_spread)
             async with AsyncExitStack() as stack:
                 self._scorer = await stack.enter_async_context(

@@ -16,6 +16,7 @@ import trio
 from node.config import LearnerRules
 from node.learner import Learner
 from node.monitor.records import StepDone
+from node.monitor.reporting import Extras, broadcast_row, worker_rows
 from swarm import codec, control
 from swarm.address_book import RunSync
 from swarm.control import ReportedWorker
@@ -82,6 +83,7 @@ class Steering:
         self._intake: Intake | None = None
         self._steps: deque[_Step] = deque(maxlen=STEPS_LOOKED_AT)
         self._spreads_s: deque[float] = deque(maxlen=SPREADS_LOOKED_AT)
+        self._spread: Spread | None = None  # the last
         self._stepped_s: float | None = None
         self._own_credits = 0
         self._published: Published | None = None
@@ -109,6 +111,7 @@ class Steering:
 
     def note_spread(self, spread: Spread) -> None:
         """All peers that took part have a version."""
+        self._spread = spread
         self._spreads_s.append(spread.time_s)
 
     def lift(self) -> None:
@@ -122,6 +125,33 @@ class Steering:
         """Whether somebody stands by while nobody works."""
         intake = self._intake
         return intake is not None and bool(intake.standby) and intake.counts().leased == 0
+
+    # --- for whoever watches -----------------------------------------------------------------
+
+    def workers(self) -> list[ReportedWorker]:
+        """What is known of each worker."""
+        return self._workers(self._intake.accounts() if self._intake else [])
+
+    def extras(self) -> Extras:
+        """What a learner's telemetry has beyond its records."""
+        intake, spread = self._intake, self._spread
+        counts = None if intake is None else intake.counts()
+        metrics = {"staleness_bound_steps": float(self._rules.staleness_max)}
+        if intake is not None and counts is not None:
+            metrics["in_flight_groups"] = float(counts.leased)
+            metrics["queued_groups"] = float(counts.buffered)
+            metrics["queued_staleness_max_steps"] = float(intake.staleness_buffered() or 0)
+        if spread is not None:
+            metrics["broadcast_s"] = spread.time_s
+            if spread.bound_s:
+                metrics["broadcast_bound_ratio"] = spread.time_s / spread.bound_s
+        discarded = {} if counts is None else counts.discarded
+        return Extras(
+            metrics,
+            {"discarded_total": {reason: float(count) for reason, count in discarded.items()}},
+            worker_rows(self.workers()),
+            broadcast_row(self._service.sharing.holding()),
+        )
 
     # --- for the coordinator -----------------------------------------------------------------
 
@@ -154,7 +184,7 @@ class Steering:
         """See `Steered`."""
         learner, intake = self._learner, self._intake
         counts = None if intake is None else intake.counts()
-        workers = control.pack(self._workers(intake.accounts() if intake else []))
+        workers = control.pack(self.workers())
         steps = [each.record for each in self._steps]
         shares = [each.effective_share for each in steps if each.effective_share is not None]
         k3s = [each.mismatch_k3 for each in steps if each.mismatch_k3 is not None]

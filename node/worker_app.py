@@ -19,11 +19,13 @@ from node.config import NodeConfig
 from node.engines.swapping import SwappingEngine
 from node.learner_app import rules_of
 from node.monitor.records import Trouble
+from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
 from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
+from swarm.telemetry import Role
 from swarm.weights.service import Outcome
 from swarm.weights.versions import version_of
 from swarm.work import WorkSource
@@ -103,6 +105,8 @@ class PolicyHost:
 class WorkerApp(App):
     """A worker."""
 
+    ROLE: Role = "worker"
+
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
         """See `App.check`."""
@@ -127,6 +131,7 @@ class WorkerApp(App):
         send, receive = trio.open_memory_channel[Outcome](OUTCOMES_MAX)
 
         def tell(outcome: Outcome) -> None:
+            self._telemetry.reporter.note_outcome(outcome)
             with suppress(trio.WouldBlock):  # a newer one follows on its heels
                 send.send_nowait(outcome)
 
@@ -151,6 +156,11 @@ class WorkerApp(App):
         with policy_weights(
             config, self._transport, node.warden, publishes=False, engine=self._host, tell=tell
         ) as service:
+            bound = float(rules_of(config).staleness_max)
+            self._extras = lambda: Extras(
+                {"staleness_bound_steps": bound},
+                broadcast=broadcast_row(service.sharing.holding()),
+            )
             try:
                 current = service.versions.current()
                 if current is not None:

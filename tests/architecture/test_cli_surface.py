@@ -8,12 +8,13 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --evaluate-every --external "
-    "--group-size --invite --key-file --learning-rate --listen --local --model "
+    "--group-size --invite --key-file --learning-rate --listen --local --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --peer --private --role --rounds --run --seed --share "
-    "--stop-after --threads --tokens-per-s-max",
+    "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
-    "--invite --key-file --learning-rate --listen --model --no-dht --no-lan --no-relay --no-upnp "
-    "--peer --private --run --seed --steps --stop-after --threads",
+    "--invite --key-file --learning-rate --listen --metrics-listen --model --no-dht --no-lan "
+    "--no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
+    "--telemetry-ca --telemetry-interval --threads",
     "invite": "--data-dir",
     "doctor": "--data-dir --invite --listen --peer --run",
     "keygen": "--out --passphrase-env",

@@ -1,0 +1,149 @@
+"""The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
+
+One page, `/metrics`; whoever asks for anything else is told so. No more than `CLIENTS_MAX` are
+answered at once, each within `ANSWER_TIMEOUT_S`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import h11
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from swarm.errors import ConfigError
+from swarm.telemetry import METRICS, NodeReport
+
+PREFIX: Final = "swarm_"
+CLIENTS_MAX: Final = 8
+ANSWER_TIMEOUT_S: Final = 5.0
+REQUEST_BYTES_MAX: Final = 16_384
+READ_BYTES: Final = 4_096
+PEER_METRICS: Final = {
+    "peer_bytes_in_total": ("bytes_in", "bytes from a peer"),
+    "peer_bytes_out_total": ("bytes_out", "bytes to a peer"),
+    "peer_accepted_total": ("groups_accepted", "groups of a peer that passed every check"),
+    "peer_trained_total": ("groups_trained", "groups of a peer that were trained on"),
+    "peer_rejected_total": ("rejected", "what a peer sent and was refused"),
+}
+
+Latest = Callable[[], NodeReport | None]
+
+
+def names() -> frozenset[str]:
+    """Every name that the page may have, as Prometheus sees it."""
+    own = {"info", "alarm", *PEER_METRICS}
+    return frozenset(PREFIX + name for name in {*METRICS, *own})
+
+
+class _Report(Collector):
+    """A report as Prometheus' client sees it. What the report lacks is not there."""
+
+    def __init__(self, latest: Latest) -> None:
+        self._latest = latest
+
+    def collect(self) -> Iterator[Metric]:
+        report = self._latest()
+        if report is None:
+            return
+        info = {"peer_id": report.peer_id, "run_id": report.run_id, "role": report.role}
+        yield InfoMetricFamily("swarm", "the node", value=info | {"agent": report.agent})
+        for name, metric in METRICS.items():
+            labels = [metric.label] if metric.label else []
+            family = _family(name, metric.kind == "counter", metric.help, labels)
+            if metric.label is None and name in report.metrics:
+                family.add_metric([], report.metrics[name])
+            for value, amount in report.labelled.get(name, {}).items():
+                family.add_metric([value], amount)
+            if family.samples:
+                yield family
+        for name, (field, text) in PEER_METRICS.items():
+            family = _family(name, True, text, ["peer"])
+            for peer in report.peers:
+                family.add_metric([peer.peer_id], float(getattr(peer, field)))
+            yield family
+        alarms = _family("alarm", False, "1: the alarm stands", ["kind", "level"])
+        for alarm in report.alarms:
+            alarms.add_metric([alarm.kind, alarm.level], 1.0)
+        yield alarms
+
+
+def _family(
+    name: str, is_counter: bool, text: str, labels: list[str]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    made = CounterMetricFamily if is_counter else GaugeMetricFamily
+    return made(PREFIX + name, text, labels=labels)
+
+
+def page(latest: Latest) -> bytes:
+    """The last report in Prometheus' text format; empty before there is one."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Report(latest))
+    return generate_latest(registry)
+
+
+async def serve_metrics(
+    address: str,
+    latest: Latest,
+    *,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer at `host:port` until cancelled; reports the port once it listens.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        listeners = await trio.open_tcp_listeners(
+            int(port), host=host.strip("[]"), backlog=CLIENTS_MAX
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"--metrics-listen {address}: {error.strerror}; choose another one"
+        ) from None
+    slots = trio.CapacityLimiter(CLIENTS_MAX)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        try:
+            slots.acquire_nowait()
+        except trio.WouldBlock:
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await _answer(stream, latest)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
+            pass  # the client left, or speaks no HTTP: its own affair
+        finally:
+            slots.release()
+            await trio.aclose_forcefully(stream)
+
+    task_status.started(listeners[0].socket.getsockname()[1])
+    await trio.serve_listeners(answer, listeners)
+
+
+async def _answer(stream: trio.SocketStream, latest: Latest) -> None:
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        connection.receive_data(await stream.receive_some(READ_BYTES))
+    if not isinstance(event, h11.Request):
+        return
+    status, body = 200, b""
+    if event.target.partition(b"?")[0] != b"/metrics":
+        status, body = 404, b"there is /metrics here, and nothing else\n"
+    elif event.method != b"GET":
+        status, body = 405, b"GET it\n"
+    else:
+        body = page(latest)
+    headers = [
+        ("content-type", CONTENT_TYPE_LATEST if status == 200 else "text/plain; charset=utf-8"),
+        ("content-length", str(len(body))),
+        ("connection", "close"),
+    ]
+    head = connection.send(h11.Response(status_code=status, headers=headers))
+    data, end = connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage())
+    await stream.send_all(b"".join(each for each in (head, data, end) if each))

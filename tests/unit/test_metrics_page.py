@@ -1,0 +1,150 @@
+"""The metrics endpoint: what Prometheus reads there, and what a client can do to it."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import trio
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.metrics_page import CLIENTS_MAX, REQUEST_BYTES_MAX, names, page, serve_metrics
+from swarm.errors import ConfigError
+from swarm.telemetry import (
+    ADVICE,
+    METRICS,
+    Alarm,
+    AlarmReport,
+    NodeReport,
+    PeerTraffic,
+)
+from tests.support import run
+
+GRAFANA = Path(__file__).parents[2] / "scripts" / "grafana" / "swarm.json"
+HOSTILE = 'a"b\\c\nd<script>'
+
+
+def full_report() -> NodeReport:
+    return NodeReport(
+        peer_id="p",
+        run_id="r",
+        role="node",
+        agent=HOSTILE,
+        instance="i",
+        sequence=1,
+        sent_at_s=1.0,
+        interval_s=2.0,
+        metrics={name: 1.5 for name, metric in METRICS.items() if metric.label is None},
+        labelled={name: {HOSTILE: 2.0} for name, metric in METRICS.items() if metric.label},
+        peers=(PeerTraffic(peer_id="q", bytes_in=7),),
+        alarms=(
+            AlarmReport(
+                kind=Alarm.DISK_LOW, level="critical", text="t", advice=ADVICE[Alarm.DISK_LOW]
+            ),
+        ),
+    )
+
+
+def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_all_metrics_are_there_under_their_names() -> None:
+    found = samples(page(full_report))
+    assert set(found) == names()
+    assert found["swarm_round_s"] == [({}, 1.5)]
+    assert found["swarm_rejected_total"] == [({"reason": HOSTILE}, 2.0)]
+    assert found["swarm_peer_bytes_in_total"] == [({"peer": "q"}, 7.0)]
+    assert found["swarm_alarm"] == [({"kind": "disk_low", "level": "critical"}, 1.0)]
+    assert found["swarm_info"][0][0]["agent"] == HOSTILE
+
+
+def test_what_is_not_reported_is_not_there() -> None:
+    assert page(lambda: None) == b""
+    bare = full_report().model_copy(update={"metrics": {"round": 1.0}, "labelled": {}})
+    assert "swarm_peers" not in samples(page(lambda: bare))
+
+
+def test_a_dashboard_asks_for_nothing_that_is_not_there() -> None:
+    dashboard = json.loads(GRAFANA.read_text())
+    asked = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
+    asked += [each["query"]["query"] for each in dashboard["templating"]["list"][1:]]
+    used = {name for text in asked for name in re.findall(r"\bswarm_[a-z_]+", text)}
+    assert used <= names()
+    assert all(re.search(r"\bswarm_[a-z_]+", text) for text in asked)
+    labels = {label for text in asked for label in re.findall(r"by \(([a-z_]+)\)", text)}
+    assert labels <= {metric.label for metric in METRICS.values()} | {"role"}
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+def served(body: Callable[[int], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(serve_metrics, "127.0.0.1:0", full_report)
+            await body(port)
+            nursery.cancel_scope.cancel()
+
+    run(main)
+
+
+def test_a_page_is_served_and_nothing_else() -> None:
+    async def body(port: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            found = await client.get("/metrics?x=1")
+            assert (found.status_code, found.content) == (200, page(full_report))
+            assert found.headers["content-type"].startswith("text/plain")
+            assert (await client.get("/")).status_code == 404
+            assert (await client.post("/metrics", content=b"x")).status_code == 405
+
+    served(body)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\x16\x03\x01", b"GET /metrics\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000],
+)
+def test_who_speaks_no_http_is_let_go(sent: bytes) -> None:
+    assert REQUEST_BYTES_MAX < 100_000
+
+    async def body(port: int) -> None:
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            with suppress(trio.BrokenResourceError):  # it hung up
+                await stream.send_all(sent)
+                await stream.send_eof()
+                assert b"200" not in await stream.receive_some(10_000)
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
+
+    served(body)
+
+
+def test_only_so_many_are_answered_at_once() -> None:
+    async def body(port: int) -> None:
+        silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CLIENTS_MAX)]
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        async with await trio.open_tcp_stream("127.0.0.1", port) as one_more:
+            with suppress(trio.BrokenResourceError):  # the same, told otherwise
+                assert await one_more.receive_some(1) == b""
+        for stream in silent:
+            await stream.aclose()
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
+
+    served(body)
+
+
+def test_an_address_that_is_taken_is_told_of() -> None:
+    async def body(port: int) -> None:
+        with pytest.raises(ConfigError, match="--metrics-listen"):
+            await serve_metrics(f"127.0.0.1:{port}", full_report)
+
+    served(body)

@@ -1,0 +1,196 @@
+"""A node's telemetry: reports, alarms as notes, and what goes to a broker."""
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from node.config import NodeConfig, load_config
+from node.monitor.alarms import DISK_FREE_BYTES_MIN, HISTORY_S, MEMORY_BYTES_MIN
+from node.monitor.reporting import Extras, Machine, Reporter, Traffic
+from node.telemetry import (
+    ALARM_NOTE,
+    BROKER_NOTE,
+    Sources,
+    Telemetry,
+    broker_of,
+    machine_of,
+    publisher_of,
+)
+from swarm.brokers import Broker
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.mqtt import Publisher
+from swarm.telemetry import Alarm, Topic, decode_alarms, decode_report, decode_status
+from swarm.transport.base import TransportCounters
+from tests.support import run
+from tests.unit.monitor_records import snapshot
+
+NODE = Identity(b"n" * 32)
+RUN = "test-run"
+INTERVAL_S = 2.0
+
+
+class Rig:
+    """Telemetry of a node whose machine and notes a test sets."""
+
+    def __init__(self, publisher: Publisher | None = None) -> None:
+        self.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+        self.notes = {"work": "no work"}
+        self.telemetry = Telemetry(
+            Reporter(NODE.peer_id, RUN, "node", "test", instance="i", interval_s=INTERVAL_S),
+            NODE,
+            RUN,
+            Sources(
+                lambda: snapshot(notes=tuple(self.notes.values())),
+                lambda: Traffic(TransportCounters(), ()),
+                Extras,
+                lambda: self.machine,
+            ),
+            self.notes,
+            interval_s=INTERVAL_S,
+            publisher=publisher,
+            now_s=lambda: 1_000.0 + trio.current_time(),
+            run_sync=self.run_sync,
+        )
+
+    async def run_sync(self, function: Any, *args: Any) -> Any:
+        return function(*args)
+
+
+def published(publisher: Publisher) -> list[Topic]:
+    topics = []
+    while (message := publisher._queue.take()) is not None:
+        topics.append(Topic.parse(message.topic))
+        decode = {"report": decode_report, "alarms": decode_alarms}[topics[-1].kind]
+        decode(message.payload, NODE.peer_id)
+        assert message.retain
+        assert message.qos == (0 if topics[-1].kind == "report" else 1)
+    return topics
+
+
+def some_publisher() -> Publisher:
+    return publisher_of(Broker.parse("mqtt://127.0.0.1:1"), NODE, RUN, "i", Random(1))
+
+
+def test_an_alarm_is_a_note_as_long_as_it_stands() -> None:
+    async def body() -> None:
+        rig = Rig()
+        assert (await rig.telemetry.report()).alarms == ()
+        rig.machine = Machine(MEMORY_BYTES_MIN, 0)
+        first, second = await rig.telemetry.report(), await rig.telemetry.report()
+        assert [each.kind for each in second.alarms] == [Alarm.DISK_LOW]
+        assert "--pool-bytes-max" in rig.notes[ALARM_NOTE + Alarm.DISK_LOW]
+        assert first.notes == second.notes == ("no work",)  # the alarm is told of once
+        rig.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+        assert (await rig.telemetry.report()).alarms == ()
+        assert rig.notes == {"work": "no work"}
+
+    run(body, virtual=True)
+
+
+def test_reports_come_each_interval_and_the_history_goes_back_far_enough() -> None:
+    async def body() -> None:
+        rig = Rig()
+        with trio.move_on_after(3 * HISTORY_S):
+            await rig.telemetry.run()
+        assert rig.telemetry.latest is not None
+        assert rig.telemetry.latest.sequence == pytest.approx(3 * HISTORY_S / INTERVAL_S, abs=1)
+        kept = rig.telemetry._history
+        span_s = kept[-1].sent_at_s - kept[0].sent_at_s
+        assert HISTORY_S * 0.9 <= span_s <= HISTORY_S * 1.1
+
+    run(body, virtual=True, timeout_s=10 * HISTORY_S)
+
+
+def test_alarms_are_published_when_they_change() -> None:
+    async def body() -> None:
+        publisher = some_publisher()
+        rig = Rig(publisher)
+        for machine in (rig.machine, rig.machine, Machine(0, 0), Machine(0, 0), rig.machine):
+            rig.machine = machine
+            await rig.telemetry.report()
+        kinds = [each.kind for each in published(publisher)]
+        assert kinds == [
+            "alarms", "report", "report", "alarms", "report", "report", "alarms", "report"
+        ]  # fmt: skip
+
+    run(body, virtual=True)
+
+
+def test_a_broker_that_is_away_is_a_note() -> None:
+    async def body() -> None:
+        publisher = some_publisher()
+        rig = Rig(publisher)
+        publisher.failure = "no route"
+        await rig.telemetry.report()
+        assert "no route" in rig.notes[BROKER_NOTE]
+        for _ in range(100):
+            await rig.telemetry.report()
+        report = rig.telemetry.latest
+        assert report is not None
+        assert 0 < publisher.dropped - 1 <= report.metrics["telemetry_dropped_total"] + 1
+        publisher.connected = True
+        await rig.telemetry.report()
+        assert BROKER_NOTE not in rig.notes
+
+    run(body, virtual=True)
+
+
+def test_the_will_is_signed_and_of_its_connection() -> None:
+    publisher = some_publisher()
+    for number in (1, 2):
+        will, online = publisher._will(number), publisher._online(number)
+        assert (will.topic, will.qos, will.retain) == (online.topic, 1, True)
+        gone, there = (decode_status(each.payload, NODE.peer_id) for each in (will, online))
+        assert (gone.online, there.online) == (False, True)
+        assert gone.connection == there.connection == number
+
+
+def test_what_is_left_of_the_machine(tmp_path: Path) -> None:
+    here = machine_of(tmp_path)
+    assert here.memory_available_bytes > 0
+    assert here.disk_free_bytes is not None
+    assert machine_of(tmp_path / "none").disk_free_bytes is None
+
+
+def config(**flags: Any) -> NodeConfig:
+    return load_config(flags, {"SWARM_NODE_TELEMETRY_PASSWORD": "hush"})
+
+
+def test_settings_say_where_reports_go(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.touch()
+    made = config(telemetry="mqtts://me@host", telemetry_ca=str(ca), telemetry_interval_s="5")
+    assert broker_of(made, "hush") == Broker("host", 8883, True, "me", "hush", ca)
+    assert made.telemetry_interval_s == 5.0
+    assert "hush" not in repr(made)
+    assert broker_of(config(), "hush") is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"telemetry": "host:1883"}, "--telemetry"),
+        ({"telemetry": "mqtt://me:word@host"}, "--telemetry"),
+        ({"telemetry_interval_s": "0"}, "--telemetry-interval"),
+        ({"metrics_listen": "9464"}, "--metrics-listen"),
+        ({"metrics_listen": "host:99999"}, "--metrics-listen"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(flags: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError) as info:
+        config(**flags)
+    assert named in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--telemetry"):
+        broker_of(config(telemetry="mqtt://host"), "hush")  # no user for the password
+    with pytest.raises(ConfigError, match="--telemetry-ca"):
+        broker_of(config(telemetry_ca=str(tmp_path)), None)
+    with pytest.raises(ConfigError, match="no such file"):
+        broker_of(config(telemetry="mqtts://host", telemetry_ca=str(tmp_path / "x")), None)
