@@ -9,7 +9,7 @@ import termios
 import time
 import tty
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -151,11 +151,16 @@ async def _print_once(what: Looks, console: Console) -> None:
 async def _show(what: Looks, console: Console) -> None:
     first = await what.look()  # before the screen is taken: what is wrong is said where it stays
     live = Live(console=console, screen=True, auto_refresh=False)
-    with _single_keys(sys.stdin.fileno()), live:
+    with (
+        # Caught before the terminal is changed: who leaves gives it back as it was.
+        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        _single_keys(sys.stdin.fileno()),
+        live,
+    ):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(what.run)
             nursery.start_soon(_leave_on_key, sys.stdin.fileno(), nursery.cancel_scope)
-            nursery.start_soon(_leave_on_signal, nursery.cancel_scope)
+            nursery.start_soon(_leave_on_signal, signals, nursery.cancel_scope)
             screen = first
             while True:
                 live.update(render(screen, console.height), refresh=True)
@@ -183,7 +188,6 @@ async def _leave_on_key(terminal: int, scope: trio.CancelScope) -> None:
             return
 
 
-async def _leave_on_signal(scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            scope.cancel()
+async def _leave_on_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    async for _ in signals:
+        scope.cancel()
