@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_keygen(commands)
     _add_status(commands)
     _add_top(commands)
+    _add_monitor(commands)
     _add_eval(commands)
     _add_report(commands)
     _add_prepare(commands)
@@ -201,6 +202,28 @@ def _add_top(commands: Any) -> None:
     )
     top.add_argument("--broker-ca", type=Path, metavar="FILE", help="certificates it is known by")
     top.set_defaults(run_command=_top)
+
+
+def _add_monitor(commands: Any) -> None:
+    monitor = commands.add_parser(
+        "monitor",
+        help="a web page of the swarm, and a broker for nodes to report to",
+        description="A broker's password comes from SWARM_NODE_TELEMETRY_PASSWORD.",
+    )
+    monitor.add_argument(
+        "--broker", metavar="URL", help="embedded (default), or mqtt[s]://[user@]host:port"
+    )
+    monitor.add_argument(
+        "--broker-listen", metavar="HOST:PORT", help="of the embedded one; default: 127.0.0.1:1883"
+    )
+    monitor.add_argument(
+        "--broker-ca", type=Path, metavar="FILE", help="certificates it is known by"
+    )
+    monitor.add_argument(
+        "--listen", metavar="HOST:PORT", help="of the page; default: 127.0.0.1:8080"
+    )
+    monitor.add_argument("--run-id", metavar="ID", help="default: all runs that the broker has")
+    monitor.set_defaults(run_command=_monitor)
 
 
 def _add_eval(commands: Any) -> None:
@@ -394,6 +417,15 @@ def _top(options: argparse.Namespace) -> int:
     elif options.broker_ca is not None:
         raise ConfigError("--broker-ca: of use with --broker mqtts://… alone")
     return top(look_at(options.data_dir, broker), Console())
+
+
+def _monitor(options: argparse.Namespace) -> int:
+    from node.monitor.monitoring import MonitorOptions, monitor
+
+    names = ("broker", "broker_listen", "broker_ca", "listen", "run_id")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+    return monitor(MonitorOptions(**given, password=password), _say)
 
 
 def _eval(options: argparse.Namespace) -> int:

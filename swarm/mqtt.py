@@ -5,8 +5,8 @@ queue, which gives up the oldest message for the newest: a broker that is slow, 
 what lies in the queue and a counter, and never a wait. A lost connection is made again, with
 back-off and jitter.
 
-Clients speak MQTT 5. A broker that knows 3.1.1 alone refuses that at once, or hangs up; so each
-failed try to connect is followed by one with the other version.
+Clients speak MQTT 5. A broker that knows 3.1.1 alone refuses that, hangs up or says nothing; so
+tries to connect take turns with both versions, until one is known to work.
 """
 
 import asyncio
@@ -39,6 +39,8 @@ SUBSCRIBE_QUEUE_BYTES_MAX: Final = 64 << 20
 PACKET_BYTES_MAX: Final = REPORT_BYTES_MAX + 1_024  # asked of a broker that speaks MQTT 5
 KEEPALIVE_S: Final = 15
 ANSWER_TIMEOUT_S: Final = 10.0  # of the broker, to anything
+HELLO_TIMEOUT_S: Final = 2.0  # to a first try to connect; twice as long after one with each version
+KNOWN_TRIES: Final = 4  # with the version that worked, before the other is tried again
 LEAVE_TIMEOUT_S: Final = 3.0  # to say goodbye
 BACKOFF_S: Final = 0.5  # before the second try; doubled at each failure in a row
 BACKOFF_S_MAX: Final = 30.0
@@ -118,6 +120,8 @@ class _Connecting:
         self._rng = rng
         self._tls = _tls_context(broker)
         self._protocol = ProtocolVersion.V5
+        self._failures = 0  # in a row
+        self._works = False  # the version, as of the last connection
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()  # to send, or that it is time to leave
         self._wanted = True
@@ -158,22 +162,31 @@ class _Connecting:
 
     async def _keep_connected(self) -> None:
         self._loop = asyncio.get_running_loop()
-        failures = 0
         while self._wanted:
             self.connections += 1
             try:
                 async with self._client() as client:
-                    failures, self.failure, self.connected = 0, "", True
+                    client.timeout = ANSWER_TIMEOUT_S
+                    self._failures, self.failure = 0, ""
+                    self._works = self.connected = True
                     await self._use(client)
             except Exception as error:  # noqa: BLE001  boundary: paho on a broker's bytes
                 if not self.connected:
-                    self._protocol = _other(self._protocol)
+                    self._choose_protocol()
                 self.failure = (str(error) or type(error).__name__)[:FAILURE_CHARS_MAX]
             finally:
                 self.connected = False
             if self._wanted:
-                await self._rest(min(BACKOFF_S_MAX, BACKOFF_S * 2**failures))
-                failures = min(failures + 1, 16)
+                await self._rest(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failures, 16)))
+                self._failures += 1
+
+    def _choose_protocol(self) -> None:
+        """For the next try, after one that failed."""
+        if self._works and self._failures < KNOWN_TRIES:
+            return
+        self._works = False
+        is_5 = self._protocol is ProtocolVersion.V5
+        self._protocol = ProtocolVersion.V311 if is_5 else ProtocolVersion.V5
 
     async def _rest(self, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds * (0.5 + self._rng.random())
@@ -200,7 +213,7 @@ class _Connecting:
             password=broker.password,
             logger=log,
             protocol=self._protocol,
-            timeout=ANSWER_TIMEOUT_S,
+            timeout=min(ANSWER_TIMEOUT_S, HELLO_TIMEOUT_S * 2 ** min(self._failures // 2, 8)),
             keepalive=KEEPALIVE_S,
             properties=properties,
             tls_context=self._tls,
@@ -210,11 +223,6 @@ class _Connecting:
     async def _use(self, client: Client) -> None:
         """What the connection is for; returns when it is not wanted any more."""
         raise NotImplementedError
-
-
-def _other(protocol: ProtocolVersion) -> ProtocolVersion:
-    is_5 = protocol is ProtocolVersion.V5
-    return ProtocolVersion.V311 if is_5 else ProtocolVersion.V5
 
 
 def _tls_context(broker: Broker) -> ssl.SSLContext | None:

@@ -20,6 +20,7 @@ SURFACE = {
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "top": "--broker --broker-ca --data-dir",
+    "monitor": "--broker --broker-ca --broker-listen --listen --run-id",
     "eval": "--data-dir --model --run --threads",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",

@@ -1,0 +1,130 @@
+"""`swarm-node monitor`: a web page of the swarm, and a broker for it if there is none."""
+
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from swarm.brokers import PORT, Broker
+from swarm.dashboard.listening import Listening
+from swarm.dashboard.server import PORT_DEFAULT, serve
+from swarm.errors import ConfigError, first_of
+from swarm.watching import Watch
+
+EMBEDDED: Final = "embedded"
+BROKER_LISTEN: Final = f"127.0.0.1:{PORT}"
+PAGE_LISTEN: Final = f"127.0.0.1:{PORT_DEFAULT}"
+STARTS_TIMEOUT_S: Final = 30.0
+ENDS_TIMEOUT_S: Final = 3.0
+READ_BYTES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorOptions:
+    """What `swarm-node monitor` is told. `broker`: a URL, or `embedded` for one of its own at
+    `broker_listen`. `run_id` None: all runs that the broker knows of."""
+
+    broker: str = EMBEDDED
+    broker_listen: str = BROKER_LISTEN
+    broker_ca: Path | None = None
+    password: str | None = None
+    listen: str = PAGE_LISTEN
+    run_id: str | None = None
+
+
+def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
+    """Watch until interrupted. Returns the exit status.
+
+    Raises:
+        ConfigError: bad input, or an address that cannot be listened on.
+    """
+    if options.broker != EMBEDDED and options.broker_listen != BROKER_LISTEN:
+        raise ConfigError("--broker-listen: of use with --broker embedded alone")
+    try:
+        trio.run(_monitor, options, say)
+    except* ConfigError as group:
+        raise first_of(group) from None
+    return 0
+
+
+async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
+        async with _broker(options, say) as broker:
+            watch = Watch(options.run_id)
+            listening = Listening(broker, watch, unix_s=time.time, rng=Random(secrets.randbits(64)))
+            async with trio.open_nursery() as services:
+                services.start_soon(listening.run)
+                url = await services.start(
+                    partial(
+                        serve,
+                        watch,
+                        options.listen,
+                        listening.source,
+                        unix_s=time.time,
+                        counters=listening.counters,
+                    )
+                )
+                say(f"nodes report here when they are started with --telemetry {broker}")
+                say(f"the page is at {url}")
+
+
+async def _leave_when_asked(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+@asynccontextmanager
+async def _broker(options: MonitorOptions, say: Callable[[str], None]) -> AsyncIterator[Broker]:
+    if options.broker != EMBEDDED:
+        yield Broker.parse(options.broker, password=options.password, ca_file=options.broker_ca)
+        return
+    async with embedded_broker(options.broker_listen) as broker:
+        if broker.host not in ("127.0.0.1", "::1", "localhost"):
+            say("the embedded broker lets in whoever reaches it: mosquitto can ask for passwords")
+        yield broker
+
+
+@asynccontextmanager
+async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
+    """A broker in a child process, listening at `host:port`, for the block.
+
+    Raises:
+        ConfigError: it is no address, or it is taken.
+    """
+    broker = Broker.parse(f"mqtt://{listen}")
+    words = (sys.executable, "-m", "node.monitor.embedded_broker", broker.host, str(broker.port))
+    process = await trio.lowlevel.open_process(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        said = b""
+        with trio.move_on_after(STARTS_TIMEOUT_S):
+            said = await process.stdout.receive_some(READ_BYTES)
+        if not said:
+            raise ConfigError(
+                f"--broker-listen {listen}: cannot be listened on; choose another port"
+            )
+        yield broker
+    finally:
+        with trio.CancelScope(shield=True):
+            await process.stdin.aclose()  # it ends with its input
+            with trio.move_on_after(ENDS_TIMEOUT_S):
+                await process.wait()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await process.stdout.aclose()
