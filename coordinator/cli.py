@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     drain.add_argument("--undo", action="store_true", help="let it work again")
     _add_data_dir(drain)
     drain.set_defaults(run_command=_drain)
+    _add_dashboard(commands)
     return top
 
 
@@ -79,6 +80,30 @@ def _add_serve(commands: Any) -> None:
     )
     _add_data_dir(serve)
     serve.set_defaults(run_command=_serve)
+
+
+def _add_dashboard(commands: Any) -> None:
+    dashboard = commands.add_parser(
+        "dashboard",
+        help="a web page of all nodes that report to a broker, until interrupted",
+        description="Shows and changes nothing, unless --token-env is given: whoever has the token "
+        "may drain workers and set the planned staleness of the coordinator on --data-dir.",
+    )
+    dashboard.add_argument(
+        "--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host:port; its password "
+        "comes from SWARM_NODE_TELEMETRY_PASSWORD",
+    )  # fmt: skip
+    dashboard.add_argument("--broker-ca", type=Path, metavar="FILE", help="it is known by these")
+    dashboard.add_argument(
+        "--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="default: 127.0.0.1:8080"
+    )
+    dashboard.add_argument(
+        "--token-env",
+        metavar="NAME",
+        help="a variable that holds a token of 16 characters or more",
+    )
+    _add_data_dir(dashboard)
+    dashboard.set_defaults(run_command=_dashboard)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,12 +149,29 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from coordinator.serve import drain, is_known
+    from coordinator.serve import is_known
+    from coordinator.wishes import drain
 
     drain(options.data_dir, options.worker, undo=options.undo)
     if not is_known(options.data_dir, options.worker):
         print(f"no worker of the name {options.worker} was seen here yet; is it spelt right?")
     print(f"{options.worker} {'may work again' if options.undo else 'gets no more work'}")
+    return EXIT_OK
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    from coordinator.dashboard import dashboard, guarded_by
+    from swarm.brokers import Broker
+
+    password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+    broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
+    token = None
+    if options.token_env is not None:
+        token = os.environ.get(options.token_env)
+        if not token:
+            raise ConfigError(f"--token-env {options.token_env}: no such variable; set it first")
+    guarded = None if token is None else guarded_by(token, options.data_dir)
+    dashboard(broker, options.listen, guarded, lambda line: print(line, flush=True))
     return EXIT_OK
 
 

@@ -46,6 +46,7 @@ margin = 1.1
 [pacing]                       # how stale groups may be planned to be, below the run's bound
 # effective_share_min = 0.5    # effective sample size over the number of tokens
 # mismatch_k3_max = 0.05       # KL from what generated them to what is trained
+# depth = 2                    # plan for this staleness, instead of finding the least that does
 
 [[workers]]                    # on this machine, started when they are needed
 provider = "local"

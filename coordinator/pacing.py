@@ -15,6 +15,17 @@ from dataclasses import dataclass, replace
 from swarm.errors import ConfigError
 
 BACKOFF_DOUBLINGS_MAX = 10
+DEPTH_MAX = 1_024
+
+
+def check_depth(value: object) -> int:
+    """
+    Raises:
+        ConfigError: it is no pacing depth.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= DEPTH_MAX:
+        raise ConfigError(f"depth = {value}: must be a whole number from 0 to {DEPTH_MAX}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +34,8 @@ class PacingRules:
 
     `effective_share_min`, `mismatch_k3_max`: what is healthy. `idle_share_max`: how much more than
     predicted the learner may wait. `steps`: so many after a change before the next, at least;
-    `calm_steps`: so many without a shortage before a smaller depth is tried.
+    `calm_steps`: so many without a shortage before a smaller depth is tried. `depth`: the one that
+    somebody wants; None: it is found.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -34,8 +46,11 @@ class PacingRules:
     idle_share_max: float = 0.1
     steps: int = 5
     calm_steps: int = 50
+    depth: int | None = None
 
     def __post_init__(self) -> None:
+        if self.depth is not None:
+            check_depth(self.depth)
         for name in ("effective_share_min", "idle_share_max"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
@@ -76,6 +91,13 @@ class Pacing:
 
 def next_pacing(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     """The depth from now on; an equal value where nothing changes."""
+    if rules.depth is not None:
+        wanted = min(rules.depth, seen.bound)
+        return pacing if pacing.depth == wanted else _moved(pacing, wanted, seen, "as was asked")
+    return _found(pacing, seen, rules)
+
+
+def _found(pacing: Pacing, seen: Measured, rules: PacingRules) -> Pacing:
     if pacing.depth > seen.bound:
         return _moved(pacing, seen.bound, seen, "the run's bound")
     floor = pacing.depth if seen.least is None else min(seen.least, seen.bound)

@@ -7,7 +7,7 @@ import signal
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +21,9 @@ from coordinator.providers.sky_tasks import Catalogue
 from coordinator.providers.skypilot import SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.view import load_state, render_state, save_state, view_json
+from coordinator.wishes import read_depth, read_drained
 from swarm.control import ControlClient
 from swarm.errors import ConfigError, PeerUnreachable, first_of
-from swarm.files import write_whole
 from swarm.identity import Identity, PeerId
 from swarm.invite import Invitation
 from swarm.ledger import Ledger
@@ -32,8 +32,6 @@ from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.warden import Warden
 
-DRAINED_FILE: Final = "drained.json"
-DRAINED_MAX: Final = 4_096
 KEY_FILE: Final = "identity.pem"
 WORKERS: Final = "workers"
 CLOUDS: Final = "clouds"
@@ -77,40 +75,7 @@ def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
     return Identity.load(path, None)
 
 
-# --- drains ------------------------------------------------------------------------------------
-
-
-def read_drained(data_dir: Path) -> frozenset[str]:
-    """Machines that shall not work, by name or peer id.
-
-    Raises:
-        ConfigError: the list is damaged.
-    """
-    path = data_dir / DRAINED_FILE
-    try:
-        names = json.loads(path.read_text())
-    except FileNotFoundError:
-        return frozenset()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; delete it to drain nobody") from None
-    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise ConfigError(f"{path}: is no list of names; delete it to drain nobody")
-    return frozenset(names)
-
-
-def drain(data_dir: Path, name: str, *, undo: bool) -> None:
-    """Have a machine hand in what it has and work no more, or work again. It takes effect with the
-    coordinator's next look, or its next start.
-
-    Raises:
-        ConfigError: there are too many, or the list is damaged.
-    """
-    names = set(read_drained(data_dir))
-    (names.discard if undo else names.add)(name)
-    if len(names) > DRAINED_MAX:
-        raise ConfigError(f"{DRAINED_MAX} are drained already")
-    data_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(data_dir / DRAINED_FILE, json.dumps(sorted(names)))
+# --- what people ask ---------------------------------------------------------------------------
 
 
 def is_known(data_dir: Path, name: str) -> bool:
@@ -181,6 +146,7 @@ def serve(
     fleet = load_priced()
     learner = learner_of(fleet.run_file)
     read_drained(data_dir)
+    read_depth(data_dir)
     network_key = None
     peers = fleet.peers
     if invite is not None:
@@ -223,13 +189,16 @@ class _Source:
     def look(self) -> None:
         """Read both again."""
         try:
-            fleet, self.drained = self._load(), read_drained(self._data_dir)
+            fleet, drained = self._load(), read_drained(self._data_dir)
+            depth = read_depth(self._data_dir)
         except ConfigError as error:
             if str(error) != self._refused:
                 self._say(f"{error}; what was read before goes on")
             self._refused = str(error)
             return
-        self._refused = ""
+        self._refused, self.drained = "", drained
+        if depth is not None:  # what was asked for here counts before what the file says
+            fleet = replace(fleet, pacing=replace(fleet.pacing, depth=depth))
         if fleet != self.fleet:
             self._say("the fleet file has changed")
             self.fleet = fleet

@@ -37,6 +37,7 @@ COORDINATOR = {
     "serve": "--data-dir --example --file --interval --invite --keep-workers --key-file --peer",
     "workers": "--data-dir --json",
     "drain": "--data-dir --undo worker",
+    "dashboard": "--broker --broker-ca --data-dir --listen --token-env",
 }
 
 

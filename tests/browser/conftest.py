@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.browser.live_page import ARTIFACTS, LivePage
+from tests.integration.conftest import make_node, prepared  # noqa: F401 fixtures
 
 WAIT_MS = 30_000  # a busy machine is no failure
 

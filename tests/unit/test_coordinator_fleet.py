@@ -10,8 +10,9 @@ from coordinator.capacity import Run
 from coordinator.cli import main
 from coordinator.estimates import History, calibrated_load_s, is_measured, run_of, worker_of
 from coordinator.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
-from coordinator.serve import drain, learner_of, read_drained
+from coordinator.serve import _Source, learner_of
 from coordinator.view import load_state, save_state
+from coordinator.wishes import drain, read_depth, read_drained, set_depth
 from swarm import control
 from swarm.control import ReportedWorker
 from swarm.errors import ConfigError, RemoteProtocolError
@@ -190,6 +191,41 @@ def test_rows_of_workers_come_back_as_they_were_and_bad_ones_are_refused() -> No
 
 
 # --- drains, and what people are told ------------------------------------------------------------
+
+
+def test_a_depth_that_is_asked_for_is_kept_until_it_is_taken_back(tmp_path: Path) -> None:
+    assert read_depth(tmp_path) is None
+    set_depth(tmp_path, 3)
+    assert read_depth(tmp_path) == 3
+    for bad in (-1, 2_000, 1.5, "3", True):
+        with pytest.raises(ConfigError, match="whole number"):
+            set_depth(tmp_path, bad)  # type: ignore[arg-type]
+    assert read_depth(tmp_path) == 3
+    set_depth(tmp_path, None)
+    assert read_depth(tmp_path) is None
+    (tmp_path / "depth.json").write_text("[]")
+    with pytest.raises(ConfigError, match="delete it"):
+        read_depth(tmp_path)
+
+
+def test_a_look_takes_up_what_was_asked_for_and_what_is_damaged_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(tmp_path / "run.toml", ("/ip4/127.0.0.1/tcp/1",), ())
+    said: list[str] = []
+    source = _Source(lambda: fleet, fleet, tmp_path, said.append)
+    drain(tmp_path, "w", undo=False)
+    set_depth(tmp_path, 2)
+    source.look()
+    assert source.fleet.pacing.depth == 2
+    assert source.drained == {"w"}
+    (tmp_path / "depth.json").write_text("{")
+    source.look()
+    assert source.fleet.pacing.depth == 2
+    assert "delete it" in said[-1]
+    set_depth(tmp_path, None)
+    source.look()
+    assert source.fleet.pacing.depth is None
 
 
 def test_drains_are_kept_and_undone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,14 @@ def test_links_that_allow_less_raise_it_at_once() -> None:
     assert next_pacing(Pacing(6), replace(FINE, bound=3), RULES).depth == 3
 
 
+def test_what_was_asked_for_is_planned_but_not_beyond_the_bound() -> None:
+    wanted = replace(RULES, depth=3)
+    assert next_pacing(Pacing(6), STARVED, wanted).depth == 3
+    assert next_pacing(Pacing(3), STARVED, wanted) == Pacing(3)
+    assert next_pacing(Pacing(3), replace(FINE, bound=2), wanted).depth == 2
+    assert next_pacing(Pacing(3, since=1), FINE, RULES).depth == 2  # taken back
+
+
 def test_where_nothing_is_known_of_the_links_it_stays_as_it_is() -> None:
     assert next_pacing(Pacing(6), replace(FINE, least=None), RULES).depth == 6
     assert next_pacing(Pacing(4, since=1), replace(FINE, least=None), RULES).depth == 4

@@ -14,7 +14,7 @@ const ALARM_NAMES = {
 };
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
-// --- parts -------------------------------------------------------------------------------------
+// --- parts ---
 
 const rate = (value) => amount(value, "B/s");
 const throughput = new Chart($("throughput-chart"), {
@@ -23,11 +23,11 @@ const throughput = new Chart($("throughput-chart"), {
 });
 const heldOut = new Chart($("held-out-chart"), {
   label: "Held-out pass rate", write: (value) => (missing(value) ? DASH : `${Math.round(100 * value)} %`), top: 1,
-  lines: [{ name: "mean", key: "held_out", style: "s-mean" }], band: ["held_out_low", "held_out_high"],
+  lines: [{ name: "mean", key: "held_out", style: "s-in" }], band: ["held_out_low", "held_out_high"],
 });
 const reward = new Chart($("reward-chart"), {
   label: "Reward of own completions", write: (value) => fixed(value, 2),
-  lines: [{ name: "mean", key: "reward", style: "s-mean" }], band: ["reward_low", "reward_high"],
+  lines: [{ name: "mean", key: "reward", style: "s-in" }], band: ["reward_low", "reward_high"],
 });
 const map = new Map_($("map-drawing"), $("map-caption"));
 
@@ -75,7 +75,7 @@ function records({ columns, rows }) {
   return rows.map((row) => Object.fromEntries(columns.map((name, place) => [name, row[place]])));
 }
 
-// --- states ------------------------------------------------------------------------------------
+// --- states ---
 
 function enter(state, link, banner = "") {
   document.body.dataset.state = state;
@@ -170,7 +170,7 @@ function alarms({ shown, kinds }) {
     h("p", { class: "who" }, `${plural(alarm.count, "node")}: `, h("span", { class: "id" }, alarm.nodes.map(short).join(" ")), alarm.count > alarm.nodes.length ? ` and ${number(alarm.count - alarm.nodes.length)} more` : ""))));
 }
 
-// --- figures -----------------------------------------------------------------------------------
+// --- figures ---
 
 function figures(head, model) {
   const whole = (value) => [number(value), ""];
@@ -215,7 +215,7 @@ function both(state) {
   return [...sums].map(([name, [taken, given]]) => [printable(name), Math.max(taken, given), `${amount(taken, "B")} in, ${amount(given, "B")} out`]).sort((a, b) => b[1] - a[1]);
 }
 
-// --- broadcast and capacity --------------------------------------------------------------------
+// --- broadcast and capacity ---
 
 function broadcast(data) {
   $("broadcast").hidden = !data;
@@ -280,10 +280,10 @@ function compared(name, predicted, measured, most, bound, write) {
   return h("div", { class: "pair" }, h("span", {}, name), row("predicted", predicted), row("measured", measured));
 }
 
-// --- tables ------------------------------------------------------------------------------------
+// --- tables ---
 
 function showWorkers(data, canAct) {
-  $("workers").hidden = !data.rows.length;
+  $("workers").hidden = !data.rows.length && !canAct;
   $("act").hidden = !canAct;
   if (!data.rows.length) return;
   const rows = records(data);
@@ -345,7 +345,7 @@ function telemetry(state) {
   ]);
 }
 
-// --- what a person does ------------------------------------------------------------------------
+// --- what a person does ---
 
 for (const button of document.querySelectorAll("[data-span]")) {
   button.addEventListener("click", () => {
@@ -354,5 +354,18 @@ for (const button of document.querySelectorAll("[data-span]")) {
     if (frame) curves();
   });
 }
+$("act").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const name = event.submitter.dataset.act, depth = $("act-depth").value.trim();
+  const wanted = name === "depth" ? { depth: depth ? Number(depth) : null } : { worker: $("act-worker").value.trim() };
+  say($("act-said"), "asking");
+  try {
+    const answer = await fetch(`/api/actions/${name}`, { method: "POST", body: JSON.stringify(wanted), headers: { authorization: `Bearer ${$("act-token").value}` } });
+    const told = await answer.json();
+    say($("act-said"), printable(told.done ?? told.error));
+  } catch {
+    say($("act-said"), "the server does not answer");
+  }
+});
 $("node-filter").addEventListener("input", () => frame && showNodes());
 new Stream({ onFrame, onLost });

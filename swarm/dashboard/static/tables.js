@@ -5,10 +5,10 @@ import { DASH, h, say } from "./format.js";
 export const ROWS_SHOWN = 25;
 
 export class Table {
-  // columns: [{name, key, write, text, sort}]; the first one identifies a row; detail: row -> dl or null
-  constructor(table, columns, { identity, classes = () => "", detail = null, sort = null, cell = null }) {
-    Object.assign(this, { columns, identity, classes, detail, cell });
-    this.by = sort; this.down = false; this.rows = new Map(); this.open = new Set();
+  // columns: [{name, key, write, text}]; the first one opens a row's detail: row -> [[name, value]]
+  constructor(table, columns, { identity, classes = () => "", detail = null }) {
+    Object.assign(this, { columns, identity, classes, detail });
+    this.by = null; this.down = false; this.rows = new Map(); this.open = new Set();
     this.heads = columns.map((column, place) => {
       const button = h("button", { type: "button", title: column.title }, column.name);
       button.addEventListener("click", () => this.sort(place));
@@ -81,8 +81,7 @@ export class Table {
     const kind = this.classes(record);
     if (row.element.className !== kind) row.element.className = kind;
     this.columns.forEach((column, place) => {
-      if (column.fill) column.fill(row.cells[place].cell, record);
-      else say(row.cells[place].inner, column.write ? column.write(record[column.key], record) : record[column.key] ?? DASH);
+      say(row.cells[place].inner, column.write ? column.write(record[column.key], record) : record[column.key] ?? DASH);
     });
   }
 

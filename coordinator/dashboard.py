@@ -1,0 +1,85 @@
+"""`swarm-coordinator dashboard`: the page, fed by a broker.
+
+Whoever has the token, if there is one, can change what the coordinator on this machine does.
+"""
+
+import functools
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import trio
+
+from coordinator.wishes import drain, set_depth
+from swarm.brokers import Broker
+from swarm.dashboard.listening import Listening
+from swarm.dashboard.server import Guarded, serve
+from swarm.errors import ConfigError, first_of
+from swarm.watching import Watch
+
+NAME_CHARS_MAX: Final = 80
+
+
+def guarded_by(token: str, data_dir: Path) -> Guarded:
+    """What whoever has the token may do with the coordinator of a data directory.
+
+    Raises:
+        ConfigError: the token is too short.
+    """
+
+    def drained(wanted: Mapping[str, Any], *, undo: bool) -> str:
+        name = wanted.get("worker")
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
+            raise ConfigError("worker: must be its name or peer id")
+        drain(data_dir, name, undo=undo)
+        return f"{name} {'may work again' if undo else 'gets no more work'}"
+
+    def paced(wanted: Mapping[str, Any]) -> str:
+        depth = wanted.get("depth")
+        set_depth(data_dir, depth)
+        return "the depth is found again" if depth is None else f"planned for {depth} steps"
+
+    return Guarded(
+        token,
+        {
+            "drain": functools.partial(drained, undo=False),
+            "activate": functools.partial(drained, undo=True),
+            "depth": paced,
+        },
+    )
+
+
+def dashboard(
+    broker: Broker, listen: str, guarded: Guarded | None, say: Callable[[str], None]
+) -> None:
+    """Show what nodes report to a broker until SIGINT or SIGTERM.
+
+    Raises:
+        ConfigError: it cannot listen there, or the broker's certificates cannot be read.
+    """
+    try:
+        trio.run(_show, broker, listen, guarded, say)
+    except* ConfigError as group:
+        raise first_of(group) from None
+
+
+async def _show(
+    broker: Broker, listen: str, guarded: Guarded | None, say: Callable[[str], None]
+) -> None:
+    watch = Watch()
+    listening = Listening(broker, watch, unix_s=time.time, rng=Random(secrets.randbits(64)))
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as nursery:
+            page = functools.partial(
+                serve, watch, listen, listening.source, unix_s=time.time,
+                counters=listening.counters, guarded=guarded,
+            )  # fmt: skip
+            url = await nursery.start(page)
+            nursery.start_soon(listening.run)
+            say(f"the page is at {url}; nodes report with --telemetry {broker}")
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
