@@ -17,7 +17,7 @@ import secrets
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +31,8 @@ from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, TELEMETRY_PASSWORD_VARIABLE, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import RolloutEngine
-from node.engines.policy_files import PolicyFiles
-from node.engines.vllm_engine import open_vllm
+from node.engines.policy_files import PolicyFiles, policy_files
+from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.evaluation import PassRate, evaluate
 from node.membership import Membership
 from node.models import resolve_model
@@ -67,6 +67,8 @@ VIEW_INTERVAL_S = 0.5
 RESTART_DELAY_S = 1.0  # doubled at each failure in a row
 DAMAGED = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 RESTARTS_MAX = 5  # failures in a row without a finished round between them
+HAND_OVERS_MAX = 3  # failures in a row; then trainer and engine are started again
+PARAMETER_BYTES = 4  # of the policy that the trainer writes
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
@@ -178,6 +180,43 @@ def run_node(
             raise StorageFailed(
                 f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
             ) from group
+
+
+class HandOver:
+    """Gives an engine of its own each new policy of the trainer.
+
+    An engine that does not take one serves the one before for another round: what it samples says
+    so, and the next policy is given to it again.
+    """
+
+    def __init__(
+        self,
+        trainer: TrainerProcess,
+        engine: VllmEngine,
+        files: PolicyFiles,
+        tell: Callable[[Record], Awaitable[None]],
+    ) -> None:
+        self._trainer, self._engine, self._files, self._tell = trainer, engine, files, tell
+        self._failures = 0  # in a row
+
+    async def __call__(self, policy_version: int) -> float:
+        """How long the engine stood still, in seconds.
+
+        Raises:
+            ChildFailed: `HAND_OVERS_MAX` of them in a row failed.
+        """
+        directory = await self._files.export(self._trainer, policy_version)
+        try:
+            await self._engine.load(directory, policy_version)
+        except ChildFailed as error:
+            self._failures += 1
+            if self._failures >= HAND_OVERS_MAX:
+                raise
+            await self._tell(Trouble(f"the engine did not take version {policy_version}: {error}"))
+        else:
+            self._failures = 0
+        await self._files.keep_only(self._engine.directory)
+        return self._engine.paused_s
 
 
 class App:
@@ -509,21 +548,17 @@ class App:
         if config.engine != "vllm":
             raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
         info = await trainer.info()
-        files = PolicyFiles(config.data_dir)
-        async with open_vllm(
-            await files.export(trainer, info.policy_version),
-            config.data_dir,
-            threads=config.threads,
-            context_tokens=info.context_tokens,
-            policy_version=info.policy_version,
-        ) as engine:
-
-            async def hand_over(policy_version: int) -> None:
-                directory = await files.export(trainer, policy_version)
-                await engine.load(directory, policy_version)
-                await files.keep_only(directory)
-
-            yield engine, hand_over
+        with policy_files(config.data_dir, info.parameters * PARAMETER_BYTES) as files:
+            async with open_vllm(
+                await files.export(trainer, info.policy_version),
+                config.data_dir,
+                threads=config.threads,
+                context_tokens=info.context_tokens,
+                policy_version=info.policy_version,
+                update_mode=config.engine_update,
+                reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
+            ) as engine:
+                yield engine, HandOver(trainer, engine, files, self._tell)
 
     async def _after_record(self, record: RoundDone | HeldOut, trainer: Trainer) -> None:
         self._node.notes.pop("trainer", None)

@@ -75,6 +75,11 @@ def _add_join(commands: Any) -> None:
     _add_network(join)
     _add_policy(join)
     join.add_argument("--engine", help="torch (default) or vllm")
+    join.add_argument(
+        "--engine-update",
+        metavar="MODE",
+        help="keep (default), drain or abort what vLLM has begun when new weights come",
+    )
     join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
     join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
     join.add_argument("--group-size", metavar="G", help="completions for each task")

@@ -370,6 +370,9 @@ class NodeConfig(_Frozen):
     # policy and rollouts
     model: Annotated[str, Field(min_length=1)] = "tiny"
     engine: Literal["torch", "vllm", "scripted"] = "torch"
+    engine_update: Literal["keep", "drain", "abort"] = (
+        "keep"  # what vLLM does with unfinished completions when new weights come
+    )
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
     group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0

@@ -52,7 +52,7 @@ class World:
 
 Record = RoundDone | HeldOut
 OnRecord = Callable[[Record], Awaitable[None]]
-AfterUpdate = Callable[[int], Awaitable[None]]
+AfterUpdate = Callable[[int], Awaitable[float]]
 
 
 class Node:
@@ -308,6 +308,11 @@ class Node:
             pool_foreign=self._pool_figures.foreign_eligible,
             pool_bytes=self._pool_figures.bytes,
             pool_age_s=self._pool_age_s(),
+            mismatch_mean=last.mismatch_mean if last else None,
+            mismatch_max=last.mismatch_max if last else None,
+            mismatch_k3=last.mismatch_k3 if last else None,
+            effective_share=last.effective_share if last else None,
+            paused_s=last.paused_s if last else None,
             accepted=self.ledger.accepted,
             rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
             bytes_in=counters.bytes_in.total(),

@@ -101,7 +101,7 @@ class Sapo:
         now_s: Callable[[], float],
         on_phase: Callable[[str], None] = lambda _: None,
         before_share: Callable[[int], Awaitable[None]] | None = None,
-        after_update: Callable[[int], Awaitable[None]] | None = None,
+        after_update: Callable[[int], Awaitable[float]] | None = None,
     ) -> None:
         self._config = config
         self._peer_id = peer_id
@@ -114,7 +114,8 @@ class Sapo:
         self._now_s = now_s
         self._on_phase = on_phase
         self._before_share = before_share  # makes the new data position durable
-        self._after_update = after_update  # hands the new policy to an engine of its own
+        # hands the new policy to an engine of its own; says how long that stood still, in seconds
+        self._after_update = after_update
         self.progress = progress
         self._sampling = config.run.engine_sampling
 
@@ -137,8 +138,9 @@ class Sapo:
             chosen = self._chosen(own)
             report = await self._trainer.train(self._batch(chosen, foreign, number))
             clock.lap("train")
+            paused_s = None
             if self._after_update is not None:
-                await self._after_update(report.policy_version)
+                paused_s = await self._after_update(report.policy_version)
             generated = sum(len(c.token_ids) for group in own for c in group.completions)
             self.progress = replace(
                 start,
@@ -148,7 +150,8 @@ class Sapo:
                 trained_tokens=start.trained_tokens + report.trained_tokens,
                 groups_shared=start.groups_shared + len(shared),
             )
-        return self._record(own, chosen, foreign, report, clock, generated, len(shared))
+        record = self._record(own, chosen, foreign, report, clock, generated, len(shared))
+        return replace(record, paused_s=paused_s)
 
     # --- tasks, completions, rewards -------------------------------------------------------
 
@@ -334,7 +337,21 @@ class Sapo:
             bytes_out_total=0,
             foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
             unlikely_tokens=report.unlikely_tokens,
+            **self._mismatch(report),
         )
+
+    def _mismatch(self, report: TrainReport) -> dict[str, float | None]:
+        """Of the engine's log-probs and the trainer's, which are of the plain distribution."""
+        values = {
+            "mismatch_mean": report.mismatch_mean,
+            "mismatch_max": report.mismatch_max,
+            "mismatch_k3": report.mismatch_k3,
+            "effective_share": report.effective_share,
+        }
+        plain = self._sampling.temperature == 1.0 and self._sampling.top_p == 1.0
+        return {
+            name: value if plain and isfinite(value) else None for name, value in values.items()
+        }
 
     def _seed(self, purpose: str, *numbers: int) -> int:
         text = f"{self._config.seed}/{self._peer_id}/{purpose}/{numbers}"

@@ -1,25 +1,38 @@
-"""The policy's versions as model directories, for an engine in a process of its own.
+"""The policy's versions as model directories, on their way from the trainer to an engine in a
+process of its own.
 
-A directory is written as `policy-<version>.partial` and renamed when it is whole. Only what the
-engine may still read is kept.
+They are files in shared memory where it has room, so that no second copy of a model is written to
+a disk; else in the data directory. A directory is written as `policy-<version>.partial` and renamed
+when it is whole. Only what the engine may still read is kept, and nothing once the node has ended:
+what a node that was killed leaves in shared memory goes when its engine ends, or when the next node
+of the same user starts. That a node lives shows by its lock.
 """
 
+import fcntl
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import trio
 
 from node.training.base import Trainer
 
+SHARED_MEMORY: Final = Path("/dev/shm")
+COPIES: Final = 2.2  # that shared memory must have room for: the old one, the new one, and a little
 _PREFIX = "policy-"
 _PARTIAL = ".partial"
+_LOCK = "lock"
 
 
 class PolicyFiles:
-    """The directories of one data directory; those of an earlier process are removed."""
+    """The directories of one node. Made by `policy_files`."""
 
-    def __init__(self, data_directory: Path) -> None:
-        self._parent = data_directory.absolute()
+    def __init__(self, parent: Path) -> None:
+        self.parent = parent.absolute()
         self._remove_but(None)
 
     async def export(self, trainer: Trainer, policy_version: int) -> Path:
@@ -28,7 +41,7 @@ class PolicyFiles:
         Raises:
             ChildFailed: the trainer could not write it.
         """
-        final = self._parent / f"{_PREFIX}{policy_version}"
+        final = self.parent / f"{_PREFIX}{policy_version}"
         partial = final.with_name(final.name + _PARTIAL)
         await trio.to_thread.run_sync(_make_empty, partial)
         await trainer.export(partial)
@@ -40,9 +53,51 @@ class PolicyFiles:
         await trio.to_thread.run_sync(self._remove_but, directory)
 
     def _remove_but(self, kept: Path | None) -> None:
-        for path in self._parent.glob(f"{_PREFIX}[0-9]*"):
+        for path in self.parent.glob(f"{_PREFIX}[0-9]*"):
             if path != kept:
                 shutil.rmtree(path)
+
+
+@contextmanager
+def policy_files(
+    data_directory: Path, policy_bytes: int, memory: Path = SHARED_MEMORY
+) -> Iterator[PolicyFiles]:
+    """Room for a policy of about that size, which is given back at the end of the block."""
+    remove_abandoned(memory)
+    if not _has_room(memory, COPIES * policy_bytes):
+        files = PolicyFiles(data_directory)
+        try:
+            yield files
+        finally:
+            files._remove_but(None)
+        return
+    new = Path(tempfile.mkdtemp(prefix="swarm-new-", dir=memory))
+    with (new / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+        try:
+            yield PolicyFiles(parent)
+        finally:
+            shutil.rmtree(parent, ignore_errors=True)
+
+
+def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
+    """Remove what nodes of this user left in shared memory that live no more."""
+    for parent in memory.glob(f"{_mark()}*"):
+        try:
+            with (parent / _LOCK).open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(parent, ignore_errors=True)
+        except OSError:  # its node lives, or somebody else removes it
+            continue
+
+
+def _mark() -> str:
+    return f"swarm-policy-{os.getuid()}-"
+
+
+def _has_room(memory: Path, size_bytes: float) -> bool:
+    return os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= size_bytes
 
 
 def _make_empty(directory: Path) -> None:

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
+from node.engines.policy_files import remove_abandoned
+
 LOG_BYTES_MAX: Final = 1_048_576  # then it becomes `.old`, in place of the one before
 NICENESS: Final = 10  # the node's event loop comes first
 POLITE_END_S: Final = 5.0
@@ -62,6 +64,7 @@ def _end(server: subprocess.Popen[bytes], scratch: Path) -> NoReturn:
     with suppress(subprocess.TimeoutExpired):
         server.wait(POLITE_END_S)
     shutil.rmtree(scratch, ignore_errors=True)
+    remove_abandoned()  # of the node, where it was killed
     os.killpg(0, signal.SIGKILL)
     raise SystemExit(1)
 

@@ -114,7 +114,8 @@ class VllmEngine:
         self._expected: probe.LogProbs | None = None  # of the probe, under these
         self.restarts = 0  # of servers that died or could not go on
         self.rolled_back = 0  # loads
-        self.last_update: Update | None = None
+        self.last_update: Update | None = None  # that went well
+        self.paused_s = 0.0  # of the last load, however it went
 
     async def start(self) -> None:
         """Start the server, or start it anew where it cannot go on.
@@ -130,6 +131,11 @@ class VllmEngine:
         if self._server is not None:
             await self._server.close()
             self._server, self._sound = None, False
+
+    @property
+    def directory(self) -> Path:
+        """Of the weights that serve."""
+        return self._directory
 
     @property
     def pid(self) -> int | None:
@@ -229,7 +235,6 @@ class VllmEngine:
             await trio.to_thread.run_sync(check_alike, self._directory, weights)
             changes = await trio.to_thread.run_sync(changed_tensors, self._directory, weights)
             expected = await self._expect(weights)
-            began_s = trio.current_time()
             async with self._still():
                 try:
                     found = await self._replace(weights, changes.names, expected)
@@ -239,13 +244,8 @@ class VllmEngine:
                     self._line += 1
                 self._directory, self._version = weights, policy_version
                 self._expected, self._sound = expected, True
-            self.last_update = Update(
-                policy_version,
-                len(changes.names),
-                changes.total,
-                trio.current_time() - began_s,
-                found,
-            )
+            loaded = len(changes.names)
+            self.last_update = Update(policy_version, loaded, changes.total, self.paused_s, found)
 
     async def pause(self) -> None:
         """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
@@ -261,12 +261,14 @@ class VllmEngine:
     @asynccontextmanager
     async def _still(self) -> AsyncIterator[None]:
         """Nothing is sampled within the block."""
+        began_s = trio.current_time()
         self._holders.add("load")
         try:
             await self._interrupt()
             yield
         finally:
             self._release("load")
+            self.paused_s = trio.current_time() - began_s
 
     def _release(self, holder: str) -> None:
         self._holders.discard(holder)

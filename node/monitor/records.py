@@ -58,6 +58,13 @@ class RoundDone:
     bytes_out_total: int
     foreign_groups: tuple[str, ...] = ()  # ids of those trained on, hex, in the batch's order
     unlikely_tokens: int = 0  # foreign ones that `foreign_logprob_min` left out of the update
+    # What the engine said of this round's own tokens against what the trainer says of them; None
+    # without such tokens, or where a temperature or a nucleus makes them another distribution's.
+    mismatch_mean: float | None = None  # of |delta log p|
+    mismatch_max: float | None = None
+    mismatch_k3: float | None = None  # KL from what sampled to what is trained
+    effective_share: float | None = None  # effective sample size over the number of tokens
+    paused_s: float | None = None  # of the engine, for the new policy; None: it needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +201,8 @@ class StatusSnapshot:
     bans: tuple[BanStatus, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())  # alarms and hints, most urgent first
     pool_age_s: float | None = None  # of the oldest foreign group that may still be drawn
+    mismatch_mean: float | None = None  # this and the next four: of the last round
+    mismatch_max: float | None = None
+    mismatch_k3: float | None = None
+    effective_share: float | None = None
+    paused_s: float | None = None

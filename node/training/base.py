@@ -59,15 +59,18 @@ class TrainReport:
     skipped_completions: int  # too long for context, run or memory; or of tokens that are none
     seconds: float
     unlikely_tokens: int = 0  # foreign ones left out, below `foreign_logprob_min`
-    # of losses that use behaviour log-probs; the last five at the first update, over known tokens
+    # of losses that use behaviour log-probs
     mask_fraction: float = 0.0  # of tokens, left out by the loss
     unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs
     left_out_groups: int = 0  # over the share of the batch that may lack them
+    # of all losses, at the first update, over tokens of ours that came with log-probs
     known_tokens: int = 0
     effective_share: float = math.nan  # effective sample size of the weights over their number
     mismatch_k1: float = math.nan  # KL from the behaviour policy to the one before the update
     mismatch_k3: float = math.nan  # the same by the estimator that is never below zero
     weight_max: float = math.nan  # the largest of proximal / behaviour
+    mismatch_mean: float = math.nan  # of |delta log p|
+    mismatch_max: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

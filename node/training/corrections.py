@@ -36,6 +36,8 @@ class Mismatch:
     k1: float  # KL(behaviour || proximal) by the mean of -log w: unbiased, may be below zero
     k3: float  # the same by the mean of w - 1 - log w: never below zero
     weight_max: float  # the largest w = proximal / behaviour
+    mean: float  # of |log w|
+    max: float
 
 
 def filled(
@@ -154,7 +156,7 @@ def second_moment(
 def mismatch(proximal: torch.Tensor, behaviour: torch.Tensor) -> Mismatch:
     """How far apart two policies are on tokens of the second, both (T,)."""
     if proximal.numel() == 0:
-        return Mismatch(0, math.nan, math.nan, math.nan, math.nan)
+        return Mismatch(0, *[math.nan] * 6)
     logs = log_ratio(proximal, behaviour).double()
     weights = logs.exp()
     effective = weights.sum().square() / weights.square().sum() / weights.numel()
@@ -164,4 +166,6 @@ def mismatch(proximal: torch.Tensor, behaviour: torch.Tensor) -> Mismatch:
         k1=float(-logs.mean()),
         k3=float((weights - 1.0 - logs).mean()),
         weight_max=float(weights.max()),
+        mean=float(logs.abs().mean()),
+        max=float(logs.abs().max()),
     )

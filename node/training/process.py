@@ -289,6 +289,16 @@ class TrainerProcess:
         columns = await self._call("score", groups=records)
         return await trio.to_thread.run_sync(wire.columns_of, columns)
 
+    async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """What the loaded weights say of rows of tokens, all of one length: the log-prob of each
+        but the first, given those before it.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+        """
+        columns: list[list[float]] = await self._call("logprobs", rows=[list(row) for row in rows])
+        return columns
+
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""
         await self._call("save", directory=str(directory))
@@ -389,6 +399,10 @@ class InProcessTrainer:
         """See `TrainerProcess.score`."""
         columns = await self._run(partial(self._core.score, groups))
         return [[tuple(column) for column in group] for group in columns]
+
+    async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `TrainerProcess.logprobs`."""
+        return await self._run(partial(self._core.logprobs, rows))
 
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""

@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from node.training.base import TrainingGroup, check_scorable
 from node.training.policy import Policy
 from node.training.trainer import GroupTrainer
@@ -43,6 +45,18 @@ def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[l
             ]
         )
     return result
+
+
+def of_rows(policy: Policy, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+    """What the policy says of rows of tokens, all of one length: the log-prob of each but the
+    first, given those before it."""
+    ids = torch.tensor(rows, device=policy.device)
+    with torch.inference_mode(), policy.autocast():
+        logits = policy.model(input_ids=ids, use_cache=False).logits[:, :-1].float()
+    found: list[list[float]] = (
+        logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
+    )
+    return found
 
 
 def _column(row: Sequence[Sequence[float]]) -> list[float]:

@@ -111,6 +111,10 @@ class ShardedCore(TrainerCore):
         self._collect()
         return super().score(groups)
 
+    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        self._collect()
+        return super().logprobs(rows)
+
     def save(self, directory: Path) -> None:
         self._collect(moments=True)
         try:

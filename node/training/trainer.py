@@ -40,7 +40,8 @@ class _Row:
     own: bool
     weight: float = 0.0  # of each of its token losses
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
-    behaviour: torch.Tensor | None = None  # log-probs under the policy that generated it, if known
+    claimed: torch.Tensor | None = None  # log-probs that came with its tokens, if these are ours
+    behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
 
@@ -136,6 +137,8 @@ class GroupTrainer:
             mismatch_k1=far.k1,
             mismatch_k3=far.k3,
             weight_max=far.weight_max,
+            mismatch_mean=far.mean,
+            mismatch_max=far.max,
             seconds=time.perf_counter() - started,
         )
 
@@ -265,8 +268,8 @@ class GroupTrainer:
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())
             sums.tokens += len(row.tokens)
-            if row.behaviour is not None:
-                sums.known.append(torch.stack([old, row.behaviour]))
+            if row.claimed is not None:
+                sums.known.append(torch.stack([old, row.claimed]))
             total = float(old.sum())
             sums.own_logprob += total if row.own else 0.0
             sums.foreign_logprob += 0.0 if row.own else total
@@ -308,8 +311,10 @@ class GroupTrainer:
                 if completion.finish_reason is FinishReason.STOP:
                     tokens.append(self.policy.eos_id)
             row = _Row(tokens, advantage, own)
-            if self._objective.uses_behaviour and own:
-                row.behaviour = self._behaviour(tokens, completion.logprobs)
+            if own:
+                row.claimed = self._claimed(tokens, completion.logprobs)
+            if self._objective.uses_behaviour:
+                row.behaviour = row.claimed
             rows.append(row if self._fits(prompt, row, limit) else None)
         return prompt, rows, rows.count(None)
 
@@ -320,7 +325,7 @@ class GroupTrainer:
             return True  # made here; or no tokens of ours, which `_fits` leaves out
         return completion.text == self.policy.decode(list(completion.token_ids))
 
-    def _behaviour(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
+    def _claimed(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
         """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
         whole = len(logprobs) == len(tokens) and any(logprobs)
         if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):

@@ -129,6 +129,10 @@ class TrainerCore:
         """See `rescoring.score`."""
         return rescoring.score(self.trainer, groups)
 
+    def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
+        """See `rescoring.of_rows`."""
+        return rescoring.of_rows(self.policy, rows)
+
     def _weights_changed(self) -> None:
         for generation in self._sessions.values():
             generation.weights_changed()
@@ -159,6 +163,7 @@ class _Server:
             "load_weights": self._load_weights,
             "train": lambda r: asdict(self._loaded.train(wire.groups_of(r["groups"]))),
             "score": lambda r: wire.column_records(self._loaded.score(wire.groups_of(r["groups"]))),
+            "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
             "export": lambda r: self._loaded.export(Path(r["directory"])),
             "memory": lambda _: memory.resident_bytes(),

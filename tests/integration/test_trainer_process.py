@@ -12,7 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import trio
+from transformers import AutoModelForCausalLM
 from trio.testing import wait_all_tasks_blocked
 
 from node.engines.base import Sampling
@@ -39,6 +41,17 @@ def spec(tmp_path_factory) -> TrainerSpec:
     return TrainerSpec(str(model), device="cpu", threads=1, learning_rate=1e-3)
 
 
+def by_definition(model: Path, rows: list[list[int]]) -> list[list[float]]:
+    """Log-probs of each row's tokens but the first."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.no_grad():
+        logprobs = network(torch.tensor(rows)).logits.log_softmax(-1)
+    return [
+        [float(logprobs[place, index, token]) for index, token in enumerate(row[1:])]
+        for place, row in enumerate(rows)
+    ]
+
+
 async def one_round(trainer) -> tuple:
     [completions] = await trainer.generate(["1+1="], 4, SAMPLING, 3)
     report = await trainer.train([TrainingGroup("1+1=", completions, ADVANTAGES, True)])
@@ -59,6 +72,10 @@ def test_process_and_in_process_trainers_agree_and_resume_alike(spec, tmp_path):
             await child.save(saved)
             await child.export(exported)
             assert await child.memory_bytes() > 10_000_000
+            rows = [[5, 6, 7, 8], [9, 10, 5, 5]]
+            said = await child.logprobs(rows)
+            assert said == await here.logprobs(rows)
+            assert said == [pytest.approx(row, abs=1e-4) for row in by_definition(exported, rows)]
             second = await one_round(child)
             assert psutil.Process(child.pid).nice() >= 10
         resumed = InProcessTrainer(spec, saved)

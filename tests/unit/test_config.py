@@ -174,6 +174,8 @@ def told(
         ({"grup_size": 3}, "--grup-size: no such setting; did you mean --group-size?"),
         ({"rounds": "0"}, "--rounds 0: must be at least 1; try --rounds 1"),
         ({"engine": "x"}, "--engine x: must be 'torch', 'vllm' or 'scripted'; try --engine torch"),
+        ({"engine_update": "wait"}, "--engine-update wait: must be 'keep', 'drain' or 'abort'; "
+         "try --engine-update keep"),
         ({"learning_rate": "nan"}, "--learning-rate nan: must be a finite number; "
          "try --learning-rate 0.0002"),
         ({"learning_rate": "0"}, "--learning-rate 0: must be above 0.0; "

@@ -288,6 +288,8 @@ def test_mismatch_follows_its_definitions():
         sum(w - 1 - each for w, each in zip(weights, logs, strict=True)) / COUNT
     )
     assert found.weight_max == pytest.approx(max(weights))
+    assert found.mean == pytest.approx(sum(map(abs, logs)) / COUNT)
+    assert found.max == pytest.approx(max(map(abs, logs)))
 
 
 def test_both_estimates_are_of_the_divergence():

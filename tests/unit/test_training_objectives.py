@@ -97,7 +97,10 @@ def test_the_default_loss_is_to_the_bit_what_it_was(directory, policy, updates, 
         before.grad_norm,
         before.clip_fraction,
     )
-    assert (after.known_tokens, after.unknown_tokens, after.left_out_groups) == (0, 0, 0)
+    assert (after.unknown_tokens, after.left_out_groups) == (0, 0)
+    assert after.known_tokens == sum(len(c.token_ids) for each in own for c in each.completions)
+    assert 0.2 < after.mismatch_mean < 0.6  # of a normal distribution with deviation 0.5: 0.4
+    assert after.mismatch_max > after.mismatch_mean
     for other in STALE:  # so equal is not what all of them are
         assert not torch.equal(outcome(directory, groups, loss=other, **settings)[1], former)
 

@@ -1,0 +1,79 @@
+"""Where a policy lies on its way to an engine, and that nothing of it stays."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from node.engines.policy_files import PolicyFiles, policy_files, remove_abandoned
+from node.engines.scripted import ScriptedPolicy
+from tests.support import run
+
+ROOT = Path(__file__).parents[2]
+SMALL, HUGE = 1000, 2**60  # bytes
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    path = tmp_path / "memory"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+async def export(files: PolicyFiles) -> tuple[Path, Path]:
+    trainer = ScriptedPolicy()
+    return await files.export(trainer, 3), await files.export(trainer, 4)
+
+
+def test_it_lies_in_memory_and_goes(memory: Path, data: Path) -> None:
+    with policy_files(data, SMALL, memory) as files:
+        one, other = run(export, files)
+        assert one.parent.parent == memory
+        assert (one.name, (one / "skill").exists()) == ("policy-3", True)
+        run(files.keep_only, other)
+        assert not one.exists()
+        assert other.exists()
+        remove_abandoned(memory)  # as a node beside this one does
+        assert other.exists()
+    assert list(memory.iterdir()) == []
+    assert list(data.iterdir()) == []
+
+
+def test_without_room_it_lies_with_the_data(memory: Path, data: Path) -> None:
+    (data / "policy-1").mkdir()  # of an earlier process
+    with policy_files(data, HUGE, memory) as files:
+        assert list(data.iterdir()) == []
+        one, _ = run(export, files)
+        assert one.parent == data
+        assert list(memory.iterdir()) == []
+    assert list(data.iterdir()) == []
+
+
+def test_what_a_killed_node_leaves_goes_with_the_next(memory: Path, data: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from node.engines.policy_files import policy_files\n"
+        f"with policy_files(Path({str(data)!r}), {SMALL}, Path({str(memory)!r})) as files:\n"
+        "    (files.parent / 'policy-1').mkdir()\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == b"ready\n"
+        remove_abandoned(memory)
+        assert len(list(memory.iterdir())) == 1
+        os.kill(node.pid, signal.SIGKILL)
+    assert len(list(memory.iterdir())) == 1
+    remove_abandoned(memory)
+    assert list(memory.iterdir()) == []
