@@ -12,6 +12,7 @@ from typing import Any
 from swarm.errors import ConfigError
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
+TELEMETRY_PASSWORD_VARIABLE = "SWARM_NODE_TELEMETRY_PASSWORD"  # as of `swarm-node`
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +62,8 @@ def _add_serve(commands: Any) -> None:
         "serve",
         help="plan, start and stand by the workers of a learner, until interrupted",
         description="The learner has to name this coordinator: swarm-node learn --coordinator "
-        "PEER, with the id that is printed at the start. It goes on without one.",
+        "PEER, with the id that is printed at the start. It goes on without one. A broker's "
+        f"password comes from {TELEMETRY_PASSWORD_VARIABLE}.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--file", type=Path, metavar="FILE", help="learner and machines, as TOML")
@@ -77,6 +79,12 @@ def _add_serve(commands: Any) -> None:
     )
     serve.add_argument(
         "--keep-workers", action="store_true", help="leave what was started at work when leaving"
+    )
+    serve.add_argument(
+        "--telemetry", metavar="URL", help="report to a broker: mqtt[s]://[user@]host:port"
+    )
+    serve.add_argument(
+        "--telemetry-ca", type=Path, metavar="FILE", help="certificates that mqtts:// trusts"
     )
     _add_data_dir(serve)
     serve.set_defaults(run_command=_serve)
@@ -138,7 +146,19 @@ def _serve(options: argparse.Namespace) -> int:
         invite=options.invite,
         interval_s=options.interval,
         keep_workers=options.keep_workers,
+        broker=_broker(options),
     )
+
+
+def _broker(options: argparse.Namespace) -> Any:
+    from swarm.brokers import Broker
+
+    if options.telemetry is None:
+        if options.telemetry_ca is not None:
+            raise ConfigError("--telemetry-ca: of use with --telemetry mqtts://… alone")
+        return None
+    password = os.environ.get(TELEMETRY_PASSWORD_VARIABLE)
+    return Broker.parse(options.telemetry, password=password, ca_file=options.telemetry_ca)
 
 
 def _workers(options: argparse.Namespace) -> int:

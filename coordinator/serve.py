@@ -8,7 +8,9 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import trio
@@ -20,8 +22,10 @@ from coordinator.providers.local import LocalProvider
 from coordinator.providers.sky_tasks import Catalogue
 from coordinator.providers.skypilot import SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
+from coordinator.reporting import CoordinatorReports
 from coordinator.view import load_state, render_state, save_state, view_json
 from coordinator.wishes import read_depth, read_drained
+from swarm.brokers import Broker
 from swarm.control import ControlClient
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
@@ -32,6 +36,7 @@ from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.warden import Warden
 
+AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 KEY_FILE: Final = "identity.pem"
 WORKERS: Final = "workers"
 CLOUDS: Final = "clouds"
@@ -129,11 +134,12 @@ def serve(
     invite: str | None = None,
     interval_s: float = 5.0,
     keep_workers: bool = False,
+    broker: Broker | None = None,
 ) -> int:
     """Coordinate until interrupted. Returns the exit status.
 
     `load` reads the fleet file; it is called again at each look, and where that fails, what was
-    read before goes on.
+    read before goes on. `broker`: where each look is reported to.
 
     Raises:
         ConfigError: bad input, found before anything started.
@@ -165,7 +171,21 @@ def serve(
                 providers = providers_of(fleet, data_dir, identity.peer_id, invite)
                 source = _Source(load_priced, fleet, data_dir, say)
                 service = _Service(source, providers, data_dir, say, interval_s, keep_workers)
-                await service.run(transport, peers, learner)
+                async with trio.open_nursery() as reporting:
+                    if broker is not None:
+                        service.reports = CoordinatorReports(
+                            broker,
+                            identity,
+                            AGENT,
+                            transport.counters,
+                            reporting,
+                            instance=secrets.token_hex(8),
+                            interval_s=interval_s,
+                            now_s=time.time,
+                            rng=Random(secrets.randbits(64)),
+                        )
+                    await service.run(transport, peers, learner)
+                    reporting.cancel_scope.cancel()
 
         try:
             trio.run(work)
@@ -215,6 +235,7 @@ class _Service:
     interval_s: float
     keep_workers: bool
     complaint: str = ""  # that was said last, of what is tried again
+    reports: CoordinatorReports | None = None
 
     async def run(self, transport: Transport, peers: tuple[str, ...], learner: PeerId) -> None:
         """Until interrupted."""
@@ -250,6 +271,8 @@ class _Service:
         workers and learner go on meanwhile."""
         try:
             view = await coordinator.beat(unreachable)
+            if self.reports is not None:
+                self.reports.note(view)
             state = view_json(view, time.time(), self.interval_s)
             await trio.to_thread.run_sync(save_state, self.data_dir, state)
         except (OSError, ConfigError, ProviderFailed) as error:

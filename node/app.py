@@ -44,7 +44,7 @@ from node.monitor.status import serve_status
 from node.node import AfterUpdate, Node, World
 from node.sapo import Progress
 from node.tasks.verifier import ProcessVerifier
-from node.telemetry import Sources, Telemetry, broker_of, machine_of, publisher_of
+from node.telemetry import Sources, Telemetry, broker_of, machine_of
 from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
@@ -54,6 +54,7 @@ from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed,
 from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
 from swarm.locking import data_directory
+from swarm.mqtt import publisher_of
 from swarm.pool import Pool, PoolLimits
 from swarm.port_mapping import keep_mapped
 from swarm.reputation import Ban

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import psutil
@@ -28,11 +27,9 @@ from swarm.telemetry import (
     AlarmReport,
     AlarmsReport,
     NodeReport,
-    Status,
     Topic,
     encode_alarms,
     encode_report,
-    encode_status,
 )
 
 ALARM_NOTE: Final = "alarm:"  # before its kind: the topic of an alarm among a node's notes
@@ -53,24 +50,6 @@ def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
         return Broker.parse(config.telemetry, password=password, ca_file=config.telemetry_ca)
     except ConfigError as error:
         raise ConfigError(f"--telemetry {error}") from None
-
-
-def publisher_of(
-    broker: Broker, identity: Identity, run_id: str, instance: str, rng: Random
-) -> Publisher:
-    """A publisher that says when this process is there, and leaves word for when it is not."""
-    topic = str(Topic(run_id, identity.peer_id, "status"))
-
-    def status(connection: int, *, online: bool) -> Outgoing:
-        said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
-        return Outgoing(topic, encode_status(said, identity), qos=1)
-
-    return Publisher(
-        broker,
-        lambda connection: status(connection, online=True),
-        lambda connection: status(connection, online=False),
-        rng,
-    )
 
 
 def machine_of(data_dir: Path) -> Machine:

@@ -28,7 +28,8 @@ from paho.mqtt.properties import Properties
 
 from swarm.brokers import Broker
 from swarm.errors import ConfigError
-from swarm.telemetry import REPORT_BYTES_MAX
+from swarm.identity import Identity
+from swarm.telemetry import REPORT_BYTES_MAX, Status, Topic, encode_status
 
 log = logging.getLogger(__name__)
 log.addHandler(logging.NullHandler())  # what fails is in `failure`
@@ -304,6 +305,24 @@ class Publisher(_Connecting):
 
 async def _publish(client: Client, message: Outgoing) -> None:
     await client.publish(message.topic, message.payload, message.qos, message.retain)
+
+
+def publisher_of(
+    broker: Broker, identity: Identity, run_id: str, instance: str, rng: Random
+) -> Publisher:
+    """A publisher that says when this process is there, and leaves word for when it is not."""
+    topic = str(Topic(run_id, identity.peer_id, "status"))
+
+    def status(connection: int, *, online: bool) -> Outgoing:
+        said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
+        return Outgoing(topic, encode_status(said, identity), qos=1)
+
+    return Publisher(
+        broker,
+        lambda connection: status(connection, online=True),
+        lambda connection: status(connection, online=False),
+        rng,
+    )
 
 
 class Subscriber(_Connecting):

@@ -35,7 +35,8 @@ SURFACE = {
 }
 COORDINATOR = {
     "plan": "--example --file --json",
-    "serve": "--data-dir --example --file --interval --invite --keep-workers --key-file --peer",
+    "serve": "--data-dir --example --file --interval --invite --keep-workers --key-file --peer "
+    "--telemetry --telemetry-ca",
     "workers": "--data-dir --json",
     "drain": "--data-dir --undo worker",
     "dashboard": "--broker --broker-ca --data-dir --listen --token-env",

@@ -16,11 +16,10 @@ import pytest
 import trio
 
 from node.monitor.monitoring import embedded_broker
-from node.telemetry import publisher_of
 from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import Incoming, Outgoing, Subscriber
+from swarm.mqtt import Incoming, Outgoing, Subscriber, publisher_of
 from swarm.telemetry import NodeReport, Topic, encode_report
 from swarm.watching import Gone, Watch
 from tests.brokers import free_port, open_mosquitto

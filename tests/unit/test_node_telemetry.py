@@ -17,12 +17,11 @@ from node.telemetry import (
     Telemetry,
     broker_of,
     machine_of,
-    publisher_of,
 )
 from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import Publisher
+from swarm.mqtt import Publisher, publisher_of
 from swarm.telemetry import Alarm, Topic, decode_alarms, decode_report, decode_status
 from swarm.transport.base import TransportCounters
 from tests.support import run

@@ -1,0 +1,149 @@
+"""A coordinator's telemetry: what its last look saw, as a report, and the model beside it."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import trio
+
+from coordinator.view import Row, View
+from swarm.brokers import Broker
+from swarm.identity import Identity
+from swarm.mqtt import Outgoing, Publisher, publisher_of
+from swarm.telemetry import (
+    NOTES_MAX,
+    TEXT_CHARS_MAX,
+    WORKERS_MAX,
+    NodeReport,
+    Topic,
+    WorkerRow,
+    encode_report,
+)
+from swarm.transport.base import TransportCounters
+
+NAME_CHARS_MAX: Final = 80
+PHASE_CHARS_MAX: Final = 40
+PHASES: Final = {True: "watching", False: "learner away"}
+
+
+def view_metrics(view: View) -> dict[str, float]:
+    """What the learner measured, as it told, and what the model says of it."""
+    metrics = {"cost_per_h": view.cost_per_h}
+    report, predicted = view.report, view.predicted
+    if report is not None:
+        metrics |= {
+            "policy_version": float(report.version),
+            "published_version": float(report.published),
+            "round_s": report.pace.step_s,
+            "idle_ratio": report.pace.idle_share,
+            "staleness_mean_steps": report.pace.staleness_mean,
+            "staleness_max_steps": float(report.pace.staleness_worst),
+            "staleness_bound_steps": float(report.rules.staleness_max),
+            "broadcast_s": report.pace.broadcast_s,
+            "in_flight_groups": float(report.work.leased),
+            "queued_groups": float(report.work.buffered),
+        }
+    if predicted is not None:
+        metrics |= {
+            "predicted_idle_ratio": 1.0 - predicted.utilisation,
+            "predicted_staleness_steps": float(predicted.staleness_worst),
+            "predicted_broadcast_s": predicted.broadcast_s,
+            "required_groups_per_s": predicted.required_per_s,
+            "offered_groups_per_s": predicted.offered_per_s,
+        }
+    return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+
+
+def worker_row(row: Row) -> WorkerRow:
+    """One machine."""
+    return WorkerRow(
+        name=row.name[:NAME_CHARS_MAX],
+        peer_id=row.peer,
+        phase=row.phase[:PHASE_CHARS_MAX],
+        version=row.version,
+        groups_per_s=row.groups_per_s,
+        price_per_h=row.price_per_h,
+        admitted=row.admitted,
+        heard_s=row.heard_s,
+    )
+
+
+def view_notes(view: View) -> tuple[str, ...]:
+    """What is wrong, and what is planned and why."""
+    texts = (view.problem, view.why, view.depth_why)
+    return tuple(text[:TEXT_CHARS_MAX] for text in texts if text)[:NOTES_MAX]
+
+
+class CoordinatorReports:
+    """The reports of one coordinator. It learns of the run from its learner, and says nothing
+    before."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        identity: Identity,
+        agent: str,
+        counters: TransportCounters,
+        nursery: trio.Nursery,
+        *,
+        instance: str,
+        interval_s: float,
+        now_s: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        """`nursery`: where the connection to the broker lives."""
+        self._broker = broker
+        self._identity = identity
+        self._agent = agent
+        self._counters = counters
+        self._nursery = nursery
+        self._instance = instance
+        self._interval_s = interval_s
+        self._now_s = now_s
+        self._rng = rng
+        self._started_s = trio.current_time()
+        self._run_id = ""
+        self._sequence = 0
+        self.publisher: Publisher | None = None
+
+    def note(self, view: View) -> None:
+        """Publish what was seen. Returns at once."""
+        if view.report is not None and view.report.run_id != self._run_id:
+            self._begin(view.report.run_id)
+        if self.publisher is None:
+            return
+        topic = Topic(self._run_id, self._identity.peer_id, "report")
+        payload = encode_report(self._report(view, self.publisher.dropped), self._identity)
+        self.publisher.put(Outgoing(str(topic), payload))
+
+    def _begin(self, run_id: str) -> None:
+        if self.publisher is not None:  # a learner has one run for as long as it lives
+            return
+        self._run_id = run_id
+        self.publisher = publisher_of(
+            self._broker, self._identity, run_id, self._instance, self._rng
+        )
+        self._nursery.start_soon(self.publisher.run)
+
+    def _report(self, view: View, dropped: int) -> NodeReport:
+        self._sequence += 1
+        own = {
+            "uptime_s": trio.current_time() - self._started_s,
+            "bytes_in_total": float(self._counters.bytes_in.total()),
+            "bytes_out_total": float(self._counters.bytes_out.total()),
+            "telemetry_dropped_total": float(dropped),
+        }
+        return NodeReport(
+            peer_id=self._identity.peer_id,
+            run_id=self._run_id,
+            role="coordinator",
+            agent=self._agent[:NAME_CHARS_MAX],
+            instance=self._instance,
+            sequence=self._sequence,
+            sent_at_s=self._now_s(),
+            interval_s=self._interval_s,
+            phase=PHASES[view.reachable],
+            metrics=view_metrics(view) | own,
+            workers=tuple(worker_row(row) for row in view.rows[:WORKERS_MAX]),
+            notes=view_notes(view),
+        )
