@@ -165,8 +165,9 @@ class _Connecting:
         self._loop = asyncio.get_running_loop()
         while self._wanted:
             self.connections += 1
+            client = self._client()
             try:
-                async with self._client() as client:
+                async with client:
                     client.timeout = ANSWER_TIMEOUT_S
                     self._failures, self.failure = 0, ""
                     self._works = self.connected = True
@@ -177,6 +178,7 @@ class _Connecting:
                 self.failure = (str(error) or type(error).__name__)[:FAILURE_CHARS_MAX]
             finally:
                 self.connected = False
+                _let_go(client)
             if self._wanted:
                 await self._rest(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._failures, 16)))
                 self._failures += 1
@@ -224,6 +226,16 @@ class _Connecting:
     async def _use(self, client: Client) -> None:
         """What the connection is for; returns when it is not wanted any more."""
         raise NotImplementedError
+
+
+def _let_go(client: Client) -> None:
+    """Close the socket of a try that ended; aiomqtt leaves that of a failed one open."""
+    left = client._client.socket()
+    if left is not None and left.fileno() >= 0:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(left)
+        loop.remove_writer(left)
+        left.close()
 
 
 def _tls_context(broker: Broker) -> ssl.SSLContext | None:

@@ -277,6 +277,24 @@ def test_a_broker_that_never_answers_holds_nothing_up() -> None:
     run(body)
 
 
+def test_a_try_that_failed_leaves_no_socket_open() -> None:
+    async def body() -> None:
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                async with listeners[0] as silent:
+                    port = silent.socket.getsockname()[1]
+                    sending = publisher(Broker.parse(f"mqtt://127.0.0.1:{port}"))
+                    nursery.start_soon(sending.run)
+                    async with await silent.accept() as first:
+                        with trio.fail_after(BOUND_S):
+                            while await first.receive_some(1_000):
+                                pass
+                assert not sending.connected
+
+    run(body)
+
+
 def test_a_file_of_certificates_must_hold_some(tmp_path: Path) -> None:
     file = tmp_path / "ca.pem"
     file.write_text("nothing")
