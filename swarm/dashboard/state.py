@@ -4,6 +4,7 @@ Every list has a bound; what does not fit is counted beside it. All text in it c
 and the page shows it as text.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from swarm.dashboard.rates import REJECTED, Rates, plausible, total
 from swarm.telemetry import AlarmReport, NodeReport, WorkerRow
 from swarm.watching import NodeView
 
+SAMPLE_S: Final = 0.9  # from one point of a curve to the next, at least
 NODES_SHOWN_MAX: Final = 1_024
 WORKERS_SHOWN_MAX: Final = 512
 ALARMS_SHOWN_MAX: Final = 32
@@ -62,6 +64,7 @@ class State:
         self._feeding = Feeding()
         self._can_act = can_act
         self._number = 0
+        self._sampled_s = -math.inf
 
     def look(
         self,
@@ -77,7 +80,9 @@ class State:
         rates = self._rates.look(node.report for node in nodes)
         present = [node for node in nodes if node.gone is None]
         headline = _headline(nodes, present, rates)
-        self._series.add(now_s, _points(present, headline))
+        if not 0 <= now_s - self._sampled_s < SAMPLE_S:
+            self._sampled_s = now_s
+            self._series.add(now_s, _points(present, headline))
         self._number += 1
         return {
             "number": self._number,
