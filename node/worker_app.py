@@ -1,14 +1,15 @@
 """`swarm-node join` on a run that has a learner: a rollout worker as a process.
 
 On top of what every node has: the policy's versions, fetched and swapped in while the engine goes
-on, and the loop of leases. There is no trainer: the process that holds the policy samples, and
-nothing else.
+on, and the loop of leases. There is no trainer: who holds the policy samples, and nothing else.
 """
 
 import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 
@@ -16,13 +17,13 @@ import trio
 
 from node.app import RESTART_DELAY_S, RESTARTS_MAX, App, trainer_spec
 from node.config import NodeConfig
-from node.engines.swapping import SwappingEngine
+from node.engines.hosts import Host, open_torch_host, open_vllm_host
+from node.engines.vllm_engine import NOT_INSTALLED
 from node.learner_app import rules_of
 from node.monitor.records import Trouble
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
-from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.telemetry import Role
@@ -39,34 +40,35 @@ class PolicyHost:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._lock = trio.Lock()  # a version may come while the engine is being restarted
-        self._process: TrainerProcess | None = None
-        self._swap: SwappingEngine | None = None
+        self._host: Host | None = None
         self._directory: Path | None = None
         self.version = 0
         self.serving: Serving | None = None
         self.ready = trio.Event()  # a version is served
 
+    @property
+    def paused_s(self) -> float | None:
+        """See `Host`."""
+        return None if self._host is None else self._host.paused_s
+
     async def pause(self) -> None:
         """See `Engine`."""
-        if self._swap is not None:
-            await self._swap.pause()
+        if self._host is not None:
+            await self._host.pause()
 
     async def load(self, directory: Path) -> None:
         """See `Engine`. The first version starts the engine, and so does one that finds it dead."""
         async with self._lock:
-            if self._swap is None or not self._is_alive():
+            if self._host is None or not self._host.alive:
                 await self._start(directory)
             else:
-                await self._swap.load(directory)
+                await self._host.load(directory)
             self._directory, self.version = directory, version_of(directory)
-
-    def _is_alive(self) -> bool:
-        return self._process is not None and self._process.alive
 
     async def resume(self) -> None:
         """See `Engine`."""
-        if self._swap is not None:
-            await self._swap.resume()
+        if self._host is not None:
+            await self._host.resume()
 
     async def restart(self) -> None:
         """Start the engine again with the version that it had; a newer one may have done so.
@@ -75,30 +77,29 @@ class PolicyHost:
             ChildFailed, ConfigError: it does not come up.
         """
         async with self._lock:
-            if not self._is_alive():
+            if self._host is None or not self._host.alive:
                 assert self._directory is not None
                 await self._start(self._directory)
 
     async def stop(self) -> None:
         """End the engine."""
         async with self._lock:
-            process, self._process, self._swap = self._process, None, None
+            host, self._host = self._host, None
             self.ready = trio.Event()
-            if process is not None:
-                await process.stop()
+            if host is not None:
+                await host.stop()
 
     async def _start(self, directory: Path) -> None:
-        spec = trainer_spec(self._config, str(directory))
-        process = TrainerProcess(spec, self._config.data_dir)
-        try:
-            await process.start()
-            await process.load(directory, version_of(directory))
-            info = await process.info()
-        except BaseException:
-            await process.stop()
-            raise
-        self._process, self._swap = process, SwappingEngine(process)
-        self.serving = Serving(process, info.tokenizer, lambda: self.version)
+        config = self._config
+        spec = trainer_spec(config, str(directory))
+        if config.engine == "vllm":
+            host: Host = await open_vllm_host(
+                spec, config.data_dir, directory, config.engine_update
+            )
+        else:
+            host = await open_torch_host(spec, config.data_dir, directory)
+        self._host = host
+        self.serving = Serving(host.engine, host.tokenizer, lambda: self.version)
         self.ready.set()
 
 
@@ -115,8 +116,12 @@ class WorkerApp(App):
             raise ConfigError(
                 f"this key is the learner's of run {config.run.name}: use swarm-node learn"
             )
-        if config.engine != "torch":
-            raise ConfigError(f"--engine {config.engine}: not for a rollout worker; use torch")
+        if config.engine not in ("torch", "vllm"):
+            raise ConfigError(
+                f"--engine {config.engine}: not for a rollout worker; use torch or vllm"
+            )
+        if config.engine == "vllm" and find_spec("vllm") is None:
+            raise ConfigError(NOT_INSTALLED)
 
     @classmethod
     def model_of(cls, config: NodeConfig, say: Callable[[str], None]) -> str:
@@ -131,6 +136,9 @@ class WorkerApp(App):
         send, receive = trio.open_memory_channel[Outcome](OUTCOMES_MAX)
 
         def tell(outcome: Outcome) -> None:
+            if self._host.paused_s is not None:
+                applied = replace(outcome.applied, paused_s=self._host.paused_s)
+                outcome = replace(outcome, applied=applied)
             self._telemetry.reporter.note_outcome(outcome)
             with suppress(trio.WouldBlock):  # a newer one follows on its heels
                 send.send_nowait(outcome)

@@ -54,6 +54,7 @@ NOT_INSTALLED: Final = (
 START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
+TEMPERATURE_MAX: Final = 2.0  # vLLM's own
 LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
 
@@ -365,7 +366,8 @@ class VllmEngine:
 
     async def _start(self) -> None:
         """`start`, with the lock held."""
-        if self._server is not None and self._server.usable and self._sound:
+        server = self._server
+        if server is not None and server.usable and self._sound and await server.healthy():
             return
         if self._server is not None:
             self.restarts += 1
@@ -428,8 +430,7 @@ class VllmEngine:
         return results
 
 
-@asynccontextmanager
-async def open_vllm(
+async def make_vllm(
     model_directory: Path,
     data_directory: Path,
     *,
@@ -439,15 +440,14 @@ async def open_vllm(
     start_timeout_s: float = START_TIMEOUT_S,
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
-) -> AsyncIterator[VllmEngine]:
-    """A started engine on a complete model directory, whose server ends with the block.
+) -> VllmEngine:
+    """An engine on a complete model directory, to be started and closed.
 
     `threads` 0 takes one less than the cores. The context is at most the model's own. For
     `update_mode` and `reference` see `VllmEngine`.
 
     Raises:
         ConfigError: vLLM is not installed, or the directory holds no model.
-        ChildFailed: the server does not start.
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
@@ -460,7 +460,7 @@ async def open_vllm(
         start_timeout_s=start_timeout_s,
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
     )
-    engine = VllmEngine(
+    return VllmEngine(
         model_directory,
         policy_version,
         settings,
@@ -468,6 +468,19 @@ async def open_vllm(
         update_mode=update_mode,
         reference=reference,
     )
+
+
+@asynccontextmanager
+async def open_vllm(
+    model_directory: Path, data_directory: Path, **options: Any
+) -> AsyncIterator[VllmEngine]:
+    """A started engine whose server ends with the block; see `make_vllm`.
+
+    Raises:
+        ConfigError: as `make_vllm`.
+        ChildFailed: the server does not start.
+    """
+    engine = await make_vllm(model_directory, data_directory, **options)
     try:
         await engine.start()
         yield engine
@@ -490,6 +503,11 @@ def _check(sampling: Sampling, completions_each: int) -> None:
     if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
         raise ConfigError(
             f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
+        )
+    if sampling.temperature > TEMPERATURE_MAX:
+        raise ConfigError(
+            f"temperature {sampling.temperature:g}: vLLM takes at most {TEMPERATURE_MAX:g}; lower "
+            "it in the run file, or use --engine torch"
         )
     if completions_each < 1:
         raise ConfigError(f"completions_each = {completions_each}: take at least 1")

@@ -10,14 +10,20 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.base import Sampling
+from node.engines.hosts import TorchHost, VllmHost
 from node.worker_app import PolicyHost
 from swarm.errors import ChildFailed
+from swarm.rollouts import Completion, version_spans
+from tests.integration.failing_worker import CORRUPT
+from tests.integration.vllm_models import model_directory
 from tests.support import run
-from tests.unit.training_support import qwen_directory
+from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
 
 pytestmark = pytest.mark.integration
 
 RUN = RunConfig.model_validate({"name": "host", "environments": [{"name": "scripted_sum"}]})
+LONG = Sampling(max_new_tokens=400)
+VLLM_TIMEOUT_S = 300.0
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +35,21 @@ def versions(tmp_path_factory) -> list[Path]:
 async def serves(host: PolicyHost) -> int:
     """The version that what is generated now says it is of."""
     assert host.serving is not None
-    [[completion]] = await host.serving.engine.generate(["1+1="], 1, Sampling(4), 3)
+    [[completion]] = await host.serving.engine.generate(["1+1="], 1, Sampling(max_new_tokens=4), 3)
     return completion.policy_version
 
 
 async def kill(host: PolicyHost) -> None:
-    assert host._process is not None
-    assert host._process.pid is not None
-    os.kill(host._process.pid, signal.SIGKILL)
+    assert isinstance(host._host, TorchHost)
+    assert host._host.engine.pid is not None
+    os.kill(host._host.engine.pid, signal.SIGKILL)
     with pytest.raises(ChildFailed):
         await serves(host)
 
 
 def children() -> list[int]:
-    return [each.pid for each in psutil.Process().children() if "node.training" in _line(each)]
+    """Processes of engines, of either kind."""
+    return [each.pid for each in psutil.Process().children() if "-m node." in _line(each)]
 
 
 def _line(process: psutil.Process) -> str:
@@ -86,3 +93,62 @@ def test_a_version_that_comes_in_a_restart_leaves_one_engine(versions, tmp_path)
         assert children() == []
 
     run(body)
+
+
+@pytest.mark.vllm
+def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "node.engines.vllm_server.WORKER_EXTENSION",
+        "tests.integration.failing_worker.FailingExtension",
+    )
+    first, second, third = (
+        model_directory(tmp_path / f"v0000000{n}", n, stops=False, context_tokens=512)
+        for n in (1, 2, 3)
+    )
+    made: list[Completion] = []
+
+    async def generate(host: PolicyHost) -> None:
+        assert host.serving is not None
+        [group] = await host.serving.engine.generate(["1+1="], 8, LONG, 3)
+        made.extend(group)
+
+    async def body():
+        config = NodeConfig(run=RUN, data_dir=tmp_path / "data", threads=1, engine="vllm")
+        host = PolicyHost(config)
+        try:
+            await host.load(first)
+            assert host.serving is not None
+            assert host.serving.tokenizer == open_policy(first).fingerprint
+            assert len(children()) == 2  # the server's keeper, and who says what is right
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(generate, host)
+                await trio.sleep(0.2)
+                await host.pause()
+                await host.load(second)
+                await host.resume()
+            assert host.paused_s is not None
+            assert (host.version, await serves(host)) == (2, 2)
+            (third / CORRUPT).touch()
+            with pytest.raises(ChildFailed, match="differ from the trainer's"):
+                await host.load(third)
+            assert (host.version, await serves(host)) == (2, 2)
+            assert isinstance(host._host, VllmHost)
+            os.kill(host._host._reference._process.pid, signal.SIGKILL)
+            os.killpg(host._host.engine.pid, signal.SIGKILL)
+            (third / CORRUPT).unlink()
+            await host.load(third)
+            assert (host.version, await serves(host)) == (3, 3)
+        finally:
+            await host.stop()
+        assert children() == []
+
+    run(body, timeout_s=VLLM_TIMEOUT_S)
+    policies = {1: open_policy(first), 2: open_policy(second)}
+    assert {version_spans(c)[-1][0] for c in made} <= {1, 2}
+    for completion in made:
+        begin = 0
+        for version, count in version_spans(completion):
+            said = reference_logprobs(policies[version], "1+1=", completion, LONG)
+            part = slice(begin, begin + count)
+            assert completion.logprobs[part] == pytest.approx(said[part], abs=2e-3)
+            begin += count

@@ -119,6 +119,8 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
                 await engine.generate(["x" * 200], 1, WARM, seed=1)
             with pytest.raises(ConfigError, match="temperature"):
                 await engine.generate(["x"], 1, Sampling(temperature=0.0), seed=1)
+            with pytest.raises(ConfigError, match="takes at most 2"):
+                await engine.generate(["x"], 1, Sampling(temperature=3.0), seed=1)
             assert await engine.generate([], 1, WARM, seed=1) == []
 
     run(body, timeout_s=TIMEOUT_S)
