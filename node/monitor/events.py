@@ -211,6 +211,8 @@ class History:
     held_out: tuple[tuple[float, HeldOut], ...]  # by round
     troubles: tuple[tuple[float, Trouble], ...]
     starts: int
+    steps: tuple[tuple[float, StepDone], ...] = ()  # of a learner, by step
+    work: tuple[tuple[float, WorkDone], ...] = ()  # of a rollout worker, as it came
 
     @property
     def held_out_first(self) -> float | None:
@@ -231,22 +233,31 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
     rounds: dict[int, tuple[float, RoundDone]] = {}
     held_out: dict[int, tuple[float, HeldOut]] = {}
     troubles: list[tuple[float, Trouble]] = []
+    steps: dict[int, tuple[float, StepDone]] = {}
+    work: list[tuple[float, WorkDone]] = []
     for time_s, record in events:
         match record:
             case Started():
                 started, starts = record, starts + 1
                 rounds = {key: rounds[key] for key in rounds if key <= record.round}
                 held_out = {key: held_out[key] for key in held_out if key <= record.round}
+                steps = {key: steps[key] for key in steps if key <= record.round}
             case RoundDone():
                 rounds[record.round] = (time_s, record)
             case HeldOut():
                 held_out[record.round] = (time_s, record)
             case Trouble():
                 troubles.append((time_s, record))
+            case StepDone():
+                steps[record.step] = (time_s, record)
+            case WorkDone():
+                work.append((time_s, record))
     return History(
         started=started,
         rounds=tuple(rounds[key] for key in sorted(rounds)),
         held_out=tuple(held_out[key] for key in sorted(held_out)),
         troubles=tuple(troubles),
         starts=starts,
+        steps=tuple(steps[key] for key in sorted(steps)),
+        work=tuple(work),
     )

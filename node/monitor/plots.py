@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from node.monitor.bands import Band
 from node.monitor.format import amount
 
 # middle tones, so that each can be told from white and from near-black, and from its neighbours
@@ -128,6 +129,46 @@ def held_out_over_tokens(curves: Sequence[Curve]) -> Picture:
         axes,
         markers=True,
     )
+
+
+def held_out_band(band: Band) -> Picture:
+    """The mean over nodes in percent over rounds, and the interval that it lies in."""
+
+    def draw(figure: Figure) -> None:
+        ax = figure.subplots()
+        ax.grid(color=_GRID, alpha=0.25, linewidth=0.6)
+        ax.fill_between(band.x, band.low, band.high, color=COLOURS[0], alpha=0.22, linewidth=0)
+        ax.plot(band.x, band.mean, color=COLOURS[0], linewidth=1.8, marker="o", markersize=4)
+        title = f"Held-out pass rate, mean of {band.nodes} nodes and its 95 % interval"
+        ax.set_title(title, loc="left")
+        ax.set_xlabel("round")
+        _percent_axis(ax)
+
+    return _render(draw, (8.5, 4.4))
+
+
+def staleness(curves: Sequence[Curve]) -> Picture:
+    """Steps between a group's oldest version and the step that trains on it, over steps."""
+
+    def axes(ax: Axes) -> None:
+        ax.set_ylabel("staleness (steps)")
+        ax.set_ylim(bottom=0.0)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+    return _lines(curves, "Staleness of what the learner trained on", "step", axes)
+
+
+def versions_behind(curves: Sequence[Curve]) -> Picture:
+    """Versions between a worker's policy and the newest that it had heard of, over minutes."""
+
+    def axes(ax: Axes) -> None:
+        ax.set_ylabel("versions behind the learner")
+        ax.set_ylim(bottom=0.0)
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+    title = "How far workers are behind the learner"
+    return _lines(curves, title, "minutes since the first event", axes)
 
 
 def own_reward(curves: Sequence[Curve]) -> Picture:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from node.monitor.bands import band_of
 from node.monitor.events import FILE_NAME, History, history, read_events
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.records import RoundDone
@@ -174,13 +175,22 @@ def _draw(nodes: Sequence[_Node]) -> dict[str, "Picture"]:
         pictures["held_out_tokens"] = plots.held_out_over_tokens(
             _held_out_curves(nodes, by_tokens=True)
         )
+    band = band_of([(curve.x, curve.y) for curve in by_round])
+    if band is not None:
+        pictures["held_out_band"] = plots.held_out_band(band)
     trained = [node for node in nodes if node.life.rounds]
+    counted = [node for node in nodes if node.life.rounds or node.life.steps]
+    if counted:
+        pictures["own_reward"] = plots.own_reward(_reward_curves(counted))
+        pictures["traffic"] = plots.traffic(*_traffic_curves(counted))
     if trained:
-        pictures["own_reward"] = plots.own_reward(_reward_curves(trained))
-        pictures["traffic"] = plots.traffic(*_traffic_curves(trained))
         producers, groups = sharing_matrix(trained)
         learners = [node.name for node in trained]
         pictures["sharing"] = plots.sharing(learners, producers, groups, range(len(trained)))
+    if any(node.life.steps for node in nodes):
+        pictures["staleness"] = plots.staleness(_staleness_curves(nodes))
+    if any(node.life.work for node in nodes):
+        pictures["behind"] = plots.versions_behind(_behind_curves(nodes))
     reasons = _rejected_by_reason(nodes)
     if reasons:
         pictures["rejected"] = plots.rejected([node.name for node in nodes], reasons)
@@ -209,8 +219,8 @@ def _reward_curves(nodes: Sequence[_Node]) -> list["Curve"]:
         Curve(
             node.name,
             node.place,
-            [record.round for _, record in node.life.rounds],
-            [record.own_reward for _, record in node.life.rounds],
+            [r.round for _, r in node.life.rounds] + [r.step for _, r in node.life.steps],
+            [r.own_reward for _, r in node.life.rounds] + [r.reward for _, r in node.life.steps],
         )
         for node in nodes
     ]
@@ -223,8 +233,9 @@ def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"
     start_s = min(time_s for node in nodes for time_s in _times(node.life))
 
     def curve(node: _Node, total: str) -> Curve:
-        minutes = [(time_s - start_s) / 60 for time_s, _ in node.life.rounds]
-        values = [getattr(record, total) for _, record in node.life.rounds]
+        records = node.life.rounds or node.life.steps
+        minutes = [(time_s - start_s) / 60 for time_s, _ in records]
+        values = [getattr(record, total) for _, record in records]
         return Curve(node.name, node.place, minutes, values)
 
     received = [curve(node, "bytes_in_total") for node in nodes]
@@ -232,8 +243,40 @@ def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"
     return received, sent
 
 
+def _staleness_curves(nodes: Sequence[_Node]) -> list["Curve"]:
+    """The mean and the oldest of each step, of each learner."""
+    from node.monitor.plots import Curve
+
+    learners = [node for node in nodes if node.life.steps]
+    curves: list[Curve] = []
+    for place, node in enumerate(learners):
+        steps = [record for _, record in node.life.steps]
+        x = [record.step for record in steps]
+        mean = [record.staleness_mean for record in steps]
+        curves.append(Curve(f"{node.name} mean", 2 * place, x, mean))
+        oldest = [record.staleness_max for record in steps]
+        curves.append(Curve(f"{node.name} oldest", 2 * place + 1, x, oldest))
+    return curves
+
+
+def _behind_curves(nodes: Sequence[_Node]) -> list["Curve"]:
+    from node.monitor.plots import Curve
+
+    start_s = min(time_s for node in nodes for time_s in _times(node.life))
+    return [
+        Curve(
+            node.name,
+            node.place,
+            [(time_s - start_s) / 60 for time_s, _ in node.life.work],
+            [max(0, r.learner_version - r.policy_version) for _, r in node.life.work],
+        )
+        for node in nodes
+        if node.life.work
+    ]
+
+
 def _times(life: History) -> list[float]:
-    series = (life.rounds, life.held_out, life.troubles)
+    series = (life.rounds, life.held_out, life.troubles, life.steps, life.work)
     return [time_s for events in series for time_s, _ in events]
 
 
@@ -289,6 +332,12 @@ _CAPTIONS: Final = {
     "held_out_rounds": "The run's fixed held-out tasks, which no node trains on.",
     "held_out_tokens": "The same pass rates against what each node generated itself: tokens of "
     "groups that came from others are not counted.",
+    "held_out_band": "Student's t over the nodes of this report, at rounds after which all were "
+    "evaluated. Nodes of one swarm train on each other's groups: another swarm may do otherwise.",
+    "staleness": "Steps of the learner from the oldest version in a group to the step that trained "
+    "on it: the mean over a step's groups, and the oldest of them.",
+    "behind": "Versions between the policy that a worker generates with and the newest that it had "
+    "heard of.",
     "own_reward": "Rewards of the node's own completions on its training tasks. Groups from others "
     "never enter it.",
     "traffic": "Payload bytes of all protocols, counted by each node itself.",

@@ -3,7 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from node.monitor.records import HeldOut, PeerStatus, RoundDone, Started, StatusSnapshot
+from node.monitor.records import (
+    HeldOut,
+    PeerStatus,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    WorkDone,
+)
 
 PEER_A = "12D3KooWTestOnlyAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAa"
 PEER_B = "12D3KooWTestOnlyBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBb"
@@ -105,3 +113,47 @@ def snapshot(**changes: Any) -> StatusSnapshot:
         ),
     )
     return replace(state, **changes)
+
+
+def step_done(number: int, **changes: Any) -> StepDone:
+    record = StepDone(
+        step=number,
+        version=number,
+        published_version=number,
+        groups=8,
+        shared_groups=0,
+        informative_groups=6,
+        reward=0.4,
+        staleness_mean=1.5,
+        staleness_max=3,
+        idle_s=0.5,
+        train_s=2.0,
+        groups_by_worker={PEER_B: 8},
+        buffered_groups=2,
+        leased_groups=4,
+        discarded_total={},
+        trained_tokens_total=1500 * number,
+        loss=0.01,
+        grad_norm=1.0,
+        clip_fraction=0.0,
+        effective_share=None,
+        mismatch_k3=None,
+        peers=1,
+        bytes_in_total=5000 * number,
+        bytes_out_total=4000 * number,
+    )
+    return replace(record, **changes)
+
+
+def work_done(number: int, behind: int = 1) -> WorkDone:
+    return WorkDone(
+        batch=number,
+        policy_version=number,
+        learner_version=number + behind,
+        groups=4,
+        generated_tokens=1000,
+        generated_tokens_total=1000 * number,
+        generate_s=1.0,
+        wait_s=0.1,
+        verdicts_total={"accepted": 4 * number},
+    )

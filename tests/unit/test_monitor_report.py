@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from node.monitor.bands import NODES_MIN, band_of, interval
 from node.monitor.events import FILE_NAME, EventLog, Record, history
 from node.monitor.plots import POINTS_MAX, colour, line_style, smooth, thin
 from node.monitor.records import Trouble
 from node.monitor.report import summarise, write_report
 from swarm.errors import ConfigError
-from tests.unit.monitor_records import PEER_A, PEER_B, held_out, round_done, started
+from tests.unit.monitor_records import (
+    PEER_A,
+    PEER_B,
+    held_out,
+    round_done,
+    started,
+    step_done,
+    work_done,
+)
 
 PNG_START = b"\x89PNG\r\n\x1a\n"
 EVIL = "<script>alert(1)</script>"
@@ -179,3 +188,56 @@ def test_thinning_bounds_a_curve_and_keeps_its_end() -> None:
 def test_nodes_look_different_from_each_other() -> None:
     looks = [(colour(place), line_style(place)) for place in range(32)]
     assert len(set(looks)) == 32
+
+
+def test_a_learner_and_its_worker_show_staleness(tmp_path: Path) -> None:
+    steps = [step_done(n, staleness_max=n % 4) for n in range(1, 13)]
+    learner = log(tmp_path / "l", [started(PEER_A), *steps])
+    worker = log(tmp_path / "w", [started(PEER_B), *(work_done(n) for n in range(1, 9))])
+    summary = write_report([learner, worker], tmp_path / "out")
+    assert {path.stem for path in summary.pictures} == {
+        "own_reward",
+        "traffic",
+        "staleness",
+        "behind",
+    }
+    text = summary.html.read_text()
+    assert "Versions between the policy that a worker generates with" in text
+
+
+def test_steps_that_a_restart_undid_do_not_count() -> None:
+    records = [started(), step_done(1), step_done(2), step_done(3, reward=0.1), started(round_=2)]
+    life = history((float(n), record) for n, record in enumerate([*records, step_done(3)]))
+    assert [record.step for _, record in life.steps] == [1, 2, 3]
+    assert life.steps[-1][1].reward == 0.4
+    assert history([(0.0, step_done(5)), (1.0, started(round_=4))]).steps == ()
+
+
+def test_the_mean_of_three_nodes_has_an_interval(tmp_path: Path) -> None:
+    runs = [
+        log(tmp_path / str(n), a_life(f"{PEER_A[:-1]}{n}", PEER_B, 0.1 * n)) for n in range(1, 4)
+    ]
+    two = write_report(runs[:2], tmp_path / "two")
+    three = write_report(runs, tmp_path / "three")
+    assert "held_out_band" not in {path.stem for path in two.pictures}
+    assert "held_out_band" in {path.stem for path in three.pictures}
+
+
+def test_intervals_are_those_of_students_t() -> None:
+    """A textbook's: of 4, 5, 6 the mean is 5, the deviation 1, and t(2) is 4.303."""
+    mean, low, high = interval([4.0, 5.0, 6.0])
+    assert (mean, high - mean) == (5.0, pytest.approx(4.303 / 3**0.5))
+    assert mean - low == pytest.approx(high - mean)
+    assert interval([2.0, 2.0]) == (2.0, 2.0, 2.0)
+    many = interval([0.0, 1.0] * 50)
+    assert many[2] - many[0] < 0.11  # beyond the table
+
+
+def test_a_band_is_over_what_all_have() -> None:
+    curves = [((0, 10, 20), (1.0, 2.0, 3.0)), ((0, 10), (1.0, 4.0)), ((0, 10, 30), (1.0, 6.0, 9.0))]
+    band = band_of(curves)
+    assert band is not None
+    assert (band.nodes, band.x, band.mean) == (3, (0, 10), (1.0, 4.0))
+    assert band.low[1] < 2.0 < 6.0 < band.high[1]
+    assert band_of(curves[: NODES_MIN - 1]) is None
+    assert band_of([((0,), (1.0,))] * 3) is None
