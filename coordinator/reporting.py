@@ -1,6 +1,7 @@
 """A coordinator's telemetry: what its last look saw, as a report, and the model beside it."""
 
 from collections.abc import Callable
+from math import isfinite
 from random import Random
 from typing import Final
 
@@ -51,18 +52,18 @@ def view_metrics(view: View) -> dict[str, float]:
             "required_groups_per_s": predicted.required_per_s,
             "offered_groups_per_s": predicted.offered_per_s,
         }
-    return {name: value for name, value in metrics.items() if abs(value) < float("inf")}
+    return {name: value for name, value in metrics.items() if isfinite(value)}
 
 
 def worker_row(row: Row) -> WorkerRow:
     """One machine."""
     return WorkerRow(
-        name=row.name[:NAME_CHARS_MAX],
+        name=(row.name or row.peer)[:NAME_CHARS_MAX],
         peer_id=row.peer,
         phase=row.phase[:PHASE_CHARS_MAX],
         version=row.version,
-        groups_per_s=row.groups_per_s,
-        price_per_h=row.price_per_h,
+        groups_per_s=row.groups_per_s if isfinite(row.groups_per_s) else None,
+        price_per_h=row.price_per_h if isfinite(row.price_per_h) else None,
         admitted=row.admitted,
         heard_s=row.heard_s,
     )

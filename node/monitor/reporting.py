@@ -5,6 +5,7 @@ What there is no figure for yet is left out of a report; zero means that it was 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Final
 
 from node.monitor.events import Record
@@ -140,6 +141,11 @@ def outcome_metrics(outcome: Outcome) -> dict[str, float]:
     if outcome.bound_s:
         metrics["broadcast_bound_ratio"] = applied.fetch_s / outcome.bound_s
     return metrics
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Without what is no number, as the mean of nothing is."""
+    return {name: value for name, value in values.items() if isfinite(value)}
 
 
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -312,8 +318,8 @@ class Reporter:
             sent_at_s=now_s,
             interval_s=self._interval_s,
             phase=snapshot.phase[:PHASE_CHARS_MAX],
-            metrics=metrics | dict(extras.metrics),
-            labelled={name: bounded(values) for name, values in labelled.items() if values},
+            metrics=finite(metrics | dict(extras.metrics)),
+            labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
             peers=peer_rows(snapshot, traffic),
             workers=extras.workers,
             broadcast=extras.broadcast,

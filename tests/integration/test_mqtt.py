@@ -1,5 +1,6 @@
 """Reports over a real broker: delivered, signed off, and counted where they are lost."""
 
+import json
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -24,8 +25,17 @@ from swarm.mqtt import (
     Subscriber,
     _Queue,
 )
-from swarm.telemetry import NodeReport, Status, Topic, encode_report, encode_status
-from swarm.watching import Gone, Watch
+from swarm.telemetry import (
+    DOMAIN,
+    REPORT_BYTES_MAX,
+    NodeReport,
+    Status,
+    Topic,
+    decode_report,
+    encode_report,
+    encode_status,
+)
+from swarm.watching import Drop, Gone, Watch
 from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run
 
@@ -240,6 +250,49 @@ def test_a_huge_payload_does_not_reach_us(tmp_path: Path) -> None:
                 sending.put(report(1))
                 await until(lambda: seen.sequence == 1)
                 assert max(len(message.payload) for message in seen.messages) < 10_000
+
+    with open_mosquitto(tmp_path) as mosquitto:
+        run(body, at(mosquitto))
+
+
+@broker_test
+def test_whatever_a_broker_carries_an_honest_node_is_seen(tmp_path: Path) -> None:
+    """A flood of topics, forged reports, numbers that are none and huge payloads: each is dropped
+    and counted, and none of it stays."""
+    honest, forger = report(1), Identity(b"f" * 32)
+    body_text = decode_report(honest.payload, NODE.peer_id).model_dump_json()
+    forged = encode_report(decode_report(honest.payload, NODE.peer_id), forger)
+    no_number = body_text.replace('"metrics":{}', '"metrics":{"round":NaN}')
+    assert no_number != body_text
+    signature = NODE.sign(DOMAIN, no_number.encode()).hex()
+    not_finite = json.dumps({"report": no_number, "signature": signature}).encode()
+    flood = [Outgoing(f"swarm/{i}/<script>/report", b"x", retain=False) for i in range(2_000)]
+    wrong = [
+        replace(honest, payload=forged, retain=False),
+        replace(honest, payload=not_finite, retain=False),
+        replace(honest, payload=b"x" * REPORT_BYTES_MAX, retain=False),
+        replace(honest, payload=b"x" * (REPORT_BYTES_MAX + 1), retain=False),
+    ]
+
+    async def body(broker: Broker) -> None:
+        seen, sending = Seen(), publisher(broker, queue_max=5_000)
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                subscriber = Subscriber(broker, TOPICS, Random(2))
+                nursery.start_soon(subscriber.listen, seen.take)
+                nursery.start_soon(sending.run)
+                sending.put(report(0))
+                await until(lambda: seen.sequence == 0)
+                for message in (*flood, *wrong, honest):
+                    sending.put(message)
+                await until(lambda: seen.sequence == 1)
+                assert seen.watch.dropped == {
+                    Drop.TOPIC: 2_000,
+                    Drop.FORGED: 1,
+                    Drop.MALFORMED: 2,
+                    Drop.OVERSIZE: 1,
+                }
+                assert len(seen.watch.nodes(100.0)) == 1
 
     with open_mosquitto(tmp_path) as mosquitto:
         run(body, at(mosquitto))

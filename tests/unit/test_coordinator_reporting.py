@@ -108,6 +108,8 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_a_worker_has_its_price() -> None:
     row = worker_row(replace(ROW, name="n" * 200, phase="p" * 200))
     assert (row.price_per_h, row.groups_per_s, row.admitted) == (0.25, 0.5, 7)
+    unknown = worker_row(replace(ROW, name="", peer="p", price_per_h=float("inf")))
+    assert (unknown.name, unknown.price_per_h) == ("p", None)
 
 
 def test_nothing_is_said_before_the_run_is_known_and_each_look_then() -> None:

@@ -168,6 +168,18 @@ def test_what_was_not_measured_is_left_out() -> None:
     )
 
 
+def test_the_mean_of_nothing_is_left_out() -> None:
+    """As a step's reward is that trained on shared groups alone."""
+    made = reporter("learner")
+    made.note(replace(STEP, reward=float("nan"), staleness_mean=float("inf")))
+    nothing = float("nan")
+    extras = Extras({"broadcast_s": nothing}, {"discarded_total": {"late": nothing}})
+    report = make(made, extras, own_reward=None)
+    assert not {"own_reward", "staleness_mean_steps", "broadcast_s"} & set(report.metrics)
+    assert report.labelled["discarded_total"] == {}
+    decode_report(encode_report(report, NODE), NODE.peer_id)
+
+
 def test_a_failed_version_leaves_the_figures_of_the_last() -> None:
     made = reporter("worker")
     made.note_outcome(Outcome(Applied(5, 5, None, 0.5, 2.0, 1.0, 10, 90), bound_s=1.0))
