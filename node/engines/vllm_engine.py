@@ -43,7 +43,7 @@ from node.engines.vllm_server import (
     is_cpu_build,
 )
 from node.engines.vllm_text import ModelText
-from node.engines.weight_changes import changed_tensors, check_alike
+from node.engines.weight_changes import changed_tensors, check_alike, tensors_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion
 
@@ -448,10 +448,12 @@ async def make_vllm(
 
     Raises:
         ConfigError: vLLM is not installed, or the directory holds no model.
+        ChildFailed: its weights are damaged.
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
     text = await trio.to_thread.run_sync(ModelText, model_directory)
+    await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
     context = min(context_tokens, text.context_tokens or context_tokens)
     settings = ServerSettings(
         threads=threads or default_threads(),

@@ -35,7 +35,7 @@ class ModelText:
         """
         config = _read(directory, "config.json")
         tokens = _read(directory, "tokenizer_config.json")
-        self._tokenizer = Tokenizer.from_str(_text(directory, "tokenizer.json"))
+        self._tokenizer = _tokenizer(directory)
         generation = "generation_config.json"
         described = (directory / generation).exists()
         named = (_read(directory, generation) if described else config).get("eos_token_id")
@@ -145,6 +145,19 @@ def _text(directory: Path, name: str) -> str:
         raise ConfigError(f"model {directory}: {name}: {error.strerror}") from None
 
 
+def _tokenizer(directory: Path) -> Tokenizer:
+    text = _text(directory, "tokenizer.json")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001 - boundary: the library raises nothing narrower
+        raise ConfigError(f"model {directory}: tokenizer.json: {error}") from None
+
+
 def _read(directory: Path, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_text(directory, name))
+    try:
+        content = json.loads(_text(directory, name))
+    except ValueError as error:
+        raise ConfigError(f"model {directory}: {name}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model {directory}: {name}: no JSON object")
     return content
