@@ -85,16 +85,18 @@ class Board:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._frame = b""
+        self._number = 0
         self._portal: BlockingPortal | None = None
         self._next: anyio.Event | None = None
         self._closed = False
         self.streams = 0
         self.streams_refused = 0
+        self.frames_skipped = 0  # by who reads slowly
 
     def put(self, frame: bytes) -> None:
         """Replace the frame. From any thread; returns at once."""
         with self._lock:
-            self._frame = frame
+            self._frame, self._number = frame, self._number + 1
             if self._portal is not None:
                 self._portal.start_task_soon(self._wake)
 
@@ -130,12 +132,14 @@ class Board:
 
     async def frames(self) -> AsyncIterator[bytes]:
         """The frame now, and each that is the newest when the one before was taken."""
-        sent = b""
+        sent = 0
         while not self._closed:
             assert self._next is not None
-            following, frame = self._next, self._frame
-            if frame and frame is not sent:
-                sent = frame
+            with self._lock:
+                following, frame, number = self._next, self._frame, self._number
+            if number > sent:
+                self.frames_skipped += number - sent - 1 if sent else 0
+                sent = number
                 yield frame
             else:
                 await following.wait()
@@ -308,6 +312,7 @@ async def serve(
             now_s, began_s = unix_s(), trio.current_time()
             told = {**telemetry_of(watch), **counters()}
             told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
+            told["frames_skipped"] = board.frames_skipped
             board.put(frame_of(state.look(watch.nodes(now_s), told, source(), now_s)))
             took_s = trio.current_time() - began_s
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))

@@ -137,6 +137,30 @@ def test_all_who_watch_get_each_frame_once() -> None:
     within(body)
 
 
+def test_who_does_not_read_holds_up_nobody_and_skips_frames() -> None:
+    frame, frames = b'"' + b"x" * 1_000_000 + b'"', 60
+
+    async def body(board: Board, client: httpx.AsyncClient) -> None:
+        base = client.base_url
+        slow = await trio.open_tcp_stream(base.host, base.port or 0)
+        async with slow:
+            await slow.send_all(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await until(lambda: board.streams == 1)
+            for _ in range(frames):
+                board.put(frame)
+                answer = await client.get("/api/state")  # others are served meanwhile
+                assert len(answer.content) == len(frame)
+            assert board.frames_skipped == 0  # it has not come back for another one yet
+            taken = 0
+            while taken < 3 * len(frame):
+                taken += len(await slow.receive_some(65_536))
+            await until(lambda: board.frames_skipped > frames // 2)
+            assert board.frames_skipped < frames
+        await until(lambda: board.streams == 0)
+
+    within(body)
+
+
 def test_more_streams_than_there_are_places_are_sent_away_and_counted() -> None:
     async def body(board: Board, client: httpx.AsyncClient) -> None:
         board.put(b"1")
