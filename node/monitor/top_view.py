@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -16,6 +17,7 @@ from node.monitor.records import StatusSnapshot
 WIDTH_COLUMNS: Final = 80
 SPARK_POINTS: Final = 24
 ALARMS_SHOWN: Final = 4
+ADVICE_LINES: Final = 2
 VERSIONS_SHOWN: Final = 3
 ROWS_PLAIN: Final = 32  # of the table, where there is no terminal whose height would say it
 
@@ -48,8 +50,7 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
         parts.append(_cut(f"! {screen.trouble}", "bold red"))
     for text, advice in screen.alarms[:ALARMS_SHOWN]:
         parts.append(_cut(f"! {text}", "bold yellow"))
-        if advice:
-            parts.append(_cut(f"  {advice}", "yellow"))
+        parts += [_cut(f"  {line}", "yellow") for line in _wrapped(advice)]
     if len(screen.alarms) > ALARMS_SHOWN:
         parts.append(_cut(f"  and {len(screen.alarms) - ALARMS_SHOWN} more alarms", "yellow"))
     parts += [Text(), _facts(screen.facts), Text()]
@@ -57,6 +58,11 @@ def render(screen: Screen, height: int | None = None) -> RenderableType:
     room = ROWS_PLAIN if height is None else max(0, height - used - 2)
     parts.append(_rows(screen, room))
     return Group(*parts)
+
+
+def _wrapped(advice: str) -> list[str]:
+    text = printable(advice, ADVICE_LINES * (WIDTH_COLUMNS - 4))
+    return wrap(text, WIDTH_COLUMNS - 2, max_lines=ADVICE_LINES, placeholder="…")
 
 
 def _cut(text: str, style: str) -> Text:
@@ -187,8 +193,7 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
         ("round", f"{_number(head['round'])}{_spread(head)}"),
         ("reward", f"{_number(head['reward'], 3)}  {_bars(_values(recent['reward']))}"),
         ("held-out", percent(head["held_out"])),
-        ("trained on", f"{_number(head['foreign_groups'], 1)} of"
-                       f" {_number(head['foreign_wanted'], 1)} foreign groups a round"),
+        ("trained on", _foreign(head)),
         ("traffic", traffic(_values(recent["in_bytes_per_s"]), _values(recent["out_bytes_per_s"]))),
         ("pool", f"{head['pool_groups']:,.0f} groups, {amount(head['pool_bytes'], 'B')}"),
         ("refused", f"{head['rejected']:,.0f}, and {head['accepted']:,.0f} groups accepted"),
@@ -214,6 +219,13 @@ def swarm_screen(state: Mapping[str, Any]) -> Screen:
         ),
         rows=tuple(_node_row(row) for row in rows),
     )
+
+
+def _foreign(head: Mapping[str, Any]) -> str:
+    if head["foreign_wanted"] is None:
+        return "–"
+    taken = _number(head["foreign_groups"], 1)
+    return f"{taken} of {_number(head['foreign_wanted'], 1)} foreign groups a round"
 
 
 def _away(source: Mapping[str, Any]) -> str:

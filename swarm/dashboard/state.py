@@ -20,6 +20,8 @@ from swarm.watching import NodeView
 
 SAMPLE_S: Final = 0.9  # from one point of a curve to the next, at least
 NODES_SHOWN_MAX: Final = 1_024
+LATELY_S: Final = 600.0  # a node that is gone for longer is no news
+SHOWN_S: Final = 3_600.0  # and for so long it is not shown any more
 WORKERS_SHOWN_MAX: Final = 512
 ALARMS_SHOWN_MAX: Final = 32
 ALARM_NODES_SHOWN_MAX: Final = 8
@@ -77,6 +79,7 @@ class State:
         was heard, dropped and lost, counted by name."""
         # A node that was heard of in two runs is shown in the one that it was heard in last.
         nodes = list({node.report.peer_id: node for node in reversed(nodes)}.values())
+        nodes = [node for node in nodes if node.gone is None or node.heard_s <= SHOWN_S]
         rates = self._rates.look(node.report for node in nodes)
         present = [node for node in nodes if node.gone is None]
         headline = _headline(nodes, present, rates)
@@ -123,11 +126,14 @@ def _headline(
         found = [rates[n.report.peer_id][name] for n in present if name in rates[n.report.peer_id]]
         return short(sum(found)) if found else None
 
-    rounds = metrics(present, "round")
+    # Where there is a learner, its steps are what counts; workers' batches are their own affair.
+    learners = [node for node in present if node.report.role == "learner"]
+    rounds = metrics(learners or present, "round")
     return {
         "nodes": len(nodes),
         "present": len(present),
         "gone": len(nodes) - len(present),
+        "gone_lately": sum(n.gone is not None and n.heard_s <= LATELY_S for n in nodes),
         "roles": dict(Counter(node.report.role for node in present)),
         "in_bytes_per_s": rate("bytes_in_total"),
         "out_bytes_per_s": rate("bytes_out_total"),
@@ -141,7 +147,7 @@ def _headline(
         "round": median(rounds) if rounds else None,
         "round_low": min(rounds, default=None),
         "round_high": max(rounds, default=None),
-        "round_s": _median(metrics(present, "round_s")),
+        "round_s": _median(metrics(learners or present, "round_s")),
         "reward": _mean(metrics(present, "own_reward")),
         "held_out": _mean(metrics(present, "held_out_ratio")),
         "foreign_groups": _mean(metrics(present, "external_groups")),

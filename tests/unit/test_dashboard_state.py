@@ -146,6 +146,19 @@ def test_figures_are_sums_and_means_of_who_is_there() -> None:
     assert [row["id"] for row in rows(page["nodes"]) if row["gone"]] == ["c"]
 
 
+def test_steps_of_a_learner_count_and_not_the_batches_of_its_workers() -> None:
+    learner = seen("l", role="learner", metrics={"round": 9.0})
+    head = look(learner, seen("w", role="worker", metrics={"round": 99.0}))["headline"]
+    assert (head["round"], head["round_high"]) == (9, 9)
+
+
+def test_who_is_gone_for_long_is_no_news_and_then_not_shown() -> None:
+    away = [seen(f"n{n}", gone=True, heard_s=30.0 * 20**n) for n in range(3)]  # the last: 200 min
+    page = look(seen("a"), *away)
+    assert (page["headline"]["gone"], page["headline"]["gone_lately"]) == (2, 2)
+    assert {row["id"] for row in rows(page["nodes"])} == {"a", "n0", "n1"}
+
+
 def test_throughput_is_there_from_the_second_report_on() -> None:
     state = State()
     first = look(seen("a", metrics={"bytes_in_total": 0.0}), state=state)

@@ -110,6 +110,16 @@ def test_alarms_come_first_and_with_advice() -> None:
     assert lines[1 + ALARMS_SHOWN] == "  and 3 more alarms"
 
 
+def test_long_advice_is_read_whole_in_two_lines() -> None:
+    advice = (
+        "Start more rollout workers, or ask `swarm-coordinator plan` how many are needed for it."
+    )
+    alarm = AlarmReport(kind=Alarm.LEARNER_STARVING, level="warning", text="so", advice=advice)
+    lines = drawn(swarm_of(seen("a", alarms=(alarm,))))
+    assert " ".join(line.strip() for line in lines[2:4]) == advice
+    assert lines[4] == ""
+
+
 def test_a_broker_that_is_away_and_an_empty_swarm_are_said() -> None:
     lines = drawn(swarm_of(source=Source("mqtt://b:1883", connected=False, away_s=75.0)))
     assert lines[1].startswith("! the broker does not answer for 1 min 15 s")

@@ -44,7 +44,7 @@ const nodes = new Table($("node-table"), [
   { name: "peers", key: "peers", write: (v) => number(v) },
   { name: "accepted", key: "accepted", write: (v) => number(v), title: "groups of others that passed every check" },
   { name: "refused", key: "rejected", write: (v) => number(v) },
-  { name: "J", key: "foreign_groups", write: (v, row) => (missing(v) ? DASH : `${number(v)} of ${number(row.foreign_wanted)}`), title: "foreign groups trained on in the last round" },
+  { name: "J", key: "foreign_groups", write: (v, row) => (missing(v) || missing(row.foreign_wanted) ? DASH : `${number(v)} of ${number(row.foreign_wanted)}`), title: "foreign groups trained on in the last round" },
   { name: "tokens/s", key: "tokens_per_s", write: (v) => amount(v) },
   { name: "heard", key: "heard_s", write: (v, row) => (row.gone ? `gone, ${duration(v)} ago` : `${duration(v)} ago`) },
 ], {
@@ -146,7 +146,7 @@ function verdict(state) {
   const all = head.present === head.nodes;
   const kinds = state.alarms.kinds;
   const text = kinds ? `${plural(kinds, "alarm")} ${kinds === 1 ? "needs" : "need"} attention`
-    : head.gone ? `${plural(head.gone, "node")} ${head.gone === 1 ? "is" : "are"} gone`
+    : head.gone_lately ? `${plural(head.gone_lately, "node")} ${head.gone_lately === 1 ? "is" : "are"} gone`
       : broken ? "As it was when it was last heard of" : "All is well";
   say($("verdict-text"), text);
   const roles = Object.entries(head.roles).map(([role, count]) => plural(count, role)).join(", ");
@@ -179,7 +179,7 @@ function figures(head, model) {
   const entries = [
     ["Nodes", whole(head.present), head.gone ? `${number(head.gone)} gone` : "all present"],
     ["Throughput", scaled(head.in_bytes_per_s, "B/s"), `${amount(head.in_bytes, "B")} received`],
-    ["Round", whole(head.round), spread],
+    [head.roles.learner ? "Step" : "Round", whole(head.round), spread],
     ["Held-out", missing(head.held_out) ? [DASH, ""] : [(100 * head.held_out).toFixed(1), "%"], "pass rate, mean"],
     ["Reward", [fixed(head.reward, 3), ""], "own, mean"],
     ["Generating", scaled(head.tokens_per_s, ""), "tokens a second"],
