@@ -83,6 +83,9 @@ def _add_join(commands: Any) -> None:
     join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
     join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
     join.add_argument("--group-size", metavar="G", help="completions for each task")
+    join.add_argument(
+        "--over-provision", metavar="X", help="begin X times I groups, take the first that are done"
+    )
     join.add_argument("--share", help="all (default) or none")
     join.add_argument("--role", help="with a learner: worker (default), or node to learn by itself")
     join.add_argument(

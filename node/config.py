@@ -54,6 +54,7 @@ DEFAULT_RUN = "demo"
 RUN_FILE_BYTES_MAX = 1_048_576
 RUN_HASH_CHARS = 12
 PUBLISHERS_MAX = 64
+OVER_PROVISION_MAX = 4.0
 
 
 def canonical_json(value: Any) -> str:
@@ -376,6 +377,9 @@ class NodeConfig(_Frozen):
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
     group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0
+    over_provision: Annotated[float, Field(ge=1, le=OVER_PROVISION_MAX)] = (
+        1.0  # times I groups are begun; the rest goes on in the next round (engine vllm)
+    )
     filter_own: bool = False  # generate more than I groups and drop those without an advantage
 
     # training
@@ -452,6 +456,8 @@ class NodeConfig(_Frozen):
             )
         if self.local_groups == 0 and self.external_groups == 0:
             raise _Conflict("local_groups", "no groups to train on", "4")
+        if self.over_provision > 1.0 and self.engine != "vllm":
+            raise _Conflict("over_provision", "needs the engine vllm", "1")
         least = 2 if self.local_groups > 0 else 1
         if self.group_size < least:
             raise _Conflict("group_size", f"must be at least {least}", "8")

@@ -21,14 +21,15 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite, isnan, nan
 from random import Random
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import trio
 
 from node.config import NodeConfig
-from node.engines.base import RolloutEngine
+from node.engines.base import PartialEngine, RolloutEngine
 from node.evaluation import held_out, score
 from node.monitor.records import HeldOut, RoundDone
+from node.partial_rollouts import Assign, PartialRollouts
 from node.tasks.held_out import Assignment, HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
@@ -106,6 +107,9 @@ class Sapo:
         self._config = config
         self._peer_id = peer_id
         self._engine = engine
+        self._partial: PartialRollouts | None = None
+        if config.over_provision > 1.0:
+            self._partial = PartialRollouts(cast("PartialEngine", engine), config.over_provision)
         self._trainer = trainer
         self._verifier = verifier
         self._guard = guard
@@ -164,30 +168,40 @@ class Sapo:
         wanted = self._config.local_groups
         index = self.progress.next_index
         groups: list[OwnGroup] = []
+
+        async def assign(count: int) -> list[Assignment]:
+            nonlocal index
+            assigned, index = await self._guard.assignments(self._peer_id, index, count)
+            return assigned
+
         for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
             if wanted == 0:
                 break
-            assigned, index = await self._guard.assignments(self._peer_id, index, wanted)
-            groups += await self._attempt(assigned, self._seed("generate", number, attempt), clock)
+            groups += await self._attempt(assign, self._seed("generate", number, attempt), clock)
             if sum(informative(group.rewards) for group in groups) >= wanted:
                 break
         return groups, index
 
-    async def _attempt(
-        self, assigned: Sequence[Assignment], seed: int, clock: "_Stopwatch"
-    ) -> list[OwnGroup]:
+    async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[OwnGroup]:
+        """I groups more."""
         self._on_phase("generating")
-        prompts = [assignment.prompt for assignment in assigned]
-        completions = await self._engine.generate(
-            prompts, self._config.group_size, self._sampling, seed
-        )
+        wanted, each = self._config.local_groups, self._config.group_size
+        if self._partial is not None:
+            made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
+        else:
+            assigned = await assign(wanted)
+            prompts = [assignment.prompt for assignment in assigned]
+            completions = await self._engine.generate(prompts, each, self._sampling, seed)
+            made = list(zip(assigned, completions, strict=True))
         clock.lap("generate")
         self._on_phase("scoring")
-        tasks = [assignment.task for assignment in assigned]
-        rewards = await score(self._verifier, tasks, completions)
+        rewards = await score(
+            self._verifier, [its.task for its, _ in made], [group for _, group in made]
+        )
         clock.lap("score")
         return [
-            OwnGroup(*group) for group in zip(tasks, prompts, completions, rewards, strict=True)
+            OwnGroup(its.task, its.prompt, group, of_group)
+            for (its, group), of_group in zip(made, rewards, strict=True)
         ]
 
     # --- sharing and drawing ---------------------------------------------------------------

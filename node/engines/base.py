@@ -21,6 +21,15 @@ class Sampling:
     max_new_tokens: int = 64
 
 
+class Work(Protocol):
+    """The completions of one prompt in the making, at the engine that began them."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended."""
+        ...
+
+
 class RolloutEngine(Protocol):
     """Generates with one policy version at a time.
 
@@ -57,4 +66,31 @@ class RolloutEngine(Protocol):
 
     async def resume(self) -> None:
         """Sample again, if paused."""
+        ...
+
+
+class PartialEngine(RolloutEngine, Protocol):
+    """One that can stop in the middle of completions and go on later, under the weights of then."""
+
+    async def begin(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[Work]:
+        """As `generate`, without sampling yet.
+
+        Raises:
+            ChildFailed, ConfigError: as `generate`.
+        """
+        ...
+
+    async def advance(self, works: Sequence[Work], enough: int) -> None:
+        """Sample until so many of these works are done, those that were before included, then
+        interrupt the others, which keep their tokens.
+
+        Raises:
+            ChildFailed: as `generate`; what was made is kept.
+        """
+        ...
+
+    async def collect(self, works: Sequence[Work]) -> list[tuple[Completion, ...]]:
+        """The completions of works that are done, in their order."""
         ...

@@ -73,8 +73,39 @@ class Update:
     probe: probe.Difference | None  # from what it should be; None: nobody says
 
 
+@dataclass(eq=False, slots=True)
+class VllmWork:
+    """See `Work`."""
+
+    rows: Unfinished
+    completions: int
+    sampling: Sampling
+
+    @property
+    def done(self) -> bool:
+        """See `Work.done`."""
+        return self.rows.done
+
+
+class _Harvest:
+    """How many works are still to be done until the others are cut off."""
+
+    def __init__(self, wanted: int) -> None:
+        self._wanted = wanted
+        self.full = trio.Event()
+
+    @property
+    def is_full(self) -> bool:
+        return self._wanted <= 0
+
+    def count(self, done: bool) -> None:
+        self._wanted -= done
+        if self._wanted == 0:
+            self.full.set()
+
+
 class VllmEngine:
-    """See `RolloutEngine`. Generations may run at the same time, and loads in the middle of them.
+    """See `PartialEngine`. Generations may run at the same time, and loads in the middle of them.
 
     `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
     with them under the new weights, `drain` waits until they are finished, `abort` samples them
@@ -149,10 +180,15 @@ class VllmEngine:
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """See `RolloutEngine.generate`."""
+        works = await self.begin(prompts, completions_each, sampling, seed)
+        await self.advance(works, len(works))
+        return await self.collect(works)
+
+    async def begin(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[VllmWork]:
+        """See `PartialEngine.begin`."""
         _check(sampling, completions_each)
-        if not prompts:
-            await trio.lowlevel.checkpoint()
-            return []
         jobs = [partial(self._encode, prompt) for prompt in prompts]
         encoded = await self._persist(lambda: self._each(jobs, self._connections))
         works = []
@@ -164,42 +200,68 @@ class VllmEngine:
                     f"{self._settings.context_tokens} tokens: choose smaller task settings"
                 )
             tokens_max = min(sampling.max_new_tokens, room)
-            works.append(Unfinished(ids, completions_each, tokens_max, own))
-        await self._each(
-            [partial(self._finish, work, completions_each, sampling) for work in works],
-            beside=self._watch,
-        )
+            rows = Unfinished(ids, completions_each, tokens_max, own)
+            works.append(VllmWork(rows, completions_each, sampling))
+        return works
+
+    async def advance(self, works: Sequence[VllmWork], enough: int) -> None:
+        """See `PartialEngine.advance`."""
+        harvest = _Harvest(enough - sum(work.done for work in works))
+        left = [work for work in works if not work.done]
+        if not left or harvest.is_full:
+            await trio.lowlevel.checkpoint()
+            return
+        jobs = [partial(self._finish, work, harvest) for work in left]
+        await self._each(jobs, beside=partial(self._tend, harvest))
+
+    async def collect(self, works: Sequence[VllmWork]) -> list[tuple[Completion, ...]]:
+        """See `PartialEngine.collect`."""
         decode = self._text.decode
-        return await trio.to_thread.run_sync(lambda: [work.completions(decode) for work in works])
+        return await trio.to_thread.run_sync(
+            lambda: [work.rows.completions(decode) for work in works]
+        )
+
+    async def _tend(self, harvest: "_Harvest") -> None:
+        """Let as much in as the server can take; once enough is done, have the rest handed back."""
+        while not harvest.is_full:
+            server = self._server
+            load = await server.load() if server is not None and server.usable else None
+            if load is not None:
+                self.flow.look(load)
+            with trio.move_on_after(LOOK_INTERVAL_S):
+                await harvest.full.wait()
+        async with self._still(f"harvest {id(harvest)}", drain=False):
+            pass
 
     async def _encode(self, prompt: str) -> list[int]:
         answer = await self._running().post("/tokenize", self._text.encode_request(prompt))
         ids: list[int] = json.loads(answer)["tokens"]
         return ids or [self._text.eos_ids[0]]
 
-    async def _finish(self, work: Unfinished, completions: int, sampling: Sampling) -> None:
-        """Ask until the work is done, across interruptions and servers that die."""
-        async with self.flow.place(completions):
-            while not work.done:
-                await self._persist(partial(self._advance, work, sampling))
+    async def _finish(self, work: "VllmWork", harvest: "_Harvest") -> None:
+        """Ask until the work or the harvest is done, across interruptions and servers that die."""
+        async with self.flow.place(work.completions):
+            while not work.done and not harvest.is_full:
+                await self._persist(partial(self._advance, work, harvest))
+        harvest.count(work.done)
 
-    async def _advance(self, work: Unfinished, sampling: Sampling) -> None:
-        if work.line != self._line:
-            work.begin_again(self._line)
-        asks = [partial(self._ask, work, ask, sampling) for ask in work.asks()]
+    async def _advance(self, work: "VllmWork", harvest: "_Harvest") -> None:
+        if work.rows.line != self._line:
+            work.rows.begin_again(self._line)
+        asks = [partial(self._ask, work, ask, harvest) for ask in work.rows.asks()]
         await self._each(asks, self._connections)
 
-    async def _ask(self, work: Unfinished, ask: Ask, sampling: Sampling) -> None:
+    async def _ask(self, work: "VllmWork", ask: Ask, harvest: "_Harvest") -> None:
         async with self._gate.passing():
-            if work.line != self._line:
+            if work.rows.line != self._line or harvest.is_full:
                 return  # that was before it got in
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
             version, label = self._version, self._label
-            request = self._text.generate_request(ask, sampling)
+            request = self._text.generate_request(ask, work.sampling)
             answer = await self._running().post("/inference/v1/generate", request)
             pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
-            work.take(ask, pieces, version)
+            work.rows.take(ask, pieces, version)
 
     async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
         """The result of a job, which is tried again at a server started anew.
@@ -217,15 +279,6 @@ class VllmEngine:
                 await self.start()
         return await job()
 
-    async def _watch(self) -> None:
-        """Let as much in as the server can take, as long as anything is asked of it."""
-        while True:
-            server = self._server
-            load = await server.load() if server is not None and server.usable else None
-            if load is not None:
-                self.flow.look(load)
-            await trio.sleep(LOOK_INTERVAL_S)
-
     # --- versions ------------------------------------------------------------------------------
 
     async def load(self, weights: Path, policy_version: int) -> None:
@@ -236,7 +289,7 @@ class VllmEngine:
             await trio.to_thread.run_sync(check_alike, self._directory, weights)
             changes = await trio.to_thread.run_sync(changed_tensors, self._directory, weights)
             expected = await self._expect(weights)
-            async with self._still():
+            async with self._still("load", drain=self._mode == "drain"):
                 try:
                     found = await self._replace(weights, changes.names, expected)
                 except ChildFailed as error:
@@ -252,7 +305,7 @@ class VllmEngine:
         """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
         as `update_mode` has it."""
         self._holders.add("caller")
-        await self._interrupt()
+        await self._interrupt(drain=self._mode == "drain")
 
     async def resume(self) -> None:
         """See `RolloutEngine.resume`."""
@@ -260,15 +313,15 @@ class VllmEngine:
         await trio.lowlevel.checkpoint()
 
     @asynccontextmanager
-    async def _still(self) -> AsyncIterator[None]:
-        """Nothing is sampled within the block."""
+    async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
+        """Nothing is sampled within the block. With `drain` what is under way is finished first."""
         began_s = trio.current_time()
-        self._holders.add("load")
+        self._holders.add(holder)
         try:
-            await self._interrupt()
+            await self._interrupt(drain=drain)
             yield
         finally:
-            self._release("load")
+            self._release(holder)
             self.paused_s = trio.current_time() - began_s
 
     def _release(self, holder: str) -> None:
@@ -276,9 +329,9 @@ class VllmEngine:
         if not self._holders:
             self._gate.resume()
 
-    async def _interrupt(self) -> None:
+    async def _interrupt(self, *, drain: bool) -> None:
         async with trio.open_nursery() as nursery:
-            if self._mode != "drain":
+            if not drain:
                 nursery.start_soon(self._hand_back)
             await self._gate.pause()
             nursery.cancel_scope.cancel()

@@ -9,9 +9,9 @@ from node.cli import _parser
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --engine-update "
     "--evaluate-every --external --group-size --invite --key-file --learning-rate --listen --local "
-    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer --private --role "
-    "--rounds --run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval "
-    "--threads --tokens-per-s-max",
+    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
+    "--private --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
+    "--telemetry-interval --threads --tokens-per-s-max",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
     "--invite --key-file --learning-rate --listen --metrics-listen --model --no-dht --no-lan "
     "--no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "

@@ -1,0 +1,85 @@
+"""vLLM stops in the middle of completions once enough groups are done, and goes on later."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from node.engines.base import Sampling
+from node.training.policy import load_policy
+from swarm.rollouts import FinishReason, version_spans
+from tests.integration.shared_vllm import SharedVllm, shared_vllm
+from tests.integration.vllm_models import model_directory
+from tests.unit.training_support import reference_logprobs
+
+CONTEXT_TOKENS = 1024
+SHORT, LONG = Sampling(max_new_tokens=8), Sampling(max_new_tokens=600)
+LOGPROB_ERROR_MAX = 2e-3
+PROMPTS = tuple(f"{n}+1=" for n in range(6))
+pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return [
+        model_directory(directory / f"v{n}", n, stops=False, context_tokens=CONTEXT_TOKENS)
+        for n in range(2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def shared(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
+    directory = tmp_path_factory.mktemp("shared")
+    with shared_vllm(directory, models[0], context_tokens=CONTEXT_TOKENS) as found:
+        yield found
+
+
+def test_what_is_interrupted_is_finished_by_the_next_version(
+    shared: SharedVllm, models: list[Path]
+) -> None:
+    async def body() -> None:
+        engine = await shared.reset()
+        begun = await engine.begin(PROMPTS[:3], 4, LONG, 1)
+        begun += await engine.begin(PROMPTS[3:], 4, SHORT, 2)
+        assert not any(work.done for work in begun)
+        prompt = begun[0].rows.asks()[0].token_ids
+        await engine.advance(begun, 3)
+        assert [work.done for work in begun] == [False] * 3 + [True] * 3
+        assert len(await engine.collect(begun[3:])) == 3
+        assert any(len(ask.token_ids) > len(prompt) for ask in begun[0].rows.asks())
+        await engine.load(models[1], 1)
+        await engine.advance(begun, 6)
+        policies = [load_policy(str(path), "cpu") for path in models]
+        seen = set()
+        for prompt, group in zip(PROMPTS, await engine.collect(begun), strict=False):
+            assert len(group) == 4
+            for completion in group:
+                assert completion.finish_reason is not FinishReason.ABORT
+                place = 0
+                for version, count in version_spans(completion):
+                    said = reference_logprobs(policies[version], prompt, completion, LONG)
+                    part = slice(place, place + count)
+                    assert completion.logprobs[part] == pytest.approx(
+                        said[part], abs=LOGPROB_ERROR_MAX
+                    )
+                    place += count
+                    seen.add(version)
+                assert place == len(completion.token_ids)
+        assert seen == {0, 1}
+
+    shared.run(body)
+
+
+def test_enough_that_is_done_already_samples_nothing(shared: SharedVllm) -> None:
+    async def body() -> None:
+        engine = await shared.reset()
+        works = await engine.begin(PROMPTS[:2], 2, SHORT, 1)
+        await engine.advance(works, 0)
+        assert not any(work.done for work in works)
+        await engine.advance(works, 1)
+        assert any(work.done for work in works)
+        await engine.advance(works, 2)
+        assert [len(group) for group in await engine.collect(works)] == [2, 2]
+
+    shared.run(body)
