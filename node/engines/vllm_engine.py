@@ -322,7 +322,8 @@ class VllmEngine:
             yield
         finally:
             self._release(holder)
-            self.paused_s = trio.current_time() - began_s
+            if holder == "load":
+                self.paused_s = trio.current_time() - began_s
 
     def _release(self, holder: str) -> None:
         self._holders.discard(holder)

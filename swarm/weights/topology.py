@@ -24,7 +24,7 @@ HOP_LATENCIES = 2.5  # before a chunk is at the next hop: connections start slow
 SWARM_OVERHEAD = 1.04  # of its transfer time over the bound; measured, see BENCHMARKS.md
 SWARM_LAST_CHUNKS = 2.0  # times what one chunk takes to all from an ordinary uplink
 SWARM_ROUND_TRIPS = 3.0  # before it is under way, and at its end
-DEPTH_COST = 0.05  # by which each level below the first counts as longer: all below it depend on it
+RELAY_COST = 0.05  # by which a plan counts as longer for each peer in it that others depend on
 FROM_PUBLISHER = -1
 
 
@@ -133,13 +133,14 @@ def swarm_s(
 ) -> float:
     """How long a swarm takes: the bound and what it was measured to add to it.
 
-    Each chunk passes through one peer that sends it to all others. The last one to be handed out
-    needs the time of that many chunks on an ordinary uplink.
+    Each chunk passes through one peer that sends it to all others, most often one with a fast
+    uplink. The last one to be handed out needs the time of that many chunks on such an uplink.
     """
     if not peers:
         return 0.0
-    ups = sorted(peer.up_bytes_per_s for peer in peers)
-    last_s = SWARM_LAST_CHUNKS * len(peers) * chunk_bytes / ups[len(ups) // 2]
+    ups = [peer.up_bytes_per_s for peer in peers]
+    relaying = sum(up * up for up in ups) / sum(ups)
+    last_s = SWARM_LAST_CHUNKS * len(peers) * chunk_bytes / relaying
     fluid_s = SWARM_OVERHEAD * bound_s(size_bytes, up_bytes_per_s, peers)
     return fluid_s + last_s + SWARM_ROUND_TRIPS * 2.0 * latency_s
 
@@ -215,20 +216,18 @@ def choose(
     peers: Sequence[PeerLink],
     latency_s: float,
 ) -> Prediction:
-    """The fastest shape, where what depends on many others staying has to be faster by more.
+    """The fastest shape, where what depends on more peers has to be faster by more: one that
+    leaves, or that sends garbage, costs all below it several times what the shape saves.
 
     A swarm needs no rates, so it is what is taken where none are known.
     """
     found = predictions(size_bytes, chunk_bytes, up_bytes_per_s, peers, latency_s)
-    return min(found, key=lambda each: each.time_s * (1.0 + DEPTH_COST * (depth(each.plan) - 1)))
+    return min(found, key=lambda each: each.time_s * (1.0 + RELAY_COST * len(relays(each.plan))))
 
 
-def depth(plan: Plan) -> int:
-    """How many hops the last peer is from the publisher; 1 for a swarm, in which none depends."""
-    depths: list[int] = []
-    for parent in plan.parents:
-        depths.append(1 if parent == FROM_PUBLISHER else depths[parent] + 1)
-    return max(depths, default=1)
+def relays(plan: Plan) -> frozenset[PeerId]:
+    """The peers that others depend on; none in a swarm."""
+    return frozenset(plan.order[parent] for parent in plan.parents if parent != FROM_PUBLISHER)
 
 
 def _by_uplink(peers: Sequence[PeerLink]) -> tuple[PeerId, ...]:

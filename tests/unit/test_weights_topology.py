@@ -3,6 +3,7 @@
 import pytest
 
 from swarm.identity import PeerId
+from swarm.simulation.profiles import links_of
 from swarm.weights.topology import (
     FROM_PUBLISHER,
     HOP_LATENCIES,
@@ -11,8 +12,8 @@ from swarm.weights.topology import (
     Strategy,
     bound_s,
     choose,
-    depth,
     predictions,
+    relays,
     star,
     swarm_s,
     tree,
@@ -91,10 +92,23 @@ def test_parents_come_before_their_children() -> None:
         assert all(parent < at for at, parent in enumerate(plan.parents))
 
 
-def test_depth_is_the_longest_way_from_the_publisher() -> None:
-    assert depth(star(peers(1, 1, 1))) == 1
-    assert depth(Plan(Strategy.CHAIN, tuple(link.peer for link in peers(1, 1, 1)), (-1, 0, 1))) == 3
-    assert depth(Plan(Strategy.SWARM)) == 1
+def test_relays_are_the_peers_that_others_depend_on() -> None:
+    names = tuple(link.peer for link in peers(1, 1, 1))
+    assert not relays(star(peers(1, 1, 1)))
+    assert relays(Plan(Strategy.CHAIN, names, (-1, 0, 1))) == set(names[:2])
+    assert relays(Plan(Strategy.TREE, names, (-1, 0, 0))) == {names[0]}
+    assert not relays(Plan(Strategy.SWARM))
+
+
+def test_a_tree_in_which_many_depend_on_each_other_is_not_worth_the_little_that_it_saves() -> None:
+    unlike = [
+        PeerLink(PeerId(f"p{at:03d}"), link.up_bytes_per_s, link.down_bytes_per_s)
+        for at, link in enumerate(links_of("volunteer", 32))
+    ]
+    found = predictions(200 * MB, 262_144, 125 * MB, unlike, 0.03)
+    assert found[0].plan.strategy is Strategy.TREE
+    assert len(relays(found[0].plan)) >= 6
+    assert choose(200 * MB, 262_144, 125 * MB, unlike, 0.03).plan.strategy is Strategy.SWARM
 
 
 def test_the_planner_takes_the_fastest_unless_too_many_depend_on_each_other() -> None:
