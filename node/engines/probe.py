@@ -34,11 +34,11 @@ class Difference:
         return f"by {self.mean:.2g} in the mean and {self.max:.2g} at most"
 
 
-# What other kernels and another order of sums may make of the same weights. Measured in fp32 on
-# policies of 0.1 to 100 million parameters: 2e-5 at most. A half of bfloat16's 8 bits is 0.004 of
-# a logit, and a trainer that computes with it has rounded elsewhere.
-FP32: Final = Difference(mean=1e-4, max=2e-3)
-BF16: Final = Difference(mean=0.05, max=1.0)
+# What other kernels and another order of sums may make of the same weights. On random policies of
+# 0.1 to 92 million parameters the means were at most 6e-6 in fp32 (2.1e-5 at most), and 0.05 (0.2)
+# where both sides computed in bfloat16; one packed tensor left behind made 0.7.
+FP32: Final = Difference(mean=5e-5, max=1e-3)
+BF16: Final = Difference(mean=0.15, max=1.5)
 
 
 def probe_rows(vocabulary: int, context_tokens: int) -> list[list[int]]:
