@@ -103,6 +103,22 @@ def default_threads() -> int:
     return max(1, min(cores - 1, THREADS_DEFAULT_MAX))
 
 
+class _Body(httpx.AsyncByteStream):
+    """The body of a request. httpx would make an async generator of it, and a request that is
+    cancelled leaves such a one to the garbage collector, outside of the loop."""
+
+    def __init__(self, content: bytes) -> None:
+        self._left = [content]
+
+    def __aiter__(self) -> "_Body":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()
+
+
 class VllmServer:
     """A running server. Made by `start`, ended by `close`."""
 
@@ -173,9 +189,7 @@ class VllmServer:
             raise ChildFailed(f"the vLLM server was ended before {route}")
         try:
             async with self._requests.passing():
-                response = await self._client.post(
-                    route, content=content, headers={"content-type": "application/json"}
-                )
+                response = await self._answer("POST", route, content)
         except httpx.TransportError as error:
             raise await self._failure(f"broke off {route} ({type(error).__name__})") from error
         if response.is_server_error:
@@ -184,6 +198,24 @@ class VllmServer:
             said = response.text[:_LINE_CHARS]
             raise ServerRefused(f"vLLM, {route}: status {response.status_code}: {said}")
         return response.content
+
+    async def _answer(
+        self,
+        method: str,
+        route: str,
+        content: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> httpx.Response:
+        body = (content or "").encode()
+        request = self._client.build_request(
+            method,
+            route,
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=httpx.Timeout(timeout_s, pool=None),
+        )
+        request.stream = _Body(body)
+        return await self._client.send(request)
 
     async def order(self, route: str, body: dict[str, Any] | None = None) -> bytes:
         """As `post`, for what vLLM would leave unanswered where its engine dies meanwhile.
@@ -216,7 +248,7 @@ class VllmServer:
     async def load(self) -> EngineLoad | None:
         """How busy it is; None where it does not say."""
         try:
-            response = await self._client.get("/metrics", timeout=_HEALTH_TIMEOUT_S)
+            response = await self._answer("GET", "/metrics", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:
             return None
         found = {name: float(value) for name, value in _METRIC.findall(response.text)}
@@ -257,7 +289,7 @@ class VllmServer:
     async def healthy(self) -> bool:
         """Whether it answers, and its engine lives."""
         try:
-            response = await self._client.get("/health", timeout=_HEALTH_TIMEOUT_S)
+            response = await self._answer("GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
         except httpx.TransportError:
             return False  # no socket yet
         return response.status_code == httpx.codes.OK
