@@ -26,7 +26,7 @@ from swarm.telemetry import (
 
 NODES_MAX: Final = 4096
 REPORTS_BYTES_MAX: Final = 16 << 20  # of the last reports of all nodes, as they came
-EARLY_MAX: Final = 1024  # statuses of nodes that no report has come of
+EARLY_MAX: Final = 1024  # statuses of processes that no report has come of
 GONE_S_MIN: Final = 10.0
 GONE_S_MAX: Final = 300.0  # whatever interval a node says that it has
 GONE_INTERVALS: Final = 3
@@ -285,13 +285,13 @@ class Watch:
         if status.run_id != key[0]:
             raise _Refused(Drop.FORGED)
         entry = self._entries.get(key)
-        if entry is None:
-            self._early[key] = status
+        if entry is None or status.instance != entry.report.instance:
+            self._early[key] = status  # of a process that no report has come of, or one before
             self._early.move_to_end(key)
             if len(self._early) > EARLY_MAX:
                 self._early.popitem(last=False)
             return status
-        if status.instance != entry.report.instance or status.connection < entry.connection:
+        if status.connection < entry.connection:
             raise _Refused(Drop.REPLAYED)
         entry.connection, entry.offline = status.connection, not status.online
         return status
@@ -310,9 +310,9 @@ class Watch:
         if not self._make_room(key, before, size_bytes, now_s):
             raise _Refused(Drop.FULL)
         entry = _Entry(report, size_bytes, heard_at_s, skew_s)
-        if before is None:
+        if before is None or before.report.instance != report.instance:
             self._apply_early(key, entry, retained)
-        else:
+        if before is not None:
             self._follow(before, entry, retained)
         entry.history.add(heard_at_s, report)
         self._held_bytes += size_bytes - (before.size_bytes if before else 0)

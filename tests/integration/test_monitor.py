@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,7 +40,7 @@ def report(sequence: int) -> Outgoing:
         role="node",
         instance="i",
         sequence=sequence,
-        sent_at_s=100.0 + sequence,
+        sent_at_s=datetime.now(UTC).timestamp(),  # who left long ago is not shown
         interval_s=60.0,
         metrics={"round": float(sequence)},
     )

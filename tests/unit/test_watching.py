@@ -124,11 +124,11 @@ def test_nobody_else_takes_a_node_offline() -> None:
     assert watch.take(topic(kind="status"), forged, 100.0) is None
     report = encode_report(report_of(), NODE)
     assert watch.take(topic(kind="status"), report, 100.0) is None
-    assert not say(watch, online=False, instance="b")
+    say(watch, online=False, instance="b")  # of another process of that node
     other_run = encode_status(Status(run_id="x", instance="a", connection=9, online=False), NODE)
     assert watch.take(topic(kind="status"), other_run, 100.0) is None
     assert view(watch, 100.0).gone is None
-    assert watch.dropped == {Drop.FORGED: 3, Drop.REPLAYED: 1}
+    assert watch.dropped == {Drop.FORGED: 3}
 
 
 def test_the_will_of_an_earlier_connection_says_nothing() -> None:
@@ -139,6 +139,20 @@ def test_the_will_of_an_earlier_connection_says_nothing() -> None:
     assert view(watch, 100.0).gone is None
     assert say(watch, online=False, connection=2)
     assert view(watch, 100.0).gone is Gone.OFFLINE
+
+
+def test_a_node_that_starts_again_has_broken_no_rule() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    say(watch, online=True, instance="a", connection=3)
+    say(watch, online=True, instance="b", connection=2)  # before its first report
+    assert send(watch, report_of(sent_at_s=101.0, instance="b"))
+    say(watch, online=False, instance="a", connection=3)  # the will of before, late
+    assert view(watch, 101.0).gone is None
+    assert not say(watch, online=False, instance="b", connection=1)
+    assert say(watch, online=False, instance="b", connection=2)
+    assert view(watch, 101.0).gone is Gone.OFFLINE
+    assert watch.dropped == {Drop.REPLAYED: 1}
 
 
 @pytest.mark.parametrize("retained", [True, False])
