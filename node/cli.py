@@ -176,6 +176,7 @@ def _add_doctor(commands: Any) -> None:
     )
     doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
     doctor.add_argument("--listen", action="append", metavar="ADDR")
+    doctor.add_argument("--engine", help="torch (default) or vllm, which is tried then")
     doctor.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
     doctor.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
     doctor.set_defaults(run_command=_doctor)

