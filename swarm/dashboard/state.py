@@ -14,6 +14,7 @@ from typing import Any, Final
 from swarm.dashboard.broadcasts import broadcast_rows
 from swarm.dashboard.feeding import Feeding
 from swarm.dashboard.history import Series, short
+from swarm.dashboard.outages import Outages
 from swarm.dashboard.rates import REJECTED, Rates, plausible, total
 from swarm.telemetry import AlarmReport, NodeReport, WorkerRow
 from swarm.watching import NodeView
@@ -64,6 +65,7 @@ class State:
         self._series = Series(HISTORY)
         self._rates = Rates()
         self._feeding = Feeding()
+        self._outages = Outages()
         self._can_act = can_act
         self._number = 0
         self._sampled_s = -math.inf
@@ -77,6 +79,8 @@ class State:
     ) -> dict[str, Any]:
         """All of the page at `now_s`, unix time. `nodes`: those heard last first; `telemetry`: what
         was heard, dropped and lost, counted by name."""
+        self._outages.note(now_s, connected=source.connected, away_s=source.away_s)
+        nodes = [self._outages.excused(node, now_s) for node in nodes]
         # A node that was heard of in two runs is shown in the one that it was heard in last.
         nodes = list({node.report.peer_id: node for node in reversed(nodes)}.values())
         nodes = [node for node in nodes if node.gone is None or node.heard_s <= SHOWN_S]

@@ -159,6 +159,26 @@ def test_who_is_gone_for_long_is_no_news_and_then_not_shown() -> None:
     assert {row["id"] for row in rows(page["nodes"])} == {"a", "n0", "n1"}
 
 
+def test_a_broker_that_is_away_makes_no_node_gone() -> None:
+    state = State()
+
+    def gone(now_s: float, away_s: float | None = None, heard_at_s: float = 4.0) -> bool:
+        heard_s = now_s - heard_at_s
+        node = seen("a", heard_s=heard_s, gone=heard_s > 10.0)
+        source = Source("b", away_s is None, away_s)
+        shown = state.look([node], {}, source, NOW_S + now_s)
+        return shown["headline"]["gone"] == 1
+
+    assert not gone(5.0)
+    assert not gone(30.0, away_s=24.0)  # nobody could hear of it
+    assert not gone(39.0)  # the broker is back for nine seconds
+    assert gone(41.0)
+    state = State()
+    assert gone(20.0)  # it was gone before
+    assert gone(30.0, away_s=1.0)
+    assert gone(31.0)
+
+
 def test_throughput_is_there_from_the_second_report_on() -> None:
     state = State()
     first = look(seen("a", metrics={"bytes_in_total": 0.0}), state=state)
