@@ -10,9 +10,7 @@ import hmac
 import ipaddress
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -20,7 +18,6 @@ from typing import Any, Final
 import anyio
 import trio
 import uvicorn
-from anyio.from_thread import BlockingPortal
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -37,6 +34,7 @@ STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page
 CONNECTIONS_MAX: Final = 128
 ACTION_BYTES_MAX: Final = 4_096
 INTERVAL_S: Final = 0.5  # between two frames
+PAUSE_S: Final = 0.1  # until a stream looks whether there is another one
 LEISURE: Final = 7  # times as long as a frame took to make, the loop is left to others at least
 RETRY_MS: Final = 2_000  # after which a browser asks again for a stream that broke
 LEAVE_TIMEOUT_S: Final = 2
@@ -80,69 +78,40 @@ class Guarded:
 
 
 class Board:
-    """The newest frame, put there by one thread and read in the server's."""
+    """The newest frame, put there by one thread and read in the server's. Neither waits for the
+    other: streams look for themselves, every `PAUSE_S`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._frame = b""
-        self._number = 0
-        self._portal: BlockingPortal | None = None
-        self._next: anyio.Event | None = None
+        self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
         self._closed = False
         self.streams = 0
         self.streams_refused = 0
         self.frames_skipped = 0  # by who reads slowly
 
     def put(self, frame: bytes) -> None:
-        """Replace the frame. From any thread; returns at once."""
-        with self._lock:
-            self._frame, self._number = frame, self._number + 1
-            if self._portal is not None:
-                self._portal.start_task_soon(self._wake)
+        """Replace the frame. From one thread; returns at once."""
+        self._newest = (self._newest[0] + 1, frame)
 
     @property
     def frame(self) -> bytes:
         """Empty: there was none yet."""
-        return self._frame
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """While the server runs, in its loop."""
-        async with BlockingPortal() as portal:
-            self._next = anyio.Event()
-            with self._lock:
-                self._portal = portal
-            try:
-                yield
-            finally:
-                with self._lock:
-                    self._portal = None
-
-    async def _wake(self) -> None:
-        assert self._next is not None
-        self._next.set()
-        self._next = anyio.Event()
+        return self._newest[1]
 
     def close(self) -> None:
         """End all streams, so that the server can. From any thread."""
-        with self._lock:
-            self._closed = True
-            if self._portal is not None:
-                self._portal.start_task_soon(self._wake)
+        self._closed = True
 
     async def frames(self) -> AsyncIterator[bytes]:
         """The frame now, and each that is the newest when the one before was taken."""
         sent = 0
         while not self._closed:
-            assert self._next is not None
-            with self._lock:
-                following, frame, number = self._next, self._frame, self._number
+            number, frame = self._newest
             if number > sent:
                 self.frames_skipped += number - sent - 1 if sent else 0
                 sent = number
                 yield frame
             else:
-                await following.wait()
+                await anyio.sleep(PAUSE_S)
 
 
 def application(
@@ -150,11 +119,6 @@ def application(
 ) -> ASGIApp:
     """The web application. `hosts`: by which names it may be called; a page of another host cannot
     make a browser read it under a name of its own."""
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with board.open():
-            yield
 
     async def state(_: Request) -> Response:
         if not board.frame:
@@ -172,7 +136,7 @@ def application(
         Middleware(_Headers),
         Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
     ]
-    return Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    return Starlette(routes=routes, middleware=middleware)
 
 
 def page_files() -> dict[str, bytes]:
@@ -344,7 +308,7 @@ async def serve_board(
         loop="asyncio",
         http="h11",
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
