@@ -35,7 +35,7 @@ from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.evaluation import PassRate, evaluate
 from node.membership import Membership
-from node.models import resolve_model
+from node.models import TINY, resolve_model, tiny_directory
 from node.monitor.events import EventLog, Record
 from node.monitor.live import LiveView
 from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
@@ -150,7 +150,11 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
     """What `swarm-node doctor` does. Returns the exit status."""
-    return examine(config, say, time.time)
+    tiny = config.model == TINY
+    model = str(tiny_directory(config.run, config.cache_dir)) if tiny else config.model
+    is_worker = config.run.learner is not None and config.role == "worker"
+    spec = None if is_worker else trainer_spec(config, model)
+    return examine(config, spec, say, time.time)
 
 
 def run_node(

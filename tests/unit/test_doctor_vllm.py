@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from node import doctor
+from node import doctor_machine
 from node.config import NodeConfig
-from node.doctor import check_vllm
+from node.doctor_machine import check_vllm
 from tests.unit.tasks_support import make_run
 
 RUN = make_run()
@@ -15,10 +15,10 @@ RUN = make_run()
 
 def found(engine: str, monkeypatch: pytest.MonkeyPatch, *there: str, **patched: Any) -> str:
     """The line where these builds are installed."""
-    monkeypatch.setattr(doctor, "_is_installed", lambda name: name in there)
-    monkeypatch.setattr(doctor, "version", lambda name: "1.2")
+    monkeypatch.setattr(doctor_machine, "_is_installed", lambda name: name in there)
+    monkeypatch.setattr(doctor_machine, "version", lambda name: "1.2")
     for name, value in patched.items():
-        monkeypatch.setattr(doctor, name, value)
+        monkeypatch.setattr(doctor_machine, name, value)
     return check_vllm(NodeConfig(run=RUN, engine=engine)).line()  # type: ignore[arg-type]
 
 
