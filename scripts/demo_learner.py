@@ -223,6 +223,9 @@ def start_learner(settings: Settings, coordinator: str) -> Child:
 def start_coordinator(settings: Settings) -> Child:
     """The coordinator's process."""
     command = ["coordinator.cli", "serve", "--file", str(settings.out / "fleet.toml")]
+    broker = os.environ.get("SWARM_NODE_TELEMETRY")  # the nodes read it themselves
+    if broker:
+        command += ["--telemetry", broker]
     return start([*command, "--interval", f"{BEAT_S:g}"], 1, settings.coordinator)
 
 
