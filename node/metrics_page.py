@@ -1,6 +1,7 @@
 """The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
 
-One page, `/metrics`; whoever asks for anything else is told so. No more than `CLIENTS_MAX` are
+One page, `/metrics`; whoever asks for anything else is told so. HEAD is answered as GET is, without
+the page. No more than `CLIENTS_MAX` are
 answered at once, each within `ANSWER_TIMEOUT_S`.
 """
 
@@ -116,8 +117,10 @@ async def serve_metrics(
         try:
             with trio.move_on_after(ANSWER_TIMEOUT_S):
                 await _answer(stream, latest)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
-            pass  # the client left, or speaks no HTTP: its own affair
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
+            # It left, speaks no HTTP, or asked so that h11 finds fault with our answer: no reader
+            # of figures ends the node.
+            pass
         finally:
             slots.release()
             await trio.aclose_forcefully(stream)
@@ -135,15 +138,18 @@ async def _answer(stream: trio.SocketStream, latest: Latest) -> None:
     status, body = 200, b""
     if event.target.partition(b"?")[0] != b"/metrics":
         status, body = 404, b"there is /metrics here, and nothing else\n"
-    elif event.method != b"GET":
+    elif event.method not in (b"GET", b"HEAD"):
         status, body = 405, b"GET it\n"
     else:
         body = page(latest)
     headers = [
+        *([("allow", "GET, HEAD")] if status == 405 else []),
         ("content-type", CONTENT_TYPE_LATEST if status == 200 else "text/plain; charset=utf-8"),
         ("content-length", str(len(body))),
         ("connection", "close"),
     ]
     head = connection.send(h11.Response(status_code=status, headers=headers))
-    data, end = connection.send(h11.Data(data=body)), connection.send(h11.EndOfMessage())
+    is_head = event.method == b"HEAD"  # the headers are those of GET, and nothing follows them
+    data = None if is_head else connection.send(h11.Data(data=body))
+    end = connection.send(h11.EndOfMessage())
     await stream.send_all(b"".join(each for each in (head, data, end) if each))

@@ -24,6 +24,7 @@ from swarm.telemetry import (
 from tests.support import run
 
 GRAFANA = Path(__file__).parents[2] / "scripts" / "grafana" / "swarm.json"
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HOSTILE = 'a"b\\c\nd<script>'
 
 
@@ -103,6 +104,24 @@ def test_a_page_is_served_and_nothing_else() -> None:
             assert found.headers["content-type"].startswith("text/plain")
             assert (await client.get("/")).status_code == 404
             assert (await client.post("/metrics", content=b"x")).status_code == 405
+
+    served(body)
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/"])
+@pytest.mark.parametrize("method", [*METHODS, "BREW"])
+def test_no_method_ends_the_node(method: str, path: str) -> None:
+    async def body(port: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            expected = await client.get(path)
+            found = await client.request(method, path)
+            if method in ("GET", "HEAD"):
+                assert found.status_code == expected.status_code
+                assert found.headers["content-length"] == str(len(expected.content))
+                assert found.content == (expected.content if method == "GET" else b"")
+            else:
+                assert found.status_code == (405 if path == "/metrics" else 404)
+            assert (await client.get("/metrics")).status_code == 200
 
     served(body)
 
