@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
@@ -128,6 +129,7 @@ class VllmServer:
         self._log = log
         self._failed = False
         self._started = False
+        self._killed = False
         self._requests = Gate()  # shut for good where the server is closed
         self._client = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
@@ -268,9 +270,11 @@ class VllmServer:
             await self._process.stdin.aclose()
             with trio.move_on_after(STOP_TIMEOUT_S):
                 await self._process.wait()
-            if self._process.returncode is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                await self._process.wait()
+            if not self._killed:  # once, as a group's number is free again when nobody is in it
+                self._killed = True
+                with suppress(ProcessLookupError):  # a child that was killed alone left the server
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
             with trio.move_on_after(STOP_TIMEOUT_S):  # requests that are cut off end by themselves
                 await self._requests.pause()
             await self._client.aclose()

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import trio
 
 from node.engines import vllm_child
+from node.engines.vllm_server import VllmServer
 from tests.integration.process_groups import PAUSE_S, WAIT_S, gone, members, pause
+from tests.support import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +119,29 @@ def test_the_group_ends_when_the_node_is_killed(
     wait_for_line(log, "ready")
     process.kill()
     assert gone(int(group))
+
+
+@pytest.mark.integration
+def test_the_server_ends_with_close_when_the_child_alone_was_killed(
+    log: Path, scratch: Path
+) -> None:
+    async def kill_the_child_and_close() -> int:
+        process = await trio.lowlevel.open_process(
+            command(log, scratch, OBEDIENT), cwd=ROOT, stdin=subprocess.PIPE, start_new_session=True
+        )
+        server = VllmServer(process, scratch, log)
+        try:
+            await trio.to_thread.run_sync(wait_for_line, log, "ready")
+            process.kill()
+            await process.wait()
+            assert len(members(process.pid)) == 1
+        finally:
+            await server.close()
+        await server.close()
+        return process.pid
+
+    assert gone(run(kill_the_child_and_close))
+    assert not scratch.exists()
 
 
 @pytest.mark.integration
