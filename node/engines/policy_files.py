@@ -11,11 +11,12 @@ of the same user starts. That a node lives shows by its lock.
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import trio
 
@@ -85,11 +86,24 @@ def remove_abandoned(memory: Path = SHARED_MEMORY) -> None:
     """Remove what nodes of this user left in shared memory that live no more."""
     for parent in memory.glob(f"{_mark()}*"):
         try:
-            with (parent / _LOCK).open("w") as lock:
+            with _opened_lock(parent) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(parent, ignore_errors=True)
-        except OSError:  # its node lives, or somebody else removes it
+        except OSError:  # its node lives, or it is not ours, or somebody else removes it
             continue
+
+
+def _opened_lock(parent: Path) -> BinaryIO:
+    """The lock in a directory of this user. Everybody may write into shared memory: what others
+    put there, under a name of ours or as a link, is neither followed nor changed.
+
+    Raises:
+        OSError: it is no directory of this user, or has no lock.
+    """
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{parent} is not ours")
+    return os.fdopen(os.open(parent / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC), "r+b", 0)
 
 
 def _mark() -> str:

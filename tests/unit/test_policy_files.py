@@ -77,3 +77,35 @@ def test_what_a_killed_node_leaves_goes_with_the_next(memory: Path, data: Path) 
     assert len(list(memory.iterdir())) == 1
     remove_abandoned(memory)
     assert list(memory.iterdir()) == []
+
+
+def test_what_others_planted_in_shared_memory_is_left_alone(memory: Path, tmp_path: Path) -> None:
+    mark = f"swarm-policy-{os.getuid()}-"
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    elsewhere = tmp_path / "elsewhere"  # a link instead of a directory
+    elsewhere.mkdir()
+    (elsewhere / "lock").write_text("kept")
+    (memory / f"{mark}link").symlink_to(elsewhere)
+    linked = memory / f"{mark}linked-lock"  # a link instead of a lock
+    linked.mkdir()
+    (linked / "lock").symlink_to(precious)
+    abandoned = memory / f"{mark}abandoned"
+    abandoned.mkdir()
+    (abandoned / "lock").touch()
+    remove_abandoned(memory)
+    assert precious.read_text() == "kept"
+    assert (elsewhere / "lock").read_text() == "kept"
+    assert linked.exists()
+    assert not abandoned.exists()
+
+
+def test_a_directory_of_another_user_is_left_alone(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = memory / f"swarm-policy-{os.getuid() + 1}-theirs"
+    theirs.mkdir()
+    (theirs / "lock").write_text("kept")
+    monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
+    remove_abandoned(memory)
+    assert (theirs / "lock").read_text() == "kept"
