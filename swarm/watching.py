@@ -33,6 +33,9 @@ GONE_INTERVALS: Final = 3
 SKEW_S_MAX: Final = 120.0  # between a node's clock and ours
 WINDOW_S: Final = 10.0
 WINDOW_REPORTS_MAX: Final = 64  # of one node
+FIGURE_MAX: Final = 1e18  # of anything that is summed over nodes
+RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
+RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
 GAP_MAX: Final = 100_000  # reports that one gap counts for
 SAMPLES_MAX: Final = 120  # of one node; when full, every other one goes
 SAMPLE_S: Final = 1.0  # from one to the next, at first
@@ -239,7 +242,8 @@ class Watch:
             bytes_out_per_s=sum(each.bytes_out_per_s for each in there),
             groups_accepted=sum(int(e.report.metrics.get("accepted_total", 0)) for e in there),
             groups_rejected=sum(
-                int(sum(e.report.labelled.get("rejected_total", {}).values())) for e in there
+                int(sum(map(plausible, e.report.labelled.get("rejected_total", {}).values())))
+                for e in there
             ),
             alarms=tuple(alarms),
             taken=self.taken,
@@ -337,10 +341,9 @@ class Watch:
         entry.lost = before.lost + min(GAP_MAX, report.sequence - last.sequence - 1)
         entry.connection = before.connection
         entry.offline = before.offline and retained
-        elapsed_s = report.sent_at_s - last.sent_at_s
-        if elapsed_s > 0:
-            entry.bytes_in_per_s = _rise(last, report, "bytes_in_total") / elapsed_s
-            entry.bytes_out_per_s = _rise(last, report, "bytes_out_total") / elapsed_s
+        if report.sent_at_s - last.sent_at_s >= RATE_INTERVAL_S_MIN:
+            entry.bytes_in_per_s = _rate(last, report, "bytes_in_total")
+            entry.bytes_out_per_s = _rate(last, report, "bytes_out_total")
 
     def _make_room(self, key: _Key, before: _Entry | None, size_bytes: int, now_s: float) -> bool:
         """Whether a report fits; gone nodes are forgotten for it, those heard longest ago first."""
@@ -358,6 +361,11 @@ class Watch:
                 if nodes <= self._nodes_max and held <= REPORTS_BYTES_MAX:
                     return True
         return False
+
+
+def plausible(value: float) -> float:
+    """A stranger's figure, cut to what sums and differences of many of it stay finite with."""
+    return max(-FIGURE_MAX, min(FIGURE_MAX, value))
 
 
 _DROPS: Final = {
@@ -378,8 +386,10 @@ def _same(last: NodeReport, report: NodeReport) -> bool:
     return (last.instance, last.sequence) == (report.instance, report.sequence)
 
 
-def _rise(last: NodeReport, report: NodeReport, name: str) -> float:
-    return max(0.0, report.metrics.get(name, 0.0) - last.metrics.get(name, 0.0))
+def _rate(last: NodeReport, report: NodeReport, name: str) -> float:
+    """A second, by the node's clock; finite, and so are sums of many."""
+    rise = report.metrics.get(name, 0.0) - last.metrics.get(name, 0.0)
+    return min(RATE_MAX, max(0.0, rise / (report.sent_at_s - last.sent_at_s)))
 
 
 def _view(entry: _Entry, now_s: float) -> NodeView:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from swarm.telemetry import NodeReport
+from swarm.watching import RATE_INTERVAL_S_MIN, RATE_MAX, plausible
 
 WINDOW_S: Final = 5.0  # a rate is over at least this much, or one interval
 SAMPLES_MAX: Final = 16  # of one node
-FIGURE_MAX: Final = 1e18
 COUNTERS: Final = ("bytes_in_total", "bytes_out_total", "accepted_total", "generated_tokens_total")
 REJECTED: Final = "rejected_total"
 
@@ -47,11 +47,6 @@ def total(values: Mapping[str, float]) -> float:
     return sum(map(plausible, values.values()))
 
 
-def plausible(value: float) -> float:
-    """A stranger's figure, cut to what sums and differences of many of it stay finite with."""
-    return max(-FIGURE_MAX, min(FIGURE_MAX, value))
-
-
 def _forget_old(samples: deque[Sample]) -> None:
     """Keep what covers the window and no more, so that a rate is that of now."""
     while len(samples) > 2 and samples[-1][0] - samples[1][0] >= WINDOW_S:
@@ -63,11 +58,11 @@ def _rates(samples: deque[Sample]) -> dict[str, float]:
         return {}
     (began_s, before), (ended_s, after) = samples[0], samples[-1]
     elapsed_s = ended_s - began_s
-    if elapsed_s <= 0.0:  # its clock went back
+    if elapsed_s < RATE_INTERVAL_S_MIN:  # its clock went back, or it made the two up
         return {}
     # A counter never falls while a node runs; one that does is not believed.
     return {
-        name: (value - before[name]) / elapsed_s
+        name: min(RATE_MAX, (value - before[name]) / elapsed_s)
         for name, value in after.items()
         if name in before and value >= before[name]
     }

@@ -10,7 +10,7 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.dashboard.state import Source, State
 from swarm.errors import ConfigError
-from swarm.watching import Watch
+from swarm.watching import NodeView, Watch
 
 STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
 CONNECTIONS_MAX: Final = 128
@@ -219,6 +219,32 @@ def frame_of(state: Mapping[str, Any]) -> bytes:
     return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
 
 
+class Frames:
+    """Makes frames of what is watched. That came from strangers: where no frame can be made of it,
+    the last good one is shown again, with `failing` set, and counted."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._good: Mapping[str, Any] | None = None
+        self.failed = 0
+
+    def make(
+        self, nodes: Sequence[NodeView], told: Mapping[str, int], source: Source, now_s: float
+    ) -> bytes | None:
+        """The next frame; None where there has been none that could be made."""
+        try:
+            state = self._state.look(nodes, {**told, "frames_failed": self.failed}, source, now_s)
+            frame = frame_of(state)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            self.failed += 1
+            if self._good is None:
+                return None
+            told = {**told, "frames_failed": self.failed}
+            return frame_of({**self._good, "telemetry": told, "failing": True})
+        self._good = state
+        return frame
+
+
 def listen_on(address: str) -> socket.socket:
     """A socket at `host:port`, `[v6]:port` or `port`; without a host for this machine alone. Port 0
     is any.
@@ -268,7 +294,8 @@ async def serve(
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
     """
-    listener, board, state = listen_on(listen), Board(), State(can_act=guarded is not None)
+    listener, board = listen_on(listen), Board()
+    frames = Frames(State(can_act=guarded is not None))
     async with trio.open_nursery() as nursery:
         url = await nursery.start(functools.partial(serve_board, listener, board, guarded=guarded))
         task_status.started(url)
@@ -277,7 +304,9 @@ async def serve(
             told = {**telemetry_of(watch), **counters()}
             told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
             told["frames_skipped"] = board.frames_skipped
-            board.put(frame_of(state.look(watch.nodes(now_s), told, source(), now_s)))
+            frame = frames.make(watch.nodes(now_s), told, source(), now_s)
+            if frame is not None:
+                board.put(frame)
             took_s = trio.current_time() - began_s
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
 

@@ -15,9 +15,9 @@ from swarm.dashboard.broadcasts import broadcast_rows
 from swarm.dashboard.feeding import Feeding
 from swarm.dashboard.history import Series, short
 from swarm.dashboard.outages import Outages
-from swarm.dashboard.rates import REJECTED, Rates, plausible, total
+from swarm.dashboard.rates import REJECTED, Rates, total
 from swarm.telemetry import AlarmReport, NodeReport, WorkerRow
-from swarm.watching import NodeView
+from swarm.watching import NodeView, plausible
 
 SAMPLE_S: Final = 0.9  # from one point of a curve to the next, at least
 NODES_SHOWN_MAX: Final = 1_024
@@ -29,6 +29,7 @@ ALARM_NODES_SHOWN_MAX: Final = 8
 NOTES_SHOWN_MAX: Final = 16
 LABELS_SHOWN_MAX: Final = 12
 RUNS_SHOWN_MAX: Final = 8
+CENTRAL: Final = ("learner", "coordinator")  # of a run, one of each
 BAND: Final = 0.1  # of the nodes lie below the band of a curve, and as many above it
 
 HISTORY: Final = (
@@ -83,10 +84,16 @@ class State:
         nodes = [self._outages.excused(node, now_s) for node in nodes]
         # A node that was heard of in two runs is shown in the one that it was heard in last.
         nodes = list({node.report.peer_id: node for node in reversed(nodes)}.values())
-        nodes = [node for node in nodes if node.gone is None or node.heard_s <= SHOWN_S]
+        heard_of, missed = len(nodes), _missed(nodes)
+        nodes = [n for n in nodes if n.gone is None or n.heard_s <= SHOWN_S or _key(n) in missed]
         rates = self._rates.look(node.report for node in nodes)
         present = [node for node in nodes if node.gone is None]
-        headline = _headline(nodes, present, rates)
+        headline = _headline(nodes, present, rates) | {
+            "heard_of": heard_of,
+            "gone_lately": sum(
+                n.gone is not None and (n.heard_s <= LATELY_S or _key(n) in missed) for n in nodes
+            ),
+        }
         if not 0 <= now_s - self._sampled_s < SAMPLE_S:
             self._sampled_s = now_s
             self._series.add(now_s, _points(present, headline))
@@ -137,7 +144,6 @@ def _headline(
         "nodes": len(nodes),
         "present": len(present),
         "gone": len(nodes) - len(present),
-        "gone_lately": sum(n.gone is not None and n.heard_s <= LATELY_S for n in nodes),
         "roles": dict(Counter(node.report.role for node in present)),
         "in_bytes_per_s": rate("bytes_in_total"),
         "out_bytes_per_s": rate("bytes_out_total"),
@@ -160,6 +166,24 @@ def _headline(
         "pool_bytes": sum(metrics(present, "pool_bytes")),
         "published_version": max(metrics(present, "published_version"), default=None),
         "cost_per_h": max(metrics(present, "cost_per_h"), default=None),
+    }
+
+
+def _key(node: NodeView) -> tuple[str, str]:
+    return node.report.run_id, node.report.peer_id
+
+
+def _missed(nodes: Sequence[NodeView]) -> set[tuple[str, str]]:
+    """Learners and coordinators that are gone, however long ago, while workers of their run report
+    and nobody has taken their place: a run without them does nothing."""
+    there = {(n.report.run_id, n.report.role) for n in nodes if n.gone is None}
+    return {
+        _key(n)
+        for n in nodes
+        if n.gone is not None
+        and n.report.role in CENTRAL
+        and (n.report.run_id, "worker") in there
+        and (n.report.run_id, n.report.role) not in there
     }
 
 
@@ -328,7 +352,7 @@ def _worker_row(row: Mapping[str, Any], newest: float | None) -> list[Any]:
 def _capacity(present: Sequence[NodeView]) -> dict[str, float | None] | None:
     """The capacity model beside what is measured; None where there is neither. Of several learners
     the first one by id counts."""
-    central = [n.report for n in present if n.report.role in ("learner", "coordinator")]
+    central = [n.report for n in present if n.report.role in CENTRAL]
     central.sort(key=lambda report: (report.role != "learner", report.peer_id))
 
     def first(name: str, reports: Sequence[NodeReport] = central) -> float | None:

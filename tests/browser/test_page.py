@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from swarm.dashboard.state import State
 from swarm.identity import Identity
 from swarm.telemetry import Alarm, AlarmReport, Broadcast, PeerTraffic, WorkerRow
 from tests.browser.live_page import LivePage, blank_page, figures
@@ -258,6 +259,33 @@ def test_a_node_that_falls_silent_is_gone_and_comes_back(
     shoot(page, "gone")
     live.report(FOUR[0], metrics=dict(figures(11)))
     reads(page, "#verdict-text", "All is well")
+
+
+@pytest.mark.parametrize("silent_s", [20.0, 700.0, 7_200.0])  # just now, no news, not shown
+def test_a_swarm_that_nobody_hears_of_is_not_well(
+    live: LivePage, open_page: Callable[..., Any], silent_s: float
+) -> None:
+    page = open_page(live.url)
+    report_four(live)
+    reads(page, "#verdict-text", "All is well")
+    live.now_s += silent_s
+    reads(page, "#verdict-text", "Nobody reports any more")
+
+
+def test_where_no_page_can_be_made_the_last_one_is_shown_as_old(
+    live: LivePage, open_page: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = open_page(live.url)
+    report_four(live)
+    reads(page, "#verdict-text", "All is well")
+    monkeypatch.setattr(State, "look", lambda *_: {"number": float("inf")})
+    in_state(page, "stale")
+    reads(page, "#banner", "what is shown is from then")
+    page.wait_for_function(
+        "() => /frames failed\\D*[1-9]/.test(document.querySelector('#telemetry-list').textContent)"
+    )
+    monkeypatch.undo()
+    in_state(page, "live")
 
 
 def test_the_brokers_death_shows_and_heals(live: LivePage, open_page: Callable[..., Any]) -> None:

@@ -10,7 +10,7 @@ from swarm.dashboard.broadcasts import CELLS_MAX, ROWS_MAX, bits_of, cell_shares
 from swarm.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
 from swarm.dashboard.history import FOLDED_POINTS_MAX, RECENT_POINTS, Fold, Series
 from swarm.dashboard.rates import SAMPLES_MAX, WINDOW_S, Rates
-from swarm.dashboard.server import frame_of
+from swarm.dashboard.server import Frames, frame_of
 from swarm.dashboard.state import (
     ALARMS_SHOWN_MAX,
     LABELS_SHOWN_MAX,
@@ -28,7 +28,7 @@ from swarm.telemetry import (
     PeerTraffic,
     WorkerRow,
 )
-from swarm.watching import NodeView
+from swarm.watching import RATE_MAX, NodeView
 from tests.dashboard_samples import NOW_S, report, seen
 
 SOURCE = Source("mqtt://127.0.0.1:1883")
@@ -270,6 +270,57 @@ def test_figures_of_strangers_that_no_sum_holds_stop_nothing() -> None:
         look(*many, state=state, now_s=NOW_S + sequence)
     with pytest.raises(ValueError, match="JSON"):
         frame_of({"a": float("inf")})
+
+
+def test_two_reports_at_nearly_one_moment_make_no_rate() -> None:
+    """5e-324 s is above zero, and what is divided by it is no number."""
+    state = State()
+    look(seen("a", sent_at_s=0.0, metrics={"bytes_in_total": 0.0}), state=state)
+    later = {"sequence": 2, "metrics": {"bytes_in_total": 1e18}}
+    page = look(seen("a", sent_at_s=5e-324, **later), state=state)
+    assert page["headline"]["in_bytes_per_s"] is None
+    page = look(seen("a", sent_at_s=0.5, **(later | {"sequence": 3})), state=state)
+    assert page["headline"]["in_bytes_per_s"] == RATE_MAX
+
+
+class _Fails(State):
+    """A state that JSON has no word for, as often as is wanted."""
+
+    fails = False
+
+    def look(self, *args: Any) -> dict[str, Any]:
+        return super().look(*args) | ({"number": float("inf")} if self.fails else {})
+
+
+def test_where_no_frame_can_be_made_the_last_one_stays_and_that_is_counted() -> None:
+    state = _Fails()
+    state.fails = True
+    frames = Frames(state)
+    assert frames.make([seen("a")], {}, SOURCE, NOW_S) is None
+    state.fails = False
+    assert json.loads(frames.make([seen("a")], {}, SOURCE, NOW_S) or b"")["headline"]["nodes"] == 1
+    state.fails = True
+    kept = json.loads(frames.make([], {"x": 1}, SOURCE, NOW_S + 1.0) or b"")
+    assert (kept["headline"]["nodes"], kept["unix_s"], kept["failing"]) == (1, NOW_S, True)
+    assert kept["telemetry"] == {"x": 1, "frames_failed": 2}
+    state.fails = False
+    good = json.loads(frames.make([], {}, SOURCE, NOW_S + 2.0) or b"")
+    assert "failing" not in good
+    assert good["telemetry"] == {"frames_failed": 2}
+
+
+def test_a_learner_that_is_gone_is_news_as_long_as_its_workers_report() -> None:
+    def news(*others: NodeView) -> tuple[int, int]:
+        gone = seen("l", role="learner", gone=True, heard_s=9_000.0)
+        head = look(gone, *others)["headline"]
+        assert head["heard_of"] == 1 + len(others)
+        return head["nodes"], head["gone_lately"]
+
+    worker = seen("w", role="worker")
+    assert news(worker) == (2, 1)
+    assert news(seen("w", role="worker", run_id="other")) == (1, 0)
+    assert news(worker, seen("m", role="learner")) == (2, 0)  # another one took its place
+    assert news() == (0, 0)
 
 
 def test_hostile_texts_arrive_as_they_were() -> None:

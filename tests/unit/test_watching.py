@@ -19,9 +19,11 @@ from swarm.telemetry import (
 )
 from swarm.watching import (
     EARLY_MAX,
+    FIGURE_MAX,
     GONE_S_MAX,
     GONE_S_MIN,
     HISTORY_METRICS,
+    RATE_MAX,
     REPORTS_BYTES_MAX,
     SAMPLES_MAX,
     SKEW_S_MAX,
@@ -329,6 +331,19 @@ def test_rates_are_by_the_clock_of_the_node() -> None:
     for i in range(TRAFFIC_SAMPLES_MAX + 5):
         watch.look(102.0 + i)
     assert len(watch.summary(102.0).traffic) == TRAFFIC_SAMPLES_MAX
+
+
+def test_figures_that_nobody_measured_stay_finite() -> None:
+    watch = Watch()
+    huge = {"rejected_total": {"a": 1e308, "b": 1e308}}
+    first, second = {"bytes_in_total": 0.0}, {"bytes_in_total": 1e308}
+    send(watch, report_of(sent_at_s=0.0, metrics=first), now_s=100.0)
+    send(watch, report_of(sequence=1, sent_at_s=5e-324, metrics=second), now_s=100.0)
+    assert view(watch, 100.0).bytes_in_per_s == 0.0
+    send(watch, report_of(sequence=2, sent_at_s=1.0, metrics=first), now_s=100.0)
+    send(watch, report_of(sequence=3, sent_at_s=2.0, metrics=second, labelled=huge), now_s=100.0)
+    assert view(watch, 100.0).bytes_in_per_s == RATE_MAX
+    assert watch.summary(100.0).groups_rejected == 2 * int(FIGURE_MAX)
 
 
 def test_a_summary_is_of_those_that_are_there() -> None:

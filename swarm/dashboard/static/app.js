@@ -31,19 +31,20 @@ const reward = new Chart($("reward-chart"), {
 });
 const map = new Map_($("map-drawing"), $("map-caption"));
 
+const whole = (v) => number(v);
 const seconds = (value) => (missing(value) ? DASH : duration(value));
 const nodes = new Table($("node-table"), [
   { name: "node", key: "id", write: short },
   { name: "role", key: "role", text: true, write: (role, row) => (row.phase ? `${role}, ${printable(row.phase)}` : role) },
-  { name: "round", key: "round", write: (v) => number(v) },
-  { name: "version", key: "version", write: (v) => number(v) },
+  { name: "round", key: "round", write: whole },
+  { name: "version", key: "version", write: whole },
   { name: "reward", key: "reward", write: (v) => fixed(v, 3) },
   { name: "held-out", key: "held_out", write: percent },
   { name: "received", key: "in_bytes_per_s", write: rate, title: "from peers, a second" },
   { name: "sent", key: "out_bytes_per_s", write: rate, title: "to peers, a second" },
-  { name: "peers", key: "peers", write: (v) => number(v) },
-  { name: "accepted", key: "accepted", write: (v) => number(v), title: "groups of others that passed every check" },
-  { name: "refused", key: "rejected", write: (v) => number(v) },
+  { name: "peers", key: "peers", write: whole },
+  { name: "accepted", key: "accepted", write: whole, title: "groups of others that passed every check" },
+  { name: "refused", key: "rejected", write: whole },
   { name: "J", key: "foreign_groups", write: (v, row) => (missing(v) || missing(row.foreign_wanted) ? DASH : `${number(v)} of ${number(row.foreign_wanted)}`), title: "foreign groups trained on in the last round" },
   { name: "tokens/s", key: "tokens_per_s", write: (v) => amount(v) },
   { name: "heard", key: "heard_s", write: (v, row) => (row.gone ? `gone, ${duration(v)} ago` : `${duration(v)} ago`) },
@@ -61,13 +62,13 @@ const workers = new Table($("worker-table"), [
   { name: "worker", key: "name", text: true, write: printable },
   { name: "id", key: "id", text: true, write: (id) => (id ? short(id) : DASH) },
   { name: "phase", key: "phase", text: true, write: (v) => printable(v || DASH) },
-  { name: "version", key: "version", write: (v) => number(v) },
-  { name: "behind", key: "behind", write: (v) => number(v), title: "versions behind the newest" },
+  { name: "version", key: "version", write: whole },
+  { name: "behind", key: "behind", write: whole, title: "versions behind the newest" },
   { name: "groups/s", key: "groups_per_s", write: (v) => fixed(v, 3) },
   { name: "$/h", key: "price_per_h", write: (v) => fixed(v, 2) },
-  { name: "admitted", key: "admitted", write: (v) => number(v) },
-  { name: "refused", key: "refused", write: (v) => number(v) },
-  { name: "leased", key: "leased", write: (v) => number(v) },
+  { name: "admitted", key: "admitted", write: whole },
+  { name: "refused", key: "refused", write: whole },
+  { name: "leased", key: "leased", write: whole },
   { name: "heard", key: "heard_s", write: (v) => (missing(v) ? "never" : `${duration(v)} ago`) },
 ], { identity: (row) => row.id || row.name });
 
@@ -135,9 +136,10 @@ function verdict(state) {
   if (broken) {
     const since = missing(source.away_s) ? "" : ` since ${clock(state.unix_s - source.away_s)} (${duration(source.away_s)})`;
     enter(head.nodes ? "stale" : "empty", "no broker", `The broker ${printable(source.name)} does not answer${since}. Nodes go on without it; what is shown is what was heard last. It is tried again all the time.`);
-  } else enter(head.nodes ? "live" : "empty", "live");
+  } else if (state.failing) enter("stale", "failing", `Nothing could be made of what was heard since ${clock(state.unix_s)}: what is shown is from then.`);
+  else enter(head.nodes ? "live" : "empty", "live");
   if (!head.nodes) {
-    say($("verdict-text"), broken ? "The broker does not answer" : "Nobody reports yet");
+    say($("verdict-text"), broken ? "The broker does not answer" : head.heard_of ? "Nobody reports any more" : "Nobody reports yet");
     say($("verdict-detail"), `This page listens at ${printable(source.name)}. Nodes that are started with the following flag show up here within seconds.`);
     say($("verdict-hint"), `swarm-node join --telemetry ${printable(source.flag || "mqtt://HOST:1883")}`);
     $("verdict-hint").hidden = false;
@@ -146,6 +148,7 @@ function verdict(state) {
   const all = head.present === head.nodes;
   const kinds = state.alarms.kinds;
   const text = kinds ? `${plural(kinds, "alarm")} ${kinds === 1 ? "needs" : "need"} attention`
+    : !head.present && !broken ? "Nobody reports any more"
     : head.gone_lately ? `${plural(head.gone_lately, "node")} ${head.gone_lately === 1 ? "is" : "are"} gone`
       : broken ? "As it was when it was last heard of" : "All is well";
   say($("verdict-text"), text);
@@ -173,13 +176,13 @@ function alarms({ shown, kinds }) {
 // --- figures ---
 
 function figures(head, model) {
-  const whole = (value) => [number(value), ""];
+  const plain = (value) => [number(value), ""];
   const spread = head.round_low !== head.round_high ? `from ${number(head.round_low)} to ${number(head.round_high)}` : seconds(head.round_s) === DASH ? "" : `${fixed(head.round_s, 1)} s each`;
   const judged = (head.accepted || 0) + (head.rejected || 0);
   const entries = [
-    ["Nodes", whole(head.present), head.gone ? `${number(head.gone)} gone` : "all present"],
+    ["Nodes", plain(head.present), head.gone ? `${number(head.gone)} gone` : "all present"],
     ["Throughput", scaled(head.in_bytes_per_s, "B/s"), `${amount(head.in_bytes, "B")} received`],
-    [head.roles.learner ? "Step" : "Round", whole(head.round), spread],
+    [head.roles.learner ? "Step" : "Round", plain(head.round), spread],
     ["Held-out", missing(head.held_out) ? [DASH, ""] : [(100 * head.held_out).toFixed(1), "%"], "pass rate, mean"],
     ["Reward", [fixed(head.reward, 3), ""], "own, mean"],
     ["Generating", scaled(head.tokens_per_s, ""), "tokens a second"],
@@ -251,7 +254,7 @@ function capacity(data) {
   const most = Math.max(data.staleness_bound_steps || 0, data.staleness_max_steps || 0, data.predicted_staleness_steps || 0, 1);
   const entries = [
     ["Learner waits", data.predicted_idle_ratio, data.idle_ratio, 1, null, percent],
-    ["Staleness, worst (steps)", data.predicted_staleness_steps, data.staleness_max_steps, most, data.staleness_bound_steps, (v) => number(v)],
+    ["Staleness, worst (steps)", data.predicted_staleness_steps, data.staleness_max_steps, most, data.staleness_bound_steps, whole],
   ].filter(([, predicted, measured]) => !missing(predicted) || !missing(measured));
   const facts = [
     ["staleness, mean", missing(data.staleness_mean_steps) ? null : `${fixed(data.staleness_mean_steps, 1)} steps`],
@@ -327,7 +330,7 @@ function strip(rows) {
 
 function refused(state) {
   const named = (list, what) => list.map(([name, value]) => [`${printable(name).replaceAll("_", " ")}${what}`, value]);
-  bars($("refused-list"), [...named(state.rejected, ""), ...named(state.discarded, ", by the learner")], (v) => number(v), "refused", "Nothing was refused.");
+  bars($("refused-list"), [...named(state.rejected, ""), ...named(state.discarded, ", by the learner")], whole, "refused", "Nothing was refused.");
 }
 
 function notes(list) {
