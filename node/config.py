@@ -458,6 +458,13 @@ class NodeConfig(_Frozen):
             raise _Conflict("local_groups", "no groups to train on", "4")
         if self.over_provision > 1.0 and self.engine != "vllm":
             raise _Conflict("over_provision", "needs the engine vllm", "1")
+        if self.over_provision > 1.0 and self.engine_update == "abort":
+            raise _Conflict(
+                "engine_update",
+                "begins completions anew that --over-provision leaves for later rounds, and long "
+                "ones would never end",
+                "keep",
+            )
         least = 2 if self.local_groups > 0 else 1
         if self.group_size < least:
             raise _Conflict("group_size", f"must be at least {least}", "8")

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import trio
 
-from node.config import NodeConfig, RunConfig
+from node.config import NodeConfig, RunConfig, load_config
 from node.engines.base import Sampling
 from node.partial_rollouts import PartialRollouts
 from node.tasks.held_out import Assignment
@@ -140,3 +140,12 @@ def test_only_an_engine_that_keeps_partial_completions_may_over_provision() -> N
     for engine in ("torch", "scripted"):
         with pytest.raises(Exception, match="needs the engine vllm"):
             NodeConfig(run=RUN, engine=engine, over_provision=1.5)
+
+
+def test_completions_that_each_update_begins_anew_may_not_be_left_for_later_rounds() -> None:
+    for update in ("keep", "drain"):
+        flags = {"engine": "vllm", "over_provision": "1.5", "engine_update": update}
+        assert load_config(flags, {}).engine_update == update
+    assert load_config({"engine": "vllm", "engine_update": "abort"}, {}).over_provision == 1.0
+    with pytest.raises(ConfigError, match=r"--engine-update abort: .*try --engine-update keep"):
+        load_config({"engine": "vllm", "over_provision": "1.5", "engine_update": "abort"}, {})
