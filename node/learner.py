@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from math import ceil, isnan, nan
+from math import ceil, isfinite, nan
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -319,17 +319,17 @@ class Learner:
             loss=report.loss,
             grad_norm=report.grad_norm,
             clip_fraction=report.clip_fraction,
-            effective_share=_known(report.effective_share),
-            mismatch_k3=_known(report.mismatch_k3),
+            effective_share=self._comparable(report.effective_share),
+            mismatch_k3=self._comparable(report.mismatch_k3),
             peers=0,
             bytes_in_total=0,
             bytes_out_total=0,
         )
 
+    def _comparable(self, value: float) -> float | None:
+        """Of the workers' log-probs and the trainer's, which are of the plain distribution."""
+        return value if self._config.run.engine_sampling.is_plain and isfinite(value) else None
+
     def _seed(self, purpose: str) -> int:
         text = f"{self._config.seed}/learner/{purpose}/{self.progress.round}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-
-
-def _known(value: float) -> float | None:
-    return None if isnan(value) else value

@@ -362,7 +362,7 @@ class Sapo:
             "mismatch_k3": report.mismatch_k3,
             "effective_share": report.effective_share,
         }
-        plain = self._sampling.temperature == 1.0 and self._sampling.top_p == 1.0
+        plain = self._sampling.is_plain
         return {
             name: value if plain and isfinite(value) else None for name, value in values.items()
         }

@@ -20,6 +20,12 @@ class Sampling:
     top_p: float = 1.0  # 0 < top_p <= 1
     max_new_tokens: int = 64
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it samples from the model's own distribution, of which trainers' log-probs are:
+        an engine's are of what it samples from, and elsewhere the two do not compare."""
+        return self.temperature == 1.0 and self.top_p == 1.0
+
 
 class Work(Protocol):
     """The completions of one prompt in the making, at the engine that began them."""

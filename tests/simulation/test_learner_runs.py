@@ -1,13 +1,17 @@
 """A learner and its workers over simulated links, for many steps, through deaths and partitions."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import trio
 
-from node.config import LearnerRules, RunConfig
+from node.config import LearnerRules, RunConfig, SamplingRules
 from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from node.simulated_policy import TimedTrainer
+from node.training.base import TrainingGroup, TrainReport
 from swarm.leases import LeaseRules
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -35,10 +39,13 @@ def case(workers: int = 3, **changes: object) -> LearnerCase:
 class Play:
     """One simulation, to be acted upon while it runs."""
 
-    def __init__(self, directory: Path, what: LearnerCase, seed: int = 0) -> None:
+    def __init__(
+        self, directory: Path, what: LearnerCase, seed: int = 0, run: RunConfig = RUN
+    ) -> None:
         self.directory = directory
         self.case = what
         self.seed = seed
+        self.rules = run
         self.there: SimulatedLearner | None = None
 
     def run(self, scene: Scene) -> SimulatedLearner:
@@ -48,7 +55,7 @@ class Play:
                 open_world(self.seed, hosts, LINK) as world,
                 trio.open_nursery() as nursery,
             ):
-                run = run_of(world, self.case.rules, RUN)
+                run = run_of(world, self.case.rules, self.rules)
                 assert run.learner is not None
                 there = self.there = SimulatedLearner(
                     self.case, world, self.directory, nursery, run
@@ -92,6 +99,31 @@ def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
     assert any(each.policy_version > 20 for each in there.work[1])
     # tokens of more than one version were trained on, and what was discarded has a reason
     assert set(there.steps[-1].discarded_total) <= {"stale", "overtaken"}
+
+
+def test_a_mismatch_is_told_of_the_plain_distribution_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = TimedTrainer.train
+
+    async def train_off_policy(self: TimedTrainer, groups: Sequence[TrainingGroup]) -> TrainReport:
+        report = await train(self, groups)
+        return replace(report, effective_share=0.5, mismatch_k3=0.25)
+
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 2)
+
+    monkeypatch.setattr(TimedTrainer, "train", train_off_policy)
+    told = {}
+    for name, sampling in (
+        ("plain", SamplingRules()),
+        ("cool", SamplingRules(temperature=0.7)),
+        ("cut", SamplingRules(top_p=0.9)),
+    ):
+        run = RUN.model_copy(update={"sampling": sampling})
+        step = Play(tmp_path / name, case(), run=run).run(scene).steps[0]
+        told[name] = (step.effective_share, step.mismatch_k3)
+    assert told == {"plain": (0.5, 0.25), "cool": (None, None), "cut": (None, None)}
 
 
 def test_workers_die_and_come_back(tmp_path: Path) -> None:
