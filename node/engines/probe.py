@@ -14,6 +14,8 @@ from typing import Final
 
 ROWS: Final = 4
 ROW_TOKENS: Final = 32
+MOVED_MIN: Final = 1e-4  # nats in the mean; what moves less, an engine in bfloat16 may not show
+STALE_SHARE: Final = 0.1  # of that
 _SEED: Final = 20_260_101  # any: what matters is that it stays
 
 Rows = Sequence[Sequence[int]]
@@ -60,6 +62,19 @@ def difference(ours: LogProbs, theirs: LogProbs) -> Difference:
     if not each or not all(map(math.isfinite, each)):
         return Difference(math.inf, math.inf)
     return Difference(sum(each) / len(each), max(each))
+
+
+def is_stale(
+    before: LogProbs, after: LogProbs, expected_before: LogProbs, expected_after: LogProbs
+) -> bool:
+    """Whether an engine still says what it said `before`, although it should say something else.
+
+    Rounding is of no account here: the same engine rounds the same weights alike. So this sees a
+    whole update that was not loaded where it is far smaller than what two kinds of kernels, or two
+    dtypes, make of the same weights.
+    """
+    wanted = difference(expected_after, expected_before).mean
+    return wanted > MOVED_MIN and difference(after, before).mean < STALE_SHARE * wanted
 
 
 def agrees(found: Difference, tolerance: Difference) -> bool:

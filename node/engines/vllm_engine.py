@@ -144,6 +144,8 @@ class VllmEngine:
         self._loads = 0
         self._sound = False  # the server's weights are those of the directory
         self._expected: probe.LogProbs | None = None  # of the probe, under these
+        self._said: probe.LogProbs | None = None  # by a server that had these
+        self._says: probe.LogProbs | None = None  # at the last probe
         self.restarts = 0  # of servers that died or could not go on
         self.rolled_back = 0  # loads
         self.last_update: Update | None = None  # that went well
@@ -292,12 +294,14 @@ class VllmEngine:
             async with self._still("load", drain=self._mode == "drain"):
                 try:
                     found = await self._replace(weights, changes.names, expected)
+                    self._check_moved(expected)
                 except ChildFailed as error:
                     await self._go_back(error, weights)
                 if policy_version < self._version or self._mode == "abort":
                     self._line += 1
                 self._directory, self._version = weights, policy_version
                 self._expected, self._sound = expected, True
+                self._said = self._says
             loaded = len(changes.names)
             self.last_update = Update(policy_version, loaded, changes.total, self.paused_s, found)
 
@@ -403,6 +407,7 @@ class VllmEngine:
         if expected is None:
             return None
         found = await self._each([partial(self._logprobs, row) for row in self._rows])
+        self._says = found
         apart = probe.difference(found, expected)
         if not probe.agrees(apart, self._tolerance):
             raise ChildFailed(
@@ -410,6 +415,15 @@ class VllmEngine:
                 f"{self._tolerance.mean:g} and {self._tolerance.max:g} are rounding"
             )
         return apart
+
+    def _check_moved(self, expected: probe.LogProbs | None) -> None:
+        """
+        Raises:
+            ChildFailed: the server says what it said under the weights before.
+        """
+        known = (self._said, self._says, self._expected, expected)
+        if all(known) and probe.is_stale(*known):  # type: ignore[arg-type]
+            raise ChildFailed("vLLM still samples with the weights before")
 
     async def _logprobs(self, row: Sequence[int]) -> list[float]:
         request = self._text.probe_request(row)
@@ -440,6 +454,7 @@ class VllmEngine:
         if self._expected is None:
             self._expected = await self._expect(self._directory)
         await self._probe(self._expected)
+        self._said = self._says
         self._sound = True
 
     def _running(self) -> VllmServer:
