@@ -8,10 +8,12 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from swarm.brokers import without_password
 from swarm.errors import ConfigError
 
 _VALUE_CHARS_MAX = 80
 _SECRETS = frozenset({"invite"})  # never shown
+_BROKERS = frozenset({"telemetry"})  # shown without what may be a password
 
 _PROBLEMS: Mapping[str, str] = {
     "greater_than_equal": "must be at least {ge}",
@@ -121,8 +123,14 @@ def config_error(
     if detail["type"] == "missing":
         return ConfigError(source.message(field, None, "is missing; add it", None))
     fix = _default(model, location) or _bound(detail)
-    value = None if location[0] in _SECRETS else detail["input"]
+    value = _shown(str(location[0]), detail["input"])
     return ConfigError(source.message(field, value, _problem(detail), fix))
+
+
+def _shown(field: str, value: Any) -> Any:
+    if field in _BROKERS and value is not None:
+        return without_password(str(value))
+    return None if field in _SECRETS else value
 
 
 def _bound(detail: ErrorDetails) -> str | None:

@@ -99,6 +99,7 @@ class Telemetry:
         self._publisher = publisher
         self._now_s = now_s
         self._run_sync = run_sync
+        self._told: tuple[int, tuple[AlarmReport, ...]] | None = None  # connection, last alarms
         keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / interval_s) + 1))
         self._history: deque[NodeReport] = deque(maxlen=keep)
         self._history_step_s = HISTORY_S / keep
@@ -162,8 +163,10 @@ class Telemetry:
     def _publish(self, publisher: Publisher, report: NodeReport) -> None:
         peer, run_id = self._identity.peer_id, self._run_id
         topic = str(Topic(run_id, peer, "report"))
-        before = () if self.latest is None else self.latest.alarms
-        if self.latest is None or [a.kind for a in before] != [a.kind for a in report.alarms]:
+        # Again at each new connection: what was told before may be among what was dropped.
+        told = publisher.established, report.alarms
+        if told != self._told:
+            self._told = told
             alarms = AlarmsReport(
                 run_id=run_id,
                 instance=report.instance,

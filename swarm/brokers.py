@@ -44,7 +44,7 @@ class Broker:
         port = int(match["port"] or 0) if match else 0
         if match is None or port > 65_535:
             raise ConfigError(
-                f"{_without_password(text)}: must look like mqtt://host:1883 or "
+                f"{without_password(text)}: must look like mqtt://host:1883 or "
                 "mqtts://user@host:8883; a password comes from the environment"
             )
         tls = match["scheme"] == "mqtts"
@@ -64,6 +64,11 @@ class Broker:
         )
 
 
-def _without_password(text: str) -> str:
-    """What may be shown of a broker that was typed with a password."""
-    return re.sub(r"://[^@/]*@", "://…@", text)
+def without_password(text: str) -> str:
+    """What may be shown of a broker that was typed with a password: nothing before the last `@`,
+    as a password may hold any character."""
+    scheme, mark, rest = text.rpartition("@")
+    if not mark:
+        return text
+    known = re.match(r"[a-z]{1,8}://", scheme)
+    return f"{known[0] if known else ''}…@{rest}"

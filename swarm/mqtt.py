@@ -130,6 +130,7 @@ class _Connecting:
         self._wanted = True
         self.connected = False
         self.connections = 0  # tried
+        self.established = 0  # of these
         self.failure = ""  # of the last try; empty: it goes well
 
     async def run(self) -> None:
@@ -173,6 +174,7 @@ class _Connecting:
                     client.timeout = ANSWER_TIMEOUT_S
                     self._failures, self.failure = 0, ""
                     self._works = self.connected = True
+                    self.established += 1
                     await self._use(client)
             except Exception as error:  # noqa: BLE001  boundary: paho on a broker's bytes
                 if not self.connected:

@@ -26,7 +26,8 @@ def test_a_broker_is_read(text: str, expected: tuple[str, int, bool, str | None]
 @pytest.mark.parametrize(
     "text",
     ["", "localhost", "http://localhost", "mqtt://", "mqtt://a b", "mqtt://h:99999", "mqtt://h:x",
-     "mqtt://h/path", "mqtt://h\n", "mqtt://me:secret@h", "mqtt://@h"],
+     "mqtt://h/path", "mqtt://h\n", "mqtt://me:secret@h", "mqtt://@h",
+     "mqtt://me:a/secret@h", "mqtt://me:a@secret@h", "me:secret@h", "://me:secret/@@h:x"],
 )  # fmt: skip
 def test_what_is_no_broker_is_refused_and_no_password_is_shown(text: str) -> None:
     with pytest.raises(ConfigError) as info:

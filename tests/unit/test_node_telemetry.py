@@ -21,7 +21,7 @@ from node.telemetry import (
 from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import Publisher, publisher_of
+from swarm.mqtt import PUBLISH_QUEUE_MAX, Publisher, publisher_of
 from swarm.telemetry import Alarm, Topic, decode_alarms, decode_report, decode_status
 from swarm.transport.base import TransportCounters
 from tests.support import run
@@ -119,6 +119,40 @@ def test_alarms_are_published_when_they_change() -> None:
     run(body, virtual=True)
 
 
+def test_alarms_that_say_something_else_are_published() -> None:
+    """Its level, as long as it stands: a warning becomes critical."""
+
+    async def body() -> None:
+        publisher = some_publisher()
+        rig = Rig(publisher)
+        for left_bytes in (DISK_FREE_BYTES_MIN - 1, 0, 0):
+            rig.machine = Machine(MEMORY_BYTES_MIN, left_bytes)
+            await rig.telemetry.report()
+        kinds = [each.kind for each in published(publisher)]
+        assert kinds == ["alarms", "report", "alarms", "report", "report"]
+
+    run(body, virtual=True)
+
+
+def test_a_broker_that_comes_back_gets_the_alarms_again() -> None:
+    """The message of their change is among those that were dropped while it was away."""
+
+    async def body() -> None:
+        publisher = some_publisher()
+        rig = Rig(publisher)
+        rig.machine = Machine(0, 0)
+        for _ in range(2 * PUBLISH_QUEUE_MAX):
+            await rig.telemetry.report()
+        assert {each.kind for each in published(publisher)} == {"report"}
+        for established in (1, 1, 2):
+            publisher.established = established
+            await rig.telemetry.report()
+        kinds = [each.kind for each in published(publisher)]
+        assert kinds == ["alarms", "report", "report", "alarms", "report"]
+
+    run(body, virtual=True)
+
+
 def test_a_broker_that_is_away_is_a_note() -> None:
     async def body() -> None:
         publisher = some_publisher()
@@ -184,6 +218,15 @@ def test_wrong_settings_are_refused_in_one_line(flags: dict[str, str], named: st
         config(**flags)
     assert named in str(info.value)
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("value", ["mqtt://me:secret@h", "mqtt://me:a/secret@h", "me:a@secret@h:1"])
+def test_a_password_in_the_address_is_not_printed(value: str) -> None:
+    for flags, environ in (({"telemetry": value}, {}), ({}, {"SWARM_NODE_TELEMETRY": value})):
+        with pytest.raises(ConfigError) as info:
+            load_config(flags, environ)
+        assert "secret" not in str(info.value)
+        assert "a password comes from the environment" in str(info.value)
 
 
 def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
