@@ -327,6 +327,7 @@ def _add_fetch(actions: Any) -> None:
 
 
 def _config(options: argparse.Namespace) -> Any:
+    from node.child_environment import withhold
     from node.config import NodeConfig, load_config
 
     flags = {
@@ -334,7 +335,9 @@ def _config(options: argparse.Namespace) -> Any:
     }
     flags.pop("run", None)
     run_file = Path(options.run) if options.run else None
-    return load_config(flags, os.environ, run_file)
+    config = load_config(flags, os.environ, run_file)
+    withhold(config.passphrase_env)
+    return config
 
 
 def _say(line: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Final, Self
 import httpx
 import trio
 
+from node.child_environment import child_environ
 from node.engines.flow import EngineLoad
 from node.engines.gate import Gate
 from swarm.errors import ChildFailed
@@ -345,7 +346,7 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
     extra = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": str(settings.threads)}
     if is_cpu_build():
         extra["TORCHDYNAMO_DISABLE"] = "1"
-    return {**os.environ, **_ENVIRONMENT, **extra}
+    return {**child_environ(), **_ENVIRONMENT, **extra}
 
 
 def _lines(log: Path) -> list[str]:

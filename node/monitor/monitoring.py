@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from node.child_environment import child_environ
 from swarm.brokers import PORT, Broker
 from swarm.dashboard.listening import Listening
 from swarm.dashboard.server import PORT_DEFAULT, serve
@@ -106,7 +107,11 @@ async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
     broker = Broker.parse(f"mqtt://{listen}")
     words = (sys.executable, "-m", "node.monitor.embedded_broker", broker.host, str(broker.port))
     process = await trio.lowlevel.open_process(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=child_environ(),
     )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import trio
 import trio.abc
 
+from node.child_environment import child_environ
 from node.config import NodeConfig, RunConfig
 from node.tasks.scoring import GroupScore, PosedProblem, pose, score_group
 from node.tasks.stream import assigned_task, sample_tasks
@@ -255,9 +256,9 @@ def _result(answer: Mapping[str, Any]) -> Any:
 
 
 def _worker_environ() -> dict[str, str]:
-    """Ours, with our import path, and one thread for libraries that would take all cores."""
+    """Ours but for secrets, our import path, one thread for libraries that would take all cores."""
     return {
-        **os.environ,
+        **child_environ(),
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import trio
 
+from node.child_environment import child_environ
 from node.engines.base import Sampling
 from node.engines.gate import Gate
 from node.training import wire
@@ -447,6 +448,7 @@ async def _spawn(module: str, log: Path) -> trio.Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
+            env=child_environ(),
             start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
         )
 
