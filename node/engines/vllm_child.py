@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -28,24 +29,46 @@ _READ_BYTES: Final = 65_536
 
 
 class _Log:
-    """A file that is begun anew when it has grown to its limit."""
+    """A file that is begun anew when it has grown to its limit. What a full disk does not take is
+    dropped, and counted in the next line that it takes: the server must never wait for its log."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._begin()
-
-    def _begin(self) -> None:
-        if self._path.exists():
-            self._path.replace(self._path.with_suffix(f"{self._path.suffix}.old"))
-        self._file = self._path.open("wb", buffering=0)
-        self._room = LOG_BYTES_MAX
+        self._file: FileIO | None = None
+        self._room = 0
+        self._dropped_bytes = 0  # since the last line that says how many
 
     def write(self, data: bytes) -> None:
-        if len(data) > self._room:
+        if self._dropped_bytes:
+            note = (
+                f"\n{self._dropped_bytes} bytes are left out here: the disk took no more\n".encode()
+            )
+            if self._put(note) < len(note):
+                self._dropped_bytes += len(data)
+                return
+            self._dropped_bytes = 0
+        self._dropped_bytes += len(data) - self._put(data)
+
+    def _put(self, data: bytes) -> int:
+        """How many bytes the file took of it."""
+        try:
+            if self._file is None or len(data) > self._room:
+                self._file = self._begin()
+            taken = self._file.write(data)
+        except OSError:
+            return 0
+        self._room -= taken
+        return taken
+
+    def _begin(self) -> FileIO:
+        if self._file is not None:
             self._file.close()
-            self._begin()
-        self._file.write(data)
-        self._room -= len(data)
+            self._file = None
+        if self._path.exists():
+            self._path.replace(self._path.with_suffix(f"{self._path.suffix}.old"))
+        file = self._path.open("wb", buffering=0)
+        self._room = LOG_BYTES_MAX
+        return file
 
 
 def _copy(source: int, log: _Log) -> None:
@@ -88,10 +111,12 @@ def main(log_path: Path, scratch: Path, command: list[str]) -> NoReturn:
         _end(server, scratch)
 
     threading.Thread(target=watch, daemon=True).start()
-    status = server.wait()
-    copier.join(_DRAIN_S)
-    log.write(f"the server ended with status {status}\n".encode())
-    _end(server, scratch)
+    try:
+        status = server.wait()
+        copier.join(_DRAIN_S)
+        log.write(f"the server ended with status {status}\n".encode())
+    finally:
+        _end(server, scratch)
 
 
 if __name__ == "__main__":

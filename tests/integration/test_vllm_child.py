@@ -1,6 +1,7 @@
 """The process that keeps a server no longer than the node, with commands that need no vLLM."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("below", below.pid, flush=True)
 time.sleep(600)
 """
+TALK_BYTES, FILE_BYTES = 400_000, 100_000  # both below the limit of the log
+PIPE_BYTES = 65_536
 OBEDIENT = "print('ready', flush=True); import time; time.sleep(600)"
 
 
@@ -166,6 +169,46 @@ def test_the_log_is_bounded_and_keeps_the_end(
     assert all(path.stat().st_size <= vllm_child.LOG_BYTES_MAX for path in files)
     assert f"{lines - 1:0999}\n" in log.read_text()
     assert sorted(path.name for path in log.parent.iterdir()) == ["server.log", "server.log.old"]
+
+
+# one that writes more than its log takes, waits until there is room again, then says a last word
+TALKATIVE = f"""
+import pathlib, sys, threading
+room = pathlib.Path(sys.argv[1])
+for _ in range({TALK_BYTES} // 1000): print("x" * 999, flush=True)
+room.with_name("wrote").touch()
+while not room.exists(): threading.Event().wait({PAUSE_S})
+print("enough", flush=True)
+"""
+
+
+@pytest.mark.integration
+def test_a_log_that_cannot_grow_stops_no_server_and_says_what_it_lacks(
+    started: list[subprocess.Popen[bytes]], log: Path, scratch: Path
+) -> None:
+    wrote, room = log.with_name("wrote"), log.with_name("room")
+    limited = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({FILE_BYTES}, resource.RLIM_INFINITY))\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    args = [*command(log, scratch, TALKATIVE), str(room)]
+    process = start(started, [sys.executable, "-c", limited, *args])
+    for _ in range(int(WAIT_S / PAUSE_S)):
+        if wrote.exists():
+            break
+        pause()
+    assert wrote.exists(), "the server waits for its log"
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, unlimited)
+    room.touch()
+    process.wait(WAIT_S)
+    assert not scratch.exists()
+    lines = log.read_text().splitlines()
+    lost = int(next(line for line in lines if "left out" in line).split()[0])
+    assert lost <= TALK_BYTES - FILE_BYTES
+    assert lost >= TALK_BYTES - FILE_BYTES - PIPE_BYTES  # what the pipe held is written later
+    assert lines[-2:] == ["enough", "the server ended with status 0"]
 
 
 @pytest.mark.integration
