@@ -176,6 +176,7 @@ class PeerTraffic(_Part):
     groups_accepted: _Count = 0
     groups_trained: _Count = 0  # who feeds whom
     rejected: _Count = 0
+    future: _Count = 0  # of these: dated in the future of the reporting node's clock
     connected: bool = True
 
 

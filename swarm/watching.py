@@ -24,15 +24,22 @@ from swarm.telemetry import (
     decode_status,
 )
 
-NODES_MAX: Final = 4096
-REPORTS_BYTES_MAX: Final = 16 << 20  # of the last reports of all nodes, as they came
+NODES_MAX: Final = 4096  # with reports of up to 4 kB; see below
+# Of the last reports of all nodes, as they came: 1,400 nodes whose reports have 12 kB, as with 64
+# peers each; 256 with reports as long as they may be. Further nodes are dropped as `FULL`.
+REPORTS_BYTES_MAX: Final = 16 << 20
 EARLY_MAX: Final = 1024  # statuses of processes that no report has come of
 GONE_S_MIN: Final = 10.0
 GONE_S_MAX: Final = 300.0  # whatever interval a node says that it has
 GONE_INTERVALS: Final = 3
 SKEW_S_MAX: Final = 120.0  # between a node's clock and ours
 WINDOW_S: Final = 10.0
-WINDOW_REPORTS_MAX: Final = 64  # of one node
+WINDOW_REPORTS_MAX: Final = 64  # of one node that were good
+# Checks that fail within the window, over all topics: under a second of one core. Whatever comes
+# above it where checks fail is looked at in samples, so that a node's own reports still pass.
+WINDOW_FAILURES_MAX: Final = 4_096
+TOPIC_FAILURES_MIN: Final = 16  # a topic with fewer in the window is not sampled
+FAILURES_SAMPLE: Final = 4  # one of so many is looked at then
 FIGURE_MAX: Final = 1e18  # of anything that is summed over nodes
 RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
 RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
@@ -150,6 +157,7 @@ class _Entry:
     bytes_out_per_s: float = 0.0
     window_from_s: float = 0.0
     window_reports: int = 0
+    window_failures: int = 0
     history: History = field(default_factory=History)
 
     def gone(self, now_s: float) -> Gone | None:
@@ -184,6 +192,9 @@ class Watch:
         self._held_bytes = 0
         self.taken = 0
         self.repeated = 0
+        self._failures_from_s = 0.0
+        self._failures = 0  # in the window
+        self._unlooked = 0  # while they were too many
         self._lost_before = 0  # by nodes and instances that are not here any more
         self.dropped: Counter[Drop] = Counter()
         self.forgotten = 0  # gone nodes that made room for others
@@ -268,22 +279,44 @@ class Watch:
         if where.kind == "alarms":  # they are in the report as well
             return None
         key = where.run_id, where.peer_id
-        entry = self._entries.get(key)
-        if entry is not None and self._is_too_often(entry, now_s):
+        if self._is_too_often(self._entries.get(key), now_s):
             raise _Refused(Drop.TOO_OFTEN)
-        if where.kind == "status":
-            return self._take_status(key, decode_status(payload, where.peer_id))
-        report = decode_report(payload, where.peer_id)
-        if report.run_id != where.run_id:
-            raise _Refused(Drop.FORGED)
-        return self._take_report(key, report, len(payload), now_s, retained)
+        taken: NodeReport | Status | None = None
+        try:
+            if where.kind == "status":
+                taken = self._take_status(key, decode_status(payload, where.peer_id))
+                return taken
+            report = decode_report(payload, where.peer_id)
+            if report.run_id != where.run_id:
+                raise _Refused(Drop.FORGED)
+            taken = self._take_report(key, report, len(payload), now_s, retained)
+            return taken
+        finally:
+            self._count(self._entries.get(key), is_good=taken is not None)
 
-    def _is_too_often(self, entry: _Entry, now_s: float) -> bool:
-        """Counted before anything is verified: it costs a hundred times what this does."""
-        if not 0 <= now_s - entry.window_from_s < WINDOW_S:
-            entry.window_from_s, entry.window_reports = now_s, 0
-        entry.window_reports += 1
-        return entry.window_reports > WINDOW_REPORTS_MAX
+    def _is_too_often(self, entry: _Entry | None, now_s: float) -> bool:
+        """Asked before anything is verified: that costs a hundred times what this does."""
+        if not 0 <= now_s - self._failures_from_s < WINDOW_S:
+            self._failures_from_s, self._failures = now_s, 0
+        if entry is not None:
+            if not 0 <= now_s - entry.window_from_s < WINDOW_S:
+                entry.window_from_s, entry.window_reports, entry.window_failures = now_s, 0, 0
+            if entry.window_reports >= WINDOW_REPORTS_MAX:
+                return True
+            if entry.window_failures < TOPIC_FAILURES_MIN:
+                return False
+        if self._failures < WINDOW_FAILURES_MAX:
+            return False
+        self._unlooked += 1
+        return self._unlooked % FAILURES_SAMPLE != 0
+
+    def _count(self, entry: _Entry | None, *, is_good: bool) -> None:
+        """Anybody can fill a node's topic with what fails, old reports of its own too: that spends
+        nothing of what the node may send."""
+        self._failures += not is_good
+        if entry is not None:
+            entry.window_reports += is_good
+            entry.window_failures += not is_good
 
     def _take_status(self, key: _Key, status: Status) -> Status:
         if status.run_id != key[0]:
@@ -313,7 +346,7 @@ class Watch:
             raise _Refused(Drop.REPLAYED)
         if not self._make_room(key, before, size_bytes, now_s):
             raise _Refused(Drop.FULL)
-        entry = _Entry(report, size_bytes, heard_at_s, skew_s)
+        entry = _Entry(report, size_bytes, heard_at_s, skew_s, window_from_s=now_s)
         if before is None or before.report.instance != report.instance:
             self._apply_early(key, entry, retained)
         if before is not None:
@@ -334,6 +367,7 @@ class Watch:
         """Carry over what outlasts a report."""
         entry.history = before.history
         entry.window_from_s, entry.window_reports = before.window_from_s, before.window_reports
+        entry.window_failures = before.window_failures
         last, report = before.report, entry.report
         if last.instance != report.instance:
             self._lost_before += before.lost

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Final
 
-from swarm.telemetry import ADVICE, ALARMS_MAX, Alarm, AlarmReport, Level, NodeReport
+from swarm.telemetry import ADVICE, ALARMS_MAX, Alarm, AlarmReport, Level, NodeReport, PeerTraffic
 
 HISTORY_REPORTS: Final = 64
 HISTORY_S: Final = 120.0  # how far back an alarm looks
@@ -20,7 +20,7 @@ DOMINATES_SHARE: Final = 0.8
 DOMINATED_GROUPS_MIN: Final = 20
 REJECTS_MIN: Final = 20
 REJECTS_SHARE: Final = 0.5  # of what came
-FUTURE_REJECTS_MIN: Final = 3
+FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
 MEMORY_BYTES_MIN: Final = 512 << 20
@@ -161,11 +161,21 @@ def _low(name: str, what: str, warn: int, critical: int) -> Callable[[History], 
 
 
 def _clock_skew(history: History) -> Finding:
-    """What others date is in our future: ours is slow, or several of theirs are fast."""
-    future = _labelled_rise(history, "rejected_total").get("future", 0.0)
-    if future < FUTURE_REJECTS_MIN:
+    """What most peers date is in our future: ours is slow. Of one or two it says nothing, however
+    many records they are: their clocks are fast, and this node's alarm would blame its own."""
+    before = {row.peer_id: row for row in history[0].peers}
+    rises = []  # of each peer that was heard from: records dated in the future
+    for row in history[-1].peers:
+        was = before.get(row.peer_id, PeerTraffic(peer_id=row.peer_id))
+        if row.groups_accepted > was.groups_accepted or row.rejected > was.rejected:
+            rises.append(row.future - was.future)
+    fast = sum(rise > 0 for rise in rises)
+    if fast < FUTURE_PEERS_MIN or 2 * fast <= len(rises):
         return None
-    return "warning", f"{future:.0f} records of peers were dated in the future of this clock"
+    return (
+        "warning",
+        f"records of {fast} of {len(rises)} peers were dated in the future of this clock",
+    )
 
 
 def _version_split(history: History) -> Finding:

@@ -174,6 +174,7 @@ def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, 
                 groups_accepted=account.groups_accepted if account else 0,
                 groups_trained=account.groups_trained if account else 0,
                 rejected=sum(account.rejected.values()) if account else 0,
+                future=account.rejected.get("future", 0) if account else 0,
                 connected=name in connected,
             )
         )

@@ -10,7 +10,7 @@ from node.monitor.alarms import (
     DISK_CRITICAL_BYTES,
     DISK_FREE_BYTES_MIN,
     DOMINATED_GROUPS_MIN,
-    FUTURE_REJECTS_MIN,
+    FUTURE_PEERS_MIN,
     HISTORY_S,
     MEMORY_BYTES_MIN,
     PATIENCE_S,
@@ -118,6 +118,19 @@ def rejects(reason: str, each: float, accepted: float = 0.0) -> At:
     return at
 
 
+def dates(fast: int, right: int, each: int = 3) -> At:
+    """Peers whose clocks are fast, seen from here, and peers whose groups are accepted."""
+
+    def at(i: int) -> dict[str, Any]:
+        peers = [
+            PeerTraffic(peer_id=f"f{n}", rejected=each * i, future=each * i) for n in range(fast)
+        ]
+        peers += [PeerTraffic(peer_id=f"r{n}", groups_accepted=each * i) for n in range(right)]
+        return node()(i) | {"peers": tuple(peers)}
+
+    return at
+
+
 LEARNER = {"role": "learner"}
 FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(accepted_total=9), {}),
@@ -130,7 +143,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.REJECT_STORM, rejects("malformed", REJECTS_MIN / 5), {}),
     (Alarm.DISK_LOW, node(disk_free_bytes=DISK_FREE_BYTES_MIN - 1), {}),
     (Alarm.MEMORY_LOW, node(memory_available_bytes=MEMORY_BYTES_MIN - 1), {}),
-    (Alarm.CLOCK_SKEW, rejects("future", FUTURE_REJECTS_MIN / 9), {}),
+    (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, FUTURE_PEERS_MIN - 1), {}),
     (Alarm.VERSION_SPLIT, learner(version=lambda newest: newest - 5), LEARNER),
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
@@ -154,6 +167,10 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.DISK_LOW, node(), {}),
     (Alarm.MEMORY_LOW, node(), {}),
     (Alarm.CLOCK_SKEW, rejects("expired", 5), {}),
+    (Alarm.CLOCK_SKEW, dates(1, 0, each=500), {}),  # one fast clock, and nobody else
+    (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN - 1, 0), {}),
+    (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, FUTURE_PEERS_MIN), {}),  # no majority
+    (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, 0, each=0), {}),  # long ago
     (Alarm.VERSION_SPLIT, learner(), LEARNER),
     (Alarm.VERSION_SPLIT, learner(version=lambda v: 0 if v == 12 else v), LEARNER),
 ]

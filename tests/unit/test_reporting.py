@@ -279,6 +279,6 @@ def test_there_is_no_broadcast_of_nothing() -> None:
 
 
 def test_a_peer_that_is_gone_is_told_of_as_gone() -> None:
-    gone = PeerStatus(PeerId("gone"), (), "", 2, 1, {"expired": 3})
+    gone = PeerStatus(PeerId("gone"), (), "", 2, 1, {"expired": 1, "future": 2})
     row = next(r for r in make(reporter(), peers=(gone,)).peers if r.peer_id == "gone")
-    assert (row.connected, row.groups_trained, row.rejected) == (False, 1, 3)
+    assert (row.connected, row.groups_trained, row.rejected, row.future) == (False, 1, 3, 2)

@@ -19,6 +19,7 @@ from swarm.telemetry import (
 )
 from swarm.watching import (
     EARLY_MAX,
+    FAILURES_SAMPLE,
     FIGURE_MAX,
     GONE_S_MAX,
     GONE_S_MIN,
@@ -28,6 +29,7 @@ from swarm.watching import (
     SAMPLES_MAX,
     SKEW_S_MAX,
     TRAFFIC_SAMPLES_MAX,
+    WINDOW_FAILURES_MAX,
     WINDOW_REPORTS_MAX,
     Drop,
     Gone,
@@ -255,8 +257,39 @@ def test_who_reports_without_end_is_heard_only_so_often() -> None:
     watch = Watch()
     for sequence in range(WINDOW_REPORTS_MAX + 10):
         send(watch, report_of(sequence=sequence), now_s=100.0)
-    assert watch.dropped == {Drop.TOO_OFTEN: 9}  # the first opened the window
+    assert watch.dropped == {Drop.TOO_OFTEN: 10}
     assert send(watch, report_of(sequence=10_000), now_s=120.0)
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_who_floods_a_topic_does_not_spend_what_its_node_may_send(replayed: bool) -> None:
+    watch = Watch()
+    assert send(watch, report_of())
+    junk = encode_report(report_of(), NODE if replayed else OTHER)
+    for sequence in range(1, 31):
+        for _ in range(50):
+            assert watch.take(topic(), junk, 100.0) is None
+        assert send(watch, report_of(sequence=sequence, sent_at_s=100.0 + sequence), now_s=100.0)
+    assert watch.dropped == {Drop.REPLAYED if replayed else Drop.FORGED: 1_500}
+
+
+def test_above_its_bound_a_flood_is_looked_at_in_samples_and_others_are_not() -> None:
+    watch = Watch()
+    send(watch, report_of())
+    send(watch, report_of(OTHER), identity=OTHER)
+    junk = encode_report(report_of(OTHER), OTHER)
+    more = 400
+    for _ in range(WINDOW_FAILURES_MAX + more):
+        watch.take(topic(), junk, 100.0)
+    looked_at = watch.dropped[Drop.FORGED] - WINDOW_FAILURES_MAX
+    assert looked_at == more // FAILURES_SAMPLE
+    assert watch.dropped[Drop.TOO_OFTEN] == more - looked_at
+    good = sum(send(watch, report_of(sequence=n)) for n in range(1, 41))
+    assert good == 40 // FAILURES_SAMPLE
+    assert send(watch, report_of(OTHER, sequence=1), identity=OTHER)
+    stranger = Identity(b"s" * 32)
+    assert any(send(watch, report_of(stranger, n), identity=stranger) for n in range(9))
+    assert send(watch, report_of(sequence=99), now_s=120.0)
 
 
 def identities(count: int) -> list[Identity]:
