@@ -169,7 +169,7 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from coordinator.serve import is_known
+    from coordinator.view import is_known
     from coordinator.wishes import drain
 
     drain(options.data_dir, options.worker, undo=options.undo)

@@ -7,13 +7,15 @@ import functools
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import trio
 
+from coordinator.view import is_known, known_names
 from coordinator.wishes import drain, set_depth
 from swarm.brokers import Broker
 from swarm.dashboard.listening import Listening
@@ -22,6 +24,7 @@ from swarm.errors import ConfigError, first_of
 from swarm.watching import Watch
 
 NAME_CHARS_MAX: Final = 80
+NAMES_TOLD_MAX: Final = 8
 
 
 def guarded_by(token: str, data_dir: Path) -> Guarded:
@@ -35,12 +38,16 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
         name = wanted.get("worker")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
             raise ConfigError("worker: must be its name or peer id")
-        drain(data_dir, name, undo=undo)
+        if not undo:
+            _check_known(data_dir, name)
+        with _told_of():
+            drain(data_dir, name, undo=undo)
         return f"{name} {'may work again' if undo else 'gets no more work'}"
 
     def paced(wanted: Mapping[str, Any]) -> str:
         depth = wanted.get("depth")
-        set_depth(data_dir, depth)
+        with _told_of():
+            set_depth(data_dir, depth)
         return "the depth is found again" if depth is None else f"planned for {depth} steps"
 
     return Guarded(
@@ -51,6 +58,28 @@ def guarded_by(token: str, data_dir: Path) -> Guarded:
             "depth": paced,
         },
     )
+
+
+def _check_known(data_dir: Path, name: str) -> None:
+    """
+    Raises:
+        ConfigError: the coordinator has seen no such worker, so that it would be drained in vain.
+    """
+    if is_known(data_dir, name):
+        return
+    known = known_names(data_dir)
+    more = f" and {len(known) - NAMES_TOLD_MAX} more" if len(known) > NAMES_TOLD_MAX else ""
+    names = ", ".join(known[:NAMES_TOLD_MAX]) + more if known else "none yet"
+    raise ConfigError(f"{name}: the coordinator here has seen no such worker; known: {names}")
+
+
+@contextmanager
+def _told_of() -> Iterator[None]:
+    """A disk that is full or read-only is told to who asked."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"it could not be written down: {error}; nothing has changed") from None
 
 
 def dashboard(

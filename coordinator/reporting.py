@@ -146,5 +146,6 @@ class CoordinatorReports:
             phase=PHASES[view.reachable],
             metrics=view_metrics(view) | own,
             workers=tuple(worker_row(row) for row in view.rows[:WORKERS_MAX]),
+            workers_left_out=max(0, len(view.rows) - WORKERS_MAX),
             notes=view_notes(view),
         )

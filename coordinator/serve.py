@@ -83,15 +83,6 @@ def identity_of(data_dir: Path, key_file: Path | None) -> Identity:
 # --- what people ask ---------------------------------------------------------------------------
 
 
-def is_known(data_dir: Path, name: str) -> bool:
-    """Whether the coordinator of a data directory has seen a worker of that name or peer id."""
-    try:
-        rows = load_state(data_dir)["workers"]
-    except ConfigError:
-        return False
-    return any(name in (row["name"], row["peer"]) for row in rows)
-
-
 def show_state(data_dir: Path, *, as_json: bool) -> str:
     """What the coordinator of a data directory saw last.
 

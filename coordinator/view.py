@@ -97,6 +97,24 @@ def load_state(directory: Path) -> dict[str, Any]:
     return state
 
 
+def is_known(data_dir: Path, name: str) -> bool:
+    """Whether the coordinator of a data directory has seen a worker of that name or peer id."""
+    return any(name in (row["name"], row["peer"]) for row in _rows(data_dir))
+
+
+def known_names(data_dir: Path) -> list[str]:
+    """By which names the workers that it has seen can be told apart, in order."""
+    return sorted({row["name"] or row["peer"] for row in _rows(data_dir)})
+
+
+def _rows(data_dir: Path) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = load_state(data_dir)["workers"]
+    except ConfigError:
+        return []
+    return rows
+
+
 def render_state(state: dict[str, Any], now_s: float) -> str:
     """A few lines and a table, 80 columns and a little more."""
     return "\n".join((*_head(state, now_s), "", *_table(state["workers"])))

@@ -200,7 +200,8 @@ class Broadcast(_Part):
 
     version: _Count
     chunks: Annotated[int, Field(ge=0, le=2**31)]
-    have: Annotated[str, Field(max_length=CHUNKS_MAX // 4)]  # hex bitfield, first chunk's bit first
+    # Hex bitfield, first chunk's bit first; left out of a complete one.
+    have: Annotated[str, Field(max_length=CHUNKS_MAX // 4)]
     size_bytes: _Count
     complete: bool
 
@@ -236,6 +237,7 @@ class NodeReport(_Part):
     ] = {}
     peers: Annotated[tuple[PeerTraffic, ...], Field(max_length=PEERS_MAX)] = ()
     workers: Annotated[tuple[WorkerRow, ...], Field(max_length=WORKERS_MAX)] = ()
+    workers_left_out: _Count = 0  # for which there was no room
     broadcast: Broadcast | None = None
     alarms: Annotated[tuple[AlarmReport, ...], Field(max_length=ALARMS_MAX)] = ()
     notes: Annotated[tuple[_Text, ...], Field(max_length=NOTES_MAX)] = ()
@@ -287,6 +289,9 @@ def encode_report(report: NodeReport, identity: Identity) -> bytes:
             name: getattr(report, name)[:keep] if isinstance(keep, int) else keep
             for name, keep in shorter.items()
         }
+        if "workers" in update:
+            lacking = len(report.workers) - len(update["workers"])
+            update["workers_left_out"] = report.workers_left_out + lacking
         report = report.model_copy(update=update)
         payload = _seal(report, DOMAIN, identity)
     if len(payload) > REPORT_BYTES_MAX:

@@ -183,22 +183,24 @@ def peer_rows(snapshot: StatusSnapshot, traffic: Traffic) -> tuple[PeerTraffic, 
 
 
 def worker_rows(workers: Iterable[ReportedWorker]) -> tuple[WorkerRow, ...]:
-    """A learner's workers as it measured them."""
-    rows = [
-        WorkerRow(
-            name=each.peer[-12:],
-            peer_id=each.peer,
-            phase=_phase(each),
-            version=each.version,
-            groups_per_s=each.groups_per_s,
-            admitted=each.admitted,
-            refused=each.refused,
-            leased=each.leased,
-            heard_s=each.heard_s,
-        )
-        for each in workers
-    ]
-    return tuple(rows[:WORKERS_MAX])
+    """A learner's workers as it measured them, connected ones first and of these those heard of
+    last: a report has the first ones."""
+    ordered = sorted(workers, key=lambda each: (not each.connected, each.heard_s, each.peer))
+    return tuple(map(_worker_row, ordered))
+
+
+def _worker_row(each: ReportedWorker) -> WorkerRow:
+    return WorkerRow(
+        name=each.peer[-12:],
+        peer_id=each.peer,
+        phase=_phase(each),
+        version=each.version,
+        groups_per_s=each.groups_per_s,
+        admitted=each.admitted,
+        refused=each.refused,
+        leased=each.leased,
+        heard_s=each.heard_s,
+    )
 
 
 def _phase(worker: ReportedWorker) -> str:
@@ -216,27 +218,27 @@ def broadcast_row(holding: Holding | None) -> Broadcast | None:
     return Broadcast(
         version=holding.version,
         chunks=holding.chunks,
-        have=bitfield(holding.have, holding.chunks),
+        have="" if holding.complete else bitfield(holding.have, holding.chunks),
         size_bytes=holding.size_bytes,
         complete=holding.complete,
     )
 
 
+_REVERSED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
 def bitfield(have: int, chunks: int) -> str:
     """Hex, the first chunk's bit first. `have`: bit i is chunk i. Over `CHUNKS_MAX` chunks each
     bit stands for as many as needed, and is set where all of them are here."""
+    have &= (1 << chunks) - 1
     each = -(-chunks // CHUNKS_MAX)
-    if each > 1:
-        whole = (1 << each) - 1
-        starts = range(0, chunks, each)
-        marks = [have >> at & whole == whole >> max(0, at + each - chunks) for at in starts]
-    else:
-        marks = [bool(have >> at & 1) for at in range(chunks)]
-    digits = []
-    for at in range(0, len(marks), 4):
-        nibble = marks[at : at + 4]
-        digits.append(f"{sum(8 >> i for i, mark in enumerate(nibble) if mark):x}")
-    return "".join(digits)
+    bits = -(-chunks // each)
+    if each > 1:  # by text, whose slices cost what they hold; a shift of `have` costs all of it
+        text = f"{have:0{chunks}b}"[::-1]
+        marks = "".join("0" if "0" in text[i : i + each] else "1" for i in range(0, chunks, each))
+        have = int(marks[::-1], 2)
+    field = have.to_bytes(-(-bits // 8), "little").translate(_REVERSED)
+    return field.hex()[: -(-bits // 4)]
 
 
 class Reporter:
@@ -322,7 +324,8 @@ class Reporter:
             metrics=finite(metrics | dict(extras.metrics)),
             labelled={name: bounded(finite(each)) for name, each in labelled.items() if each},
             peers=peer_rows(snapshot, traffic),
-            workers=extras.workers,
+            workers=extras.workers[:WORKERS_MAX],
+            workers_left_out=max(0, len(extras.workers) - WORKERS_MAX),
             broadcast=extras.broadcast,
             alarms=alarms,
             notes=tuple(each[:TEXT_CHARS_MAX] for each in snapshot.notes[:NOTES_MAX]),

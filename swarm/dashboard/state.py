@@ -311,6 +311,7 @@ def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
         for node in present:
             if node.report.role != role:
                 continue
+            left_out += node.report.workers_left_out
             for worker in node.report.workers:
                 key = worker.peer_id or worker.name
                 if key in rows:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.view import save_state
 from coordinator.wishes import read_depth, read_drained
 from tests.brokers import Mosquitto, open_mosquitto
 from tests.integration.nodes import ENVIRON, MakeNode, NodeProcess, until
@@ -171,6 +172,9 @@ def test_with_a_token_workers_are_drained_and_the_depth_is_set(
         act("drain", "not the token")
         assert read_drained(data_dir) == frozenset()
         page.evaluate("token => { document.getElementById('act-token').value = token; }", TOKEN)
+        act("drain", "known: none yet")
+        assert read_drained(data_dir) == frozenset()
+        save_state(data_dir, {"workers": [{"name": "spot-1", "peer": "p"}]})
         act("drain", "gets no more work")
         assert read_drained(data_dir) == {"spot-1"}
         act("activate", "may work again")

@@ -241,6 +241,11 @@ def test_a_worker_is_one_row_with_its_price_and_how_far_it_is_behind() -> None:
     ]
 
 
+def test_workers_that_a_report_had_no_room_for_are_counted() -> None:
+    learner = seen("l", role="learner", workers=(WorkerRow(name="w"),), workers_left_out=7)
+    assert look(learner)["workers"]["left_out"] == 7
+
+
 def test_the_prediction_stands_beside_what_was_measured() -> None:
     learner = seen("l", role="learner", metrics={"idle_ratio": 0.2, "staleness_max_steps": 3.0})
     planner = seen("c", role="coordinator", metrics={"predicted_idle_ratio": 0.1})

@@ -1,6 +1,7 @@
 """From a node's status and records to a report."""
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from node.monitor.reporting import (
     worker_rows,
 )
 from swarm.control import ReportedWorker
+from swarm.dashboard.broadcasts import bits_of, cell_shares
 from swarm.identity import Identity, PeerId
 from swarm.messages import REPORT_WORKERS_MAX, ROLLOUTS_PROTOCOL, adverts_topic
 from swarm.telemetry import (
@@ -234,9 +236,24 @@ def test_a_worker_has_one_phase(changes: dict[str, Any], phase: str) -> None:
     assert worker_rows([worker])[0].phase == phase
 
 
+def test_workers_that_are_there_are_the_first_rows() -> None:
+    """As the learner lists them, those heard of longest ago come first."""
+    some = ReportedWorker(OTHER, 4, 0.5, 0.0, 1.0, 2.0, 7, 1, 3, 0, 0)
+    gone = [replace(some, connected=False, heard_s=9e3 - n) for n in range(WORKERS_MAX)]
+    there = [replace(some, heard_s=50.0 - n) for n in range(44)]
+    report = make(reporter("learner"), Extras(workers=worker_rows([*gone, *there])))
+    rows = report.workers
+    assert report.workers_left_out == 44
+    assert len(rows) == WORKERS_MAX
+    assert [row.heard_s for row in rows[:44]] == [7.0 + n for n in range(44)]
+    assert {row.phase for row in rows[44:]} == {"gone"}
+
+
 def test_there_are_only_so_many_rows_and_labels() -> None:
     many = [ReportedWorker(OTHER, 4, None, 0.0, 1.0, 2.0, 7, 1, 3, 0, 0)] * REPORT_WORKERS_MAX
-    assert len(worker_rows(many)) == min(WORKERS_MAX, REPORT_WORKERS_MAX)
+    report = make(reporter("learner"), Extras(workers=worker_rows(many)))
+    assert len(report.workers) == WORKERS_MAX
+    assert report.workers_left_out == REPORT_WORKERS_MAX - WORKERS_MAX
     values = {f"label{i}": float(i) for i in range(LABELS_MAX + 5)}
     kept = bounded(values)
     assert len(kept) == LABELS_MAX
@@ -260,6 +277,25 @@ def test_there_are_only_so_many_rows_and_labels() -> None:
 )
 def test_a_bitfield_begins_with_the_first_chunk(have: int, chunks: int, text: str) -> None:
     assert bitfield(have, chunks) == text
+
+
+@pytest.mark.parametrize("chunks", [1, 7, 64, 1_001, CHUNKS_MAX, CHUNKS_MAX + 1, 50_001])
+def test_a_bitfield_is_what_each_chunk_says(chunks: int) -> None:
+    have = Random(chunks).getrandbits(chunks) | Random(1).getrandbits(chunks)
+    each = -(-chunks // CHUNKS_MAX)
+    there = f"{have:0{chunks}b}"[::-1]
+    marks = [set(there[at : at + each]) == {"1"} for at in range(0, chunks, each)]
+    text = bitfield(have, chunks)
+    assert bits_of(text)[: len(marks)] == marks
+    assert not any(bits_of(text)[len(marks) :])
+    assert len(text) == -(-len(marks) // 4)
+
+
+def test_a_complete_broadcast_is_drawn_without_its_bitfield() -> None:
+    row = broadcast_row(Holding(1, 9, 2**9 - 1, 90, complete=True))
+    assert row is not None
+    assert row.have == ""
+    assert cell_shares(row) == [1.0] * 9
 
 
 def test_a_bit_of_a_large_broadcast_stands_for_several_chunks() -> None:

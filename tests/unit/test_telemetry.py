@@ -200,6 +200,7 @@ def test_a_report_that_would_be_too_large_leaves_out_rows_from_the_end() -> None
     got = decode_report(payload, NODE.peer_id)
     assert 0 < len(got.workers) < WORKERS_MAX
     assert got.workers == many[: len(got.workers)]
+    assert got.workers_left_out == WORKERS_MAX - len(got.workers)
     assert (got.metrics, got.notes) == (report.metrics, report.notes)
 
 
