@@ -21,6 +21,7 @@ from typing import BinaryIO, Final
 import trio
 
 from node.training.base import Trainer
+from swarm.errors import ChildFailed
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 COPIES: Final = 2.2  # that shared memory must have room for: the old one, the new one, and a little
@@ -32,8 +33,12 @@ _LOCK = "lock"
 class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
-    def __init__(self, parent: Path) -> None:
+    def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
+        """`parent` other than the data directory is in shared memory, which others fill as well:
+        an export that finds no room there goes to the data directory."""
         self.parent = parent.absolute()
+        self._data = data_directory.absolute()
+        self._export_bytes = COPIES / 2 * policy_bytes
         self._remove_but(None)
 
     async def export(self, trainer: Trainer, policy_version: int) -> Path:
@@ -42,21 +47,38 @@ class PolicyFiles:
         Raises:
             ChildFailed: the trainer could not write it.
         """
-        final = self.parent / f"{_PREFIX}{policy_version}"
-        partial = final.with_name(final.name + _PARTIAL)
-        await trio.to_thread.run_sync(_make_empty, partial)
-        await trainer.export(partial)
-        await trio.to_thread.run_sync(_replace, partial, final)
-        return final
+        name = f"{_PREFIX}{policy_version}"
+        if self.parent != self._data and await self._fits():
+            try:
+                return await _export(trainer, self.parent / name)
+            except ChildFailed:
+                partly = self.parent / (name + _PARTIAL)
+                full = not await self._fits()  # asked while what was written still takes its room
+                await trio.to_thread.run_sync(_free, partly)
+                if not full:
+                    raise
+        return await _export(trainer, self._data / name)
+
+    async def _fits(self) -> bool:
+        return await trio.to_thread.run_sync(_has_room, self.parent, self._export_bytes)
 
     async def keep_only(self, directory: Path) -> None:
         """Remove all the others: the engine has loaded this one."""
         await trio.to_thread.run_sync(self._remove_but, directory)
 
     def _remove_but(self, kept: Path | None) -> None:
-        for path in self.parent.glob(f"{_PREFIX}[0-9]*"):
-            if path != kept:
-                shutil.rmtree(path)
+        for parent in {self.parent, self._data}:
+            for path in parent.glob(f"{_PREFIX}[0-9]*"):
+                if path != kept:
+                    shutil.rmtree(path)
+
+
+async def _export(trainer: Trainer, final: Path) -> Path:
+    partial = final.with_name(final.name + _PARTIAL)
+    await trio.to_thread.run_sync(_make_empty, partial)
+    await trainer.export(partial)
+    await trio.to_thread.run_sync(_replace, partial, final)
+    return final
 
 
 @contextmanager
@@ -66,7 +88,7 @@ def policy_files(
     """Room for a policy of about that size, which is given back at the end of the block."""
     remove_abandoned(memory)
     if not _has_room(memory, COPIES * policy_bytes):
-        files = PolicyFiles(data_directory)
+        files = PolicyFiles(data_directory, data_directory, policy_bytes)
         try:
             yield files
         finally:
@@ -76,9 +98,11 @@ def policy_files(
     with (new / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
+        files = PolicyFiles(parent, data_directory, policy_bytes)
         try:
-            yield PolicyFiles(parent)
+            yield files
         finally:
+            files._remove_but(None)
             shutil.rmtree(parent, ignore_errors=True)
 
 
@@ -112,6 +136,10 @@ def _mark() -> str:
 
 def _has_room(memory: Path, size_bytes: float) -> bool:
     return os.access(memory, os.W_OK | os.X_OK) and shutil.disk_usage(memory).free >= size_bytes
+
+
+def _free(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _make_empty(directory: Path) -> None:

@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from node.engines import policy_files as module
 from node.engines.policy_files import PolicyFiles, policy_files, remove_abandoned
 from node.engines.scripted import ScriptedPolicy
+from swarm.errors import ChildFailed
 from tests.support import run
 
 ROOT = Path(__file__).parents[2]
@@ -109,3 +112,40 @@ def test_a_directory_of_another_user_is_left_alone(
     monkeypatch.setattr(os, "getuid", lambda: theirs.stat().st_uid + 1)
     remove_abandoned(memory)
     assert (theirs / "lock").read_text() == "kept"
+
+
+class CutShort(ScriptedPolicy):
+    """A trainer that finds no room in a directory, which it has filled by then."""
+
+    def __init__(self, memory: Path, fill: Callable[[], None]) -> None:
+        super().__init__()
+        self._memory, self._fill = memory, fill
+
+    async def export(self, directory: Path) -> None:
+        await super().export(directory)
+        if self._memory in directory.parents:
+            self._fill()
+            raise ChildFailed("trainer: OSError: no space left on device")
+
+
+def test_what_finds_memory_filled_since_the_start_lies_with_the_data(
+    memory: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = [2**40]
+    monkeypatch.setattr(module, "_has_room", lambda _, size_bytes: room[0] >= size_bytes)
+    with policy_files(data, SMALL, memory) as files:
+        assert run(files.export, ScriptedPolicy(), 1).parent.parent == memory
+        with pytest.raises(ChildFailed):  # a failure that room has no part in
+            run(files.export, CutShort(memory, lambda: None), 2)
+        filling = CutShort(memory, lambda: room.__setitem__(0, 0))
+        there = run(files.export, filling, 3)  # fills up while it is written
+        assert there.parent == data
+        later = run(files.export, ScriptedPolicy(), 4)  # is full before
+        assert later.parent == data
+        assert list(memory.glob("*/*.partial")) == []
+        room[0] = 2**40
+        back = run(files.export, ScriptedPolicy(), 5)
+        assert back.parent.parent == memory
+        run(files.keep_only, later)
+        assert [path.name for path in data.iterdir()] == ["policy-4"]
+    assert list(memory.iterdir()) == list(data.iterdir()) == []
