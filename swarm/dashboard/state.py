@@ -87,6 +87,8 @@ class State:
         heard_of, missed = len(nodes), _missed(nodes)
         nodes = [n for n in nodes if n.gone is None or n.heard_s <= SHOWN_S or _key(n) in missed]
         rates = self._rates.look(node.report for node in nodes)
+        if not source.connected:  # nobody measures: the last rates are not those of now
+            rates = {peer: {} for peer in rates}
         present = [node for node in nodes if node.gone is None]
         headline = _headline(nodes, present, rates) | {
             "heard_of": heard_of,
@@ -96,7 +98,8 @@ class State:
         }
         if not 0 <= now_s - self._sampled_s < SAMPLE_S:
             self._sampled_s = now_s
-            self._series.add(now_s, _points(present, headline))
+            heard = _points(present, headline) if source.connected else dict.fromkeys(HISTORY)
+            self._series.add(now_s, heard)
         self._number += 1
         return {
             "number": self._number,

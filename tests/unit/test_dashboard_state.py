@@ -189,6 +189,23 @@ def test_throughput_is_there_from_the_second_report_on() -> None:
     assert second["history"]["recent"]["in_bytes_per_s"] == [None, 500.0]
 
 
+def test_while_the_broker_is_away_no_rate_is_live_and_no_curve_goes_on() -> None:
+    state = State()
+    for second in range(4):
+        node = seen(
+            "a", sequence=second, sent_at_s=NOW_S + second,
+            metrics={"bytes_in_total": 500.0 * second, "own_reward": 0.5},
+        )  # fmt: skip
+        source = SOURCE if second != 2 else Source("b", connected=False, away_s=1.0)
+        page = state.look([node], {}, source, NOW_S + second)
+        assert page["headline"]["in_bytes_per_s"] == (500.0 if second in (1, 3) else None)
+        assert page["headline"]["reward"] == 0.5  # as it was heard last
+    recent = page["history"]["recent"]
+    assert recent["in_bytes_per_s"] == [None, 500.0, None, 500.0]
+    assert (recent["reward"], recent["nodes"]) == ([0.5, 0.5, None, 0.5], [1.0, 1.0, None, 1.0])
+    assert recent["t"] == [NOW_S + second for second in range(4)]
+
+
 def alarm(kind: Alarm, level: str = "warning", text: str = "so") -> AlarmReport:
     return AlarmReport(kind=kind, level=level, text=text, advice="do")  # type: ignore[arg-type]
 
