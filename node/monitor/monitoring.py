@@ -19,7 +19,7 @@ from node.child_environment import child_environ
 from swarm.brokers import PORT, Broker
 from swarm.dashboard.listening import Listening
 from swarm.dashboard.server import PORT_DEFAULT, serve
-from swarm.errors import ConfigError, first_of
+from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.watching import Watch
 
 EMBEDDED: Final = "embedded"
@@ -48,12 +48,13 @@ def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
 
     Raises:
         ConfigError: bad input, or an address that cannot be listened on.
+        ChildFailed: the embedded broker has ended.
     """
     if options.broker != EMBEDDED and options.broker_listen != BROKER_LISTEN:
         raise ConfigError("--broker-listen: of use with --broker embedded alone")
     try:
         trio.run(_monitor, options, say)
-    except* ConfigError as group:
+    except* (ConfigError, ChildFailed) as group:
         raise first_of(group) from None
     return 0
 
@@ -97,12 +98,21 @@ async def _broker(options: MonitorOptions, say: Callable[[str], None]) -> AsyncI
         yield broker
 
 
+async def _end_with(process: trio.Process) -> None:
+    status = await process.wait()
+    raise ChildFailed(
+        f"the embedded broker has ended (status {status}): start this again, or take a broker of "
+        "its own, such as mosquitto, with --broker"
+    )
+
+
 @asynccontextmanager
 async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
     """A broker in a child process, listening at `host:port`, for the block.
 
     Raises:
         ConfigError: it is no address, or it is taken.
+        ChildFailed: in a group: it ended within the block. Not within `STARTS_TIMEOUT_S` up: alone.
     """
     broker = Broker.parse(f"mqtt://{listen}")
     words = (sys.executable, "-m", "node.monitor.embedded_broker", broker.host, str(broker.port))
@@ -117,13 +127,18 @@ async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
     assert process.stdout is not None
     try:
         said = b""
-        with trio.move_on_after(STARTS_TIMEOUT_S):
+        with trio.move_on_after(STARTS_TIMEOUT_S) as starting:
             said = await process.stdout.receive_some(READ_BYTES)
+        if starting.cancelled_caught:
+            raise ChildFailed(f"the embedded broker did not start within {STARTS_TIMEOUT_S:g} s")
         if not said:
             raise ConfigError(
                 f"--broker-listen {listen}: cannot be listened on; choose another port"
             )
-        yield broker
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_with, process)
+            yield broker
+            nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
             await process.stdin.aclose()  # it ends with its input

@@ -156,6 +156,30 @@ def test_a_port_that_is_taken_is_told_of() -> None:
     run(body, timeout_s=WAIT_S)
 
 
+def test_a_monitor_whose_own_broker_dies_says_so_and_ends(tmp_path: Path) -> None:
+    monitor = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "node.cli", "monitor", "--listen", f"127.0.0.1:{free_port()}"),
+            *("--broker-listen", f"127.0.0.1:{free_port()}"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert monitor.stdout is not None
+    assert "--telemetry mqtt://" in monitor.stdout.readline()
+    (broker,) = [
+        child
+        for child in psutil.Process(monitor.pid).children()
+        if "node.monitor.embedded_broker" in child.cmdline()
+    ]
+    broker.kill()
+    _, said = monitor.communicate(timeout=WAIT_S)
+    assert monitor.returncode == 1
+    assert said.startswith("swarm-node: the embedded broker has ended (status -9)")
+    assert len(said.splitlines()) == 1
+
+
 def test_a_broker_of_mqtt_3_carries_reports_and_wills() -> None:
     """It gives up on MQTT 5 without a word."""
     watch = Watch()
