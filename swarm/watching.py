@@ -25,7 +25,7 @@ from swarm.telemetry import (
 )
 
 NODES_MAX: Final = 4096  # with reports of up to 4 kB; see below
-# Of the last reports of all nodes, as they came: 1,200 nodes whose reports have 12 kB, as with 64
+# Of the last reports of all nodes, as they came: 1,200 nodes whose reports have 13 kB, as with 64
 # peers each; 256 with reports as long as they may be. Further nodes are dropped as `FULL`.
 REPORTS_BYTES_MAX: Final = 16 << 20
 EARLY_MAX: Final = 1024  # statuses of processes that no report has come of
