@@ -16,6 +16,7 @@ from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
 from node.weights import POLICIES, STORE
 from swarm.identity import Identity
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until
+from tests.integration.stalling import stalling_way
 from tests.weights_files import tree, write_model
 
 pytestmark = pytest.mark.integration
@@ -184,14 +185,22 @@ def test_what_was_fetched_before_kill_9_is_not_fetched_again(
 ) -> None:
     publisher = transfers.publish(models[1])
     every = publisher.chunks()
-    fetcher = transfers.fetch("fetcher")
-    until(lambda: len(fetcher.chunks()) >= len(every) // 3)
-    fetcher.kill()
-    before = fetcher.chunks()
-    assert before < every
-    written = {path.name: path.stat().st_mtime_ns for path in _chunk_files(fetcher)}
-    fetcher.start()
-    summary = fetcher.summary(1)
+    peer = next(flag for flag in transfers.fetch_flags if "/tcp/" in flag)
+    port = peer.split("/tcp/")[1].split("/")[0]
+    half_bytes = sum(path.stat().st_size for path in _chunk_files(publisher)) // 2
+    with stalling_way(int(port), half_bytes) as way:
+        through = peer.replace(f"/tcp/{port}", f"/tcp/{way.port}")
+        transfers.fetch_flags[transfers.fetch_flags.index(peer)] = through
+        fetcher = transfers.fetch("fetcher")
+        until(way.stalled.is_set, said=fetcher.said)
+        until(fetcher.chunks, said=fetcher.said)
+        fetcher.kill()
+        before = fetcher.chunks()
+        assert before < every
+        written = {path.name: path.stat().st_mtime_ns for path in _chunk_files(fetcher)}
+        way.let_all_through()
+        fetcher.start()
+        summary = fetcher.summary(1)
     assert fetcher.version(1) == tree(models[1])
     again = {path.name: path.stat().st_mtime_ns for path in _chunk_files(fetcher)}
     assert {name: again[name] for name in before} == written

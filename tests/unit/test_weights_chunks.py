@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from swarm.weights.manifest import ChunkRef
 from tests.unit.chunk_child import CHUNK_BYTES
 
 ROOT = Path(__file__).parents[2]
-KILLS_MAX = 100  # until one comes in the middle of a write; most runs take a few
+KILLS = 5
 
 
 def chunk(number: int, size_bytes: int = 1000) -> bytes:
@@ -339,44 +339,44 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "chunks" / "ab" / "notes.txt").read_text() == "mine"
 
 
-def _sizes(directory: Path) -> list[int]:
-    """Of the files that have one; a file may leave while we look."""
-    sizes = []
-    for path in directory.iterdir():
-        with suppress(FileNotFoundError):
-            sizes.append(path.stat().st_size)
-    return [size for size in sizes if size]
+def _child(directory: Path, *numbers: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.unit.chunk_child", str(directory), *map(str, numbers)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
 
 
-def _kill_while_it_writes(directory: Path, first: int) -> list[bytes]:
-    """Hashes of the chunks that were stored before the kill."""
-    command = [sys.executable, "-m", "tests.unit.chunk_child", str(directory), str(first)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as child:
-        assert child.stdout is not None
-        stored = [child.stdout.readline() for _ in range(2)]
-        while not _sizes(directory / "partial"):
-            assert child.poll() is None
-        child.send_signal(signal.SIGKILL)
-        stored += child.stdout.readlines()
-    return [bytes.fromhex(line.decode()) for line in stored if line.endswith(b"\n")]
+def _refs(lines: Iterable[bytes]) -> list[ChunkRef]:
+    """The chunks of the whole lines: a kill may cut the last."""
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return [ChunkRef(bytes.fromhex(line.decode()), CHUNK_BYTES) for line in whole]
 
 
 def test_kill_9_loses_nothing_verified_and_leaves_nothing_else(tmp_path: Path) -> None:
     known: list[ChunkRef] = []
-    cut_short = 0
-    for attempt in range(KILLS_MAX):
-        stored = _kill_while_it_writes(tmp_path, 1000 * attempt)
-        known += [ChunkRef(sha256, CHUNK_BYTES) for sha256 in stored]
-        cut_short += any(size < CHUNK_BYTES for size in _sizes(tmp_path / "partial"))
+    for attempt in range(KILLS):
+        with _child(tmp_path, 1000 * attempt) as child:
+            assert child.stdout is not None
+            stored = [child.stdout.readline() for _ in range(2)]
+            child.send_signal(signal.SIGKILL)
+            stored += child.stdout.readlines()
+        known += _refs(stored)
         with ChunkStore(tmp_path, 1 << 40) as store:
             assert store.missing(known) == []
             assert list((tmp_path / "partial").iterdir()) == []
             # one may have got its name while the kill came
             assert len(known) <= store.figures().chunks <= len(known) + attempt + 1
             assert store.figures().damaged == 0
-        if cut_short:
-            return
-    pytest.fail(f"none of {KILLS_MAX} kills came while a chunk was written")
+
+
+def test_a_chunk_whose_write_was_cut_short_is_not_there_and_leaves_nothing(tmp_path: Path) -> None:
+    with _child(tmp_path, 0, 3) as child:
+        assert child.stdout is not None
+        known = _refs(child.stdout.readlines())
+    assert child.returncode == -signal.SIGXFSZ
+    assert [path.stat().st_size for path in (tmp_path / "partial").iterdir()] == [CHUNK_BYTES // 2]
+    with ChunkStore(tmp_path, 1 << 40) as store:
+        assert store.missing(known) == []
+        assert store.figures().chunks == len(known) == 3
+        assert list((tmp_path / "partial").iterdir()) == []
 
 
 def test_threads_share_it(tmp_path: Path) -> None:
