@@ -17,6 +17,7 @@ import secrets
 import signal
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -264,6 +265,7 @@ class App:
         self._loading: trio.CancelScope | None = None  # while the trainer is being opened
         self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
         self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
+        self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
         self._broker = broker_of(config, os.environ.get(TELEMETRY_PASSWORD_VARIABLE))
 
     async def run(self) -> int:
@@ -322,7 +324,9 @@ class App:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._watch_signals)
                     await nursery.start(self._node.run_network)
-                    await nursery.start(serve_status, config.data_dir, self._snapshot)
+                    await nursery.start(
+                        serve_status, config.data_dir, self._snapshot, self._unanswered
+                    )
                     self._greet(transport.addresses())
                     nursery.start_soon(self._look_on_the_lan, transport.addresses())
                     nursery.start_soon(self._ask_the_router, transport)
@@ -434,7 +438,13 @@ class App:
             return
         from node.metrics_page import serve_metrics  # what it needs, nodes without it do without
 
-        port = await nursery.start(serve_metrics, address, lambda: self._telemetry.latest)
+        port = await nursery.start(
+            serve_metrics,
+            address,
+            lambda: self._telemetry.latest,
+            self._unanswered,
+            lambda text: self._tell(Trouble(text)),
+        )
         self._say(f"metrics for Prometheus: http://{address.rpartition(':')[0]}:{port}/metrics")
 
     async def _tell_ban(self, ban: Ban) -> None:

@@ -1,11 +1,11 @@
 """The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
 
 One page, `/metrics`; whoever asks for anything else is told so. HEAD is answered as GET is, without
-the page. No more than `CLIENTS_MAX` are
-answered at once, each within `ANSWER_TIMEOUT_S`.
+the page.
 """
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Final
 
 import h11
@@ -15,11 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from node.answering import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError
 from swarm.telemetry import METRICS, NodeReport
 
 PREFIX: Final = "swarm_"
-CLIENTS_MAX: Final = 8
 ANSWER_TIMEOUT_S: Final = 5.0
 REQUEST_BYTES_MAX: Final = 16_384
 READ_BYTES: Final = 4_096
@@ -31,20 +31,24 @@ PEER_METRICS: Final = {
     "peer_rejected_total": ("rejected", "what a peer sent and was refused"),
 }
 
+NO_HTTP: Final = "no_http"  # why a client got no answer, besides those of `serve_answers`
+OUR_FAULT: Final = "our_fault"
+
 Latest = Callable[[], NodeReport | None]
 
 
 def names() -> frozenset[str]:
     """Every name that the page may have, as Prometheus sees it."""
-    own = {"info", "alarm", *PEER_METRICS}
+    own = {"info", "alarm", "unanswered_total", *PEER_METRICS}
     return frozenset(PREFIX + name for name in {*METRICS, *own})
 
 
 class _Report(Collector):
     """A report as Prometheus' client sees it. What the report lacks is not there."""
 
-    def __init__(self, latest: Latest) -> None:
+    def __init__(self, latest: Latest, unanswered: Mapping[str, int]) -> None:
         self._latest = latest
+        self._unanswered = unanswered
 
     def collect(self) -> Iterator[Metric]:
         report = self._latest()
@@ -70,6 +74,12 @@ class _Report(Collector):
         for alarm in report.alarms:
             alarms.add_metric([alarm.kind, alarm.level], 1.0)
         yield alarms
+        unanswered = _family(
+            "unanswered_total", True, "who asked for this page or the status in vain", ["reason"]
+        )
+        for reason, count in self._unanswered.items():
+            unanswered.add_metric([reason], float(count))
+        yield unanswered
 
 
 def _family(
@@ -79,20 +89,25 @@ def _family(
     return made(PREFIX + name, text, labels=labels)
 
 
-def page(latest: Latest) -> bytes:
+def page(latest: Latest, unanswered: Mapping[str, int]) -> bytes:
     """The last report in Prometheus' text format; empty before there is one."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Report(latest))
+    registry.register(_Report(latest, unanswered))
     return generate_latest(registry)
 
 
 async def serve_metrics(
     address: str,
     latest: Latest,
+    unanswered: Counter[str],
+    tell: Callable[[str], Awaitable[None]],
     *,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer at `host:port` until cancelled; reports the port once it listens.
+
+    `unanswered`: as of `serve_answers`. Where an answer of ours breaks HTTP, which is a bug here
+    and must not let who asks end the node, the first time is told of and all are counted.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -106,42 +121,39 @@ async def serve_metrics(
         raise ConfigError(
             f"--metrics-listen {address}: {error.strerror}; choose another one"
         ) from None
-    slots = trio.CapacityLimiter(CLIENTS_MAX)
 
     async def answer(stream: trio.SocketStream) -> None:
         try:
-            slots.acquire_nowait()
-        except trio.WouldBlock:
-            await trio.aclose_forcefully(stream)
-            return
-        try:
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
-                await _answer(stream, latest)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
-            # It left, speaks no HTTP, or asked so that h11 finds fault with our answer: no reader
-            # of figures ends the node.
-            pass
-        finally:
-            slots.release()
-            await trio.aclose_forcefully(stream)
+            await _answer(stream, lambda: page(latest, unanswered))
+        except h11.RemoteProtocolError:
+            unanswered[NO_HTTP] += 1
+        except h11.LocalProtocolError as bug:
+            unanswered[OUR_FAULT] += 1
+            if unanswered[OUR_FAULT] == 1:
+                await tell(f"the metrics page answered what is no HTTP: {bug}")
 
     task_status.started(listeners[0].socket.getsockname()[1])
-    await trio.serve_listeners(answer, listeners)
+    await serve_answers(answer, listeners, unanswered, timeout_s=ANSWER_TIMEOUT_S)
 
 
-async def _answer(stream: trio.SocketStream, latest: Latest) -> None:
+async def _answer(stream: trio.SocketStream, made: Callable[[], bytes]) -> None:
+    """
+    Raises:
+        RemoteProtocolError: of h11: the client speaks no HTTP.
+        LocalProtocolError: of h11: we do not.
+    """
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_BYTES_MAX)
     while (event := connection.next_event()) is h11.NEED_DATA:
         connection.receive_data(await stream.receive_some(READ_BYTES))
     if not isinstance(event, h11.Request):
-        return
+        return  # it hung up without a word
     status, body = 200, b""
     if event.target.partition(b"?")[0] != b"/metrics":
         status, body = 404, b"there is /metrics here, and nothing else\n"
     elif event.method not in (b"GET", b"HEAD"):
         status, body = 405, b"GET it\n"
     else:
-        body = page(latest)
+        body = made()
     headers = [
         *([("allow", "GET, HEAD")] if status == 405 else []),
         ("content-type", CONTENT_TYPE_LATEST if status == 200 else "text/plain; charset=utf-8"),

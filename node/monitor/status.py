@@ -11,6 +11,7 @@ import os
 import socket
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.answering import CLIENTS_MAX, serve_answers
 from node.monitor.events import plain_json
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.records import BanStatus, PeerStatus, StatusSnapshot
@@ -30,7 +32,6 @@ from swarm.errors import ConfigError, RequestTimeout
 SOCKET_NAME: Final = "status.sock"
 POINTER_NAME: Final = "status.path"
 SOCKET_PATH_BYTES_MAX: Final = 100  # AF_UNIX allows 108 on Linux and 104 on macOS
-CLIENTS_MAX: Final = 8
 ANSWER_TIMEOUT_S: Final = 2.0
 ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 PEERS_SHOWN_MAX: Final = 32
@@ -48,40 +49,28 @@ def snapshot_json(snapshot: StatusSnapshot) -> str:
 async def serve_status(
     data_dir: Path,
     snapshot: Callable[[], StatusSnapshot],
+    unanswered: Counter[str],
     *,
     task_status: trio.TaskStatus[Path] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer until cancelled; reports the socket's path once it listens.
 
     `snapshot` is called on the event loop for each client and must be quick. A client that does
-    not read is dropped after `ANSWER_TIMEOUT_S`; more than `CLIENTS_MAX` at once are turned away.
+    not read is dropped after `ANSWER_TIMEOUT_S`. `unanswered`: as of `serve_answers`.
 
     Raises:
         ConfigError: a live node answers on this data directory already, or no socket can be made.
     """
     path = socket_path(data_dir)
     listener = _listen(data_dir, path)
-    slots = trio.CapacityLimiter(CLIENTS_MAX)
 
     async def answer(stream: trio.SocketStream) -> None:
-        try:
-            slots.acquire_nowait()
-        except trio.WouldBlock:
-            await trio.aclose_forcefully(stream)
-            return
-        try:
-            with trio.move_on_after(ANSWER_TIMEOUT_S):
-                await stream.send_all(snapshot_json(snapshot()).encode())
-        except trio.BrokenResourceError:
-            pass  # the client left: its own affair
-        finally:
-            slots.release()
-            await trio.aclose_forcefully(stream)
+        await stream.send_all(snapshot_json(snapshot()).encode())
 
     try:
         async with listener:
             task_status.started(path)
-            await trio.serve_listeners(answer, [listener])
+            await serve_answers(answer, [listener], unanswered, timeout_s=ANSWER_TIMEOUT_S)
     finally:
         path.unlink(missing_ok=True)
         (data_dir / POINTER_NAME).unlink(missing_ok=True)

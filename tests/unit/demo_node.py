@@ -6,6 +6,8 @@ status socket and writes a real event log, and does nothing else.
 
 import signal
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -40,7 +42,8 @@ async def main(data_dir: Path, address: str, behaviour: str, rounds: int) -> int
         return 3
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch_signals)
-        await nursery.start(serve_status, data_dir, lambda: snapshot(addresses=(address,)))
+        answer = partial(snapshot, addresses=(address,))
+        await nursery.start(serve_status, data_dir, answer, Counter())
         nursery.start_soon(live)
         await leaving.wait()
         nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +12,16 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.metrics_page import CLIENTS_MAX, REQUEST_BYTES_MAX, names, page, serve_metrics
+from node import metrics_page
+from node.answering import CLIENTS_MAX, CROWDED
+from node.metrics_page import (
+    NO_HTTP,
+    OUR_FAULT,
+    REQUEST_BYTES_MAX,
+    names,
+    page,
+    serve_metrics,
+)
 from swarm.errors import ConfigError
 from swarm.telemetry import (
     ADVICE,
@@ -58,19 +68,20 @@ def samples(text: bytes) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_all_metrics_are_there_under_their_names() -> None:
-    found = samples(page(full_report))
+    found = samples(page(full_report, {"slow": 3}))
     assert set(found) == names()
     assert found["swarm_round_s"] == [({}, 1.5)]
     assert found["swarm_rejected_total"] == [({"reason": HOSTILE}, 2.0)]
     assert found["swarm_peer_bytes_in_total"] == [({"peer": "q"}, 7.0)]
     assert found["swarm_alarm"] == [({"kind": "disk_low", "level": "critical"}, 1.0)]
+    assert found["swarm_unanswered_total"] == [({"reason": "slow"}, 3.0)]
     assert found["swarm_info"][0][0]["agent"] == HOSTILE
 
 
 def test_what_is_not_reported_is_not_there() -> None:
-    assert page(lambda: None) == b""
+    assert page(lambda: None, {"slow": 3}) == b""
     bare = full_report().model_copy(update={"metrics": {"round": 1.0}, "labelled": {}})
-    assert "swarm_peers" not in samples(page(lambda: bare))
+    assert "swarm_peers" not in samples(page(lambda: bare, {}))
 
 
 def test_a_dashboard_asks_for_nothing_that_is_not_there() -> None:
@@ -86,10 +97,25 @@ def test_a_dashboard_asks_for_nothing_that_is_not_there() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def served(body: Callable[[int], Awaitable[None]]) -> None:
+class Told:
+    """What the node was told, and who got no answer."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.unanswered: Counter[str] = Counter()
+
+    async def tell(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def served(body: Callable[[int], Awaitable[None]], told: Told | None = None) -> None:
+    told = told or Told()
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            port = await nursery.start(serve_metrics, "127.0.0.1:0", full_report)
+            port = await nursery.start(
+                serve_metrics, "127.0.0.1:0", full_report, told.unanswered, told.tell
+            )
             await body(port)
             nursery.cancel_scope.cancel()
 
@@ -100,7 +126,7 @@ def test_a_page_is_served_and_nothing_else() -> None:
     async def body(port: int) -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             found = await client.get("/metrics?x=1")
-            assert (found.status_code, found.content) == (200, page(full_report))
+            assert (found.status_code, found.content) == (200, page(full_report, {}))
             assert found.headers["content-type"].startswith("text/plain")
             assert (await client.get("/")).status_code == 404
             assert (await client.post("/metrics", content=b"x")).status_code == 405
@@ -127,11 +153,17 @@ def test_no_method_ends_the_node(method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [b"", b"\x16\x03\x01", b"GET /metrics\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000],
+    ("sent", "counted"),
+    [
+        (b"", {}),
+        (b"\x16\x03\x01\r\n", {NO_HTTP: 1}),
+        (b"GET /metrics\r\n\r\n", {NO_HTTP: 1}),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, {NO_HTTP: 1}),
+    ],
 )
-def test_who_speaks_no_http_is_let_go(sent: bytes) -> None:
+def test_who_speaks_no_http_is_let_go_and_counted(sent: bytes, counted: dict[str, int]) -> None:
     assert REQUEST_BYTES_MAX < 100_000
+    told = Told()
 
     async def body(port: int) -> None:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
@@ -142,28 +174,49 @@ def test_who_speaks_no_http_is_let_go(sent: bytes) -> None:
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
 
-    served(body)
+    served(body, told)
+    assert told.unanswered == counted
+    assert told.texts == []
 
 
-def test_only_so_many_are_answered_at_once() -> None:
+def test_a_bug_in_our_answer_ends_nothing_and_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "CONTENT_TYPE_LATEST", "no\nheader")
+    told = Told()
+
+    async def body(port: int) -> None:
+        async with httpx.AsyncClient() as client:
+            for _ in range(3):
+                with pytest.raises(httpx.RemoteProtocolError):
+                    await client.get(f"http://127.0.0.1:{port}/metrics")
+
+    served(body, told)
+    assert told.unanswered == {OUR_FAULT: 3}
+    assert len(told.texts) == 1
+
+
+def test_only_so_many_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "ANSWER_TIMEOUT_S", 1_000.0)
+    told = Told()
+
     async def body(port: int) -> None:
         silent = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CLIENTS_MAX)]
-        await trio.testing.wait_all_tasks_blocked(0.1)
         async with await trio.open_tcp_stream("127.0.0.1", port) as one_more:
             with suppress(trio.BrokenResourceError):  # the same, told otherwise
                 assert await one_more.receive_some(1) == b""
         for stream in silent:
-            await stream.aclose()
-        await trio.testing.wait_all_tasks_blocked(0.1)
+            async with stream:
+                await stream.send_eof()
+                assert await stream.receive_some(1) == b""
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
 
-    served(body)
+    served(body, told)
+    assert told.unanswered == {CROWDED: 1}
 
 
 def test_an_address_that_is_taken_is_told_of() -> None:
     async def body(port: int) -> None:
         with pytest.raises(ConfigError, match="--metrics-listen"):
-            await serve_metrics(f"127.0.0.1:{port}", full_report)
+            await serve_metrics(f"127.0.0.1:{port}", full_report, Counter(), Told().tell)
 
     served(body)

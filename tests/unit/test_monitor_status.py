@@ -2,16 +2,18 @@ import json
 import os
 import socket
 import tempfile
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from node.answering import CLIENTS_MAX, CROWDED, LEFT, SLOW
 from node.monitor import status
 from node.monitor.records import PeerStatus, StatusSnapshot
 from node.monitor.status import (
-    CLIENTS_MAX,
     POINTER_NAME,
     SOCKET_NAME,
     fetch_status,
@@ -28,12 +30,20 @@ async def fetched(data_dir: Path) -> StatusSnapshot:
     return await trio.to_thread.run_sync(fetch_status, data_dir)
 
 
-def serving(data_dir: Path, body: Any, answer: StatusSnapshot | None = None) -> Any:
+def serving(
+    data_dir: Path,
+    body: Any,
+    answer: StatusSnapshot | None = None,
+    unanswered: Counter[str] | None = None,
+) -> Any:
     """Run `body(socket path)` while a node answers on `data_dir`."""
+    counted = Counter() if unanswered is None else unanswered
 
     async def main() -> Any:
         async with trio.open_nursery() as nursery:
-            path = await nursery.start(serve_status, data_dir, lambda: answer or snapshot())
+            path = await nursery.start(
+                serve_status, data_dir, lambda: answer or snapshot(), counted
+            )
             result = await body(path)
             nursery.cancel_scope.cancel()
         return result
@@ -80,7 +90,7 @@ def test_a_socket_left_by_a_killed_node_is_replaced(tmp_path: Path) -> None:
 def test_a_second_node_does_not_take_the_socket_of_a_live_one(tmp_path: Path) -> None:
     async def body(_: Path) -> StatusSnapshot:
         with pytest.raises(ConfigError, match="runs on it already"):
-            await serve_status(tmp_path, snapshot)
+            await serve_status(tmp_path, snapshot, Counter())
         return await fetched(tmp_path)
 
     assert serving(tmp_path, body) == snapshot()
@@ -115,44 +125,63 @@ def test_a_shared_directory_that_others_may_enter_is_refused(
         monkeypatch.setenv("XDG_RUNTIME_DIR", shared)
         (Path(shared) / f"swarm-node-{os.getuid()}").mkdir(mode=0o755)
         with pytest.raises(ConfigError, match="not private"):
-            run(serve_status, deep, snapshot)
+            run(serve_status, deep, snapshot, Counter())
 
 
-async def served_again(directory: Path) -> StatusSnapshot:
-    """The answer, once the places are free again."""
+LARGE = snapshot(notes=tuple("n" * 1_000 for _ in range(2_000)))  # no socket holds it unread
+
+
+async def until(condition: Callable[[], bool]) -> None:
     with trio.fail_after(60.0):
-        while True:
-            try:
-                return await fetched(directory)
-            except ConfigError:
-                await trio.sleep(0.05)
+        while not condition():  # noqa: ASYNC110  the other side announces nothing
+            await trio.sleep(0.01)
 
 
-def test_clients_that_never_read_block_nobody(tmp_path: Path) -> None:
-    large = snapshot(notes=tuple("n" * 1_000 for _ in range(2_000)))
+def test_who_comes_when_all_places_are_taken_is_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "ANSWER_TIMEOUT_S", 1_000.0)
+    unanswered: Counter[str] = Counter()
 
     async def body(path: Path) -> None:
         stuck = [await trio.open_unix_socket(path) for _ in range(CLIENTS_MAX)]
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        with pytest.raises(ConfigError):  # all places are taken: turned away at once
+        for stream in stuck:
+            await stream.receive_some(1)  # so it has its place
+        with pytest.raises(ConfigError):
             await fetched(tmp_path)
-        assert await served_again(tmp_path) == large
+        assert unanswered == {CROWDED: 1}
         for stream in stuck:
             await stream.aclose()
+        await until(lambda: unanswered[LEFT] == CLIENTS_MAX)
+        assert await fetched(tmp_path) == LARGE
 
-    serving(tmp_path, body, large)
+    serving(tmp_path, body, LARGE, unanswered)
+
+
+def test_who_never_reads_loses_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "ANSWER_TIMEOUT_S", 0.05)
+    unanswered: Counter[str] = Counter()
+
+    async def body(path: Path) -> None:
+        for number in range(1, 2 * CLIENTS_MAX):
+            async with await trio.open_unix_socket(path):
+                await until(lambda number=number: unanswered[SLOW] == number)  # type: ignore[misc]
+
+    serving(tmp_path, body, LARGE, unanswered)
+    assert unanswered == {SLOW: 2 * CLIENTS_MAX - 1}
 
 
 def test_clients_that_leave_at_once_harm_nobody(tmp_path: Path) -> None:
-    large = snapshot(notes=tuple("n" * 1_000 for _ in range(2_000)))
+    unanswered: Counter[str] = Counter()
 
     async def body(path: Path) -> StatusSnapshot:
         for _ in range(2 * CLIENTS_MAX):
             await (await trio.open_unix_socket(path)).aclose()
-        await trio.sleep(0.05)
+        await until(lambda: unanswered.total() == 2 * CLIENTS_MAX)
         return await fetched(tmp_path)
 
-    assert serving(tmp_path, body, large) == large
+    assert serving(tmp_path, body, LARGE, unanswered) == LARGE
+    assert unanswered.keys() <= {LEFT, CROWDED}
 
 
 def test_a_node_that_hangs_is_told_apart_from_none(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -180,7 +181,7 @@ def test_speeds_are_between_two_looks_and_an_end_is_told(tmp_path: Path) -> None
         now_s = iter((10.0, 12.0, 14.0))
         node = LocalNode(tmp_path, lambda: next(now_s))
         async with trio.open_nursery() as nursery:
-            await nursery.start(serve_status, tmp_path, lambda: snapshot(**state))
+            await nursery.start(serve_status, tmp_path, lambda: snapshot(**state), Counter())
             await node.look()
             state.update(bytes_in=500, uptime_s=3.0)
             assert "250 B/s in" in "\n".join(drawn(await node.look()))
@@ -203,11 +204,12 @@ def test_speeds_are_between_two_looks_and_an_end_is_told(tmp_path: Path) -> None
 def running_status(data_dir: Path) -> Iterator[None]:
     """A status socket that another process answers."""
     code = (
-        "import sys, trio\nfrom pathlib import Path\nfrom node.monitor.status import serve_status\n"
+        "import sys, trio\nfrom collections import Counter\nfrom pathlib import Path\n"
+        "from node.monitor.status import serve_status\n"
         "from tests.unit.test_top import snapshot\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"
-        "        await nursery.start(serve_status, Path(sys.argv[1]), snapshot)\n"
+        "        await nursery.start(serve_status, Path(sys.argv[1]), snapshot, Counter())\n"
         "        print('up', flush=True)\n"
         "        await trio.sleep_forever()\n"
         "trio.run(main)\n"
