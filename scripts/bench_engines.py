@@ -190,6 +190,7 @@ async def _generate(base: Path, arguments: argparse.Namespace) -> AsyncIterator[
 
 def _generate_child(pipe: Connection, model: str, threads: int, tokens: int) -> None:
     """Sample as the engines do with what transformers has, until told to end."""
+    import rival_generate
     import torch
     from transformers.utils import logging
 
@@ -202,22 +203,7 @@ def _generate_child(pipe: Connection, model: str, threads: int, tokens: int) -> 
     while (asked := pipe.recv()) is not None:
         prompts, seed = asked
         torch.manual_seed(seed)
-        rows = [policy.encode_prompt(prompt) for prompt in prompts for _ in range(GROUP_SIZE)]
-        width = max(map(len, rows))
-        pads = [[policy.eos_id] * (width - len(row)) for row in rows]
-        ids = torch.tensor([pad + row for pad, row in zip(pads, rows, strict=True)])
-        mask = torch.tensor([[0] * len(p) + [1] * len(r) for p, r in zip(pads, rows, strict=True)])
-        with torch.inference_mode(), policy.autocast():
-            out = policy.model.generate(
-                input_ids=ids.to(policy.device), attention_mask=mask.to(policy.device),
-                do_sample=True, top_k=0, max_new_tokens=tokens,
-                eos_token_id=sorted(policy.eos_ids), pad_token_id=policy.eos_id,
-            )  # fmt: skip
-        made = 0
-        for row in out[:, width:].tolist():
-            ended = [place for place, token in enumerate(row) if token in policy.eos_ids]
-            made += ended[0] + 1 if ended else len(row)
-        pipe.send(made)
+        pipe.send(rival_generate.generate(policy, prompts, GROUP_SIZE, tokens))
 
 
 def _sampler(engine: RolloutEngine, arguments: argparse.Namespace) -> Any:

@@ -1,6 +1,6 @@
 """Rollout tokens per second against transformers' `generate`, and training tokens per second.
 
-    python scripts/bench_engine.py [--model DIRECTORY] [--threads N] [--repeats N] [--json]
+    python scripts/bench_rollouts.py [--model DIRECTORY] [--threads N] [--repeats N] [--json]
 
 Both sides sample from the same model and prompts, in turns, so that what else the machine does hits
 both; tokens count up to and with the end of their completion. Figures are medians over the repeats.
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from statistics import median
 
+import rival_generate
 import torch
 from transformers.utils import logging
 
@@ -104,7 +105,7 @@ def _measure(
         started = time.perf_counter()
         groups = generate(policy, prompts, GROUP_SIZE, sampling, repeat, 0)
         sampled = time.perf_counter()
-        tokens = _transformers_generate(policy, prompts)
+        tokens = rival_generate.generate(policy, prompts, GROUP_SIZE, NEW_TOKENS)
         generated = time.perf_counter()
         report = trainer.train(
             [
@@ -119,30 +120,6 @@ def _measure(
             rates["train"].append(report.trained_tokens / report.seconds)
     ratios = [ours / his for ours, his in zip(rates["engine"], rates["generate"], strict=True)]
     return {**{name: median(values) for name, values in rates.items()}, "ratio": median(ratios)}
-
-
-def _transformers_generate(policy: Policy, prompts: list[str]) -> int:
-    """Sample as the engine does; how many tokens that made, without what pads ended rows."""
-    rows = [policy.encode_prompt(prompt) for prompt in prompts for _ in range(GROUP_SIZE)]
-    width = max(len(row) for row in rows)
-    pads = [[policy.eos_id] * (width - len(row)) for row in rows]
-    ids = torch.tensor([pad + row for pad, row in zip(pads, rows, strict=True)])
-    mask = torch.tensor([[0] * len(p) + [1] * len(r) for p, r in zip(pads, rows, strict=True)])
-    with torch.inference_mode(), policy.autocast():
-        out = policy.model.generate(
-            input_ids=ids.to(policy.device),
-            attention_mask=mask.to(policy.device),
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=NEW_TOKENS,
-            eos_token_id=sorted(policy.eos_ids),
-            pad_token_id=policy.eos_id,
-        )
-    total = 0
-    for row in out[:, width:].tolist():
-        ended = [place for place, token in enumerate(row) if token in policy.eos_ids]
-        total += ended[0] + 1 if ended else len(row)
-    return total
 
 
 if __name__ == "__main__":
