@@ -4,7 +4,7 @@ Each node is `swarm-node join` in a process of its own, with its own key, its ow
 data directory. The first one starts a swarm; the others are given its address. What the demo shows
 comes from the nodes' status sockets and event logs: it has no part in what they do.
 
-    python scripts/demo.py [--nodes 4] [--seconds 240] [--seed 0] [--out out/demo]
+    python scripts/demo.py [--nodes 4] [--seconds 240] [--rounds 120] [--seed 0] [--out out/demo]
 
 Exit status: 0 when every node ended well and trained on others' groups; 1 when not; 2 for bad
 arguments; 130 when interrupted.
@@ -36,6 +36,7 @@ from node.monitor.status import fetch_status
 from swarm.errors import ConfigError, RequestTimeout
 
 NODES_MAX: Final = 16
+ROUNDS: Final = 120  # what there is to learn is learned by then, on a fast machine in half the time
 POLL_INTERVAL_S: Final = 1.0
 PLAIN_INTERVAL_S: Final = 20.0  # between tables when the output is no terminal
 STATUS_TIMEOUT_S: Final = 3.0
@@ -58,6 +59,7 @@ class Settings:
 
     nodes: int
     seconds: float
+    rounds: int | None
     seed: int
     engine: str
     out: Path
@@ -95,6 +97,8 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
     command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
     command += ["--seed", str(settings.seed + place), "--data-dir", str(data_dir)]
     command += ["--stop-after", f"{settings.seconds:g}"]
+    if settings.rounds is not None:
+        command += ["--rounds", str(settings.rounds)]
     for peer in peers:
         command += ["--peer", peer]
     return command
@@ -279,7 +283,7 @@ def nodes_table(children: Sequence[Child], elapsed_s: float, seconds: float) -> 
     for child in children:
         table.add_row(*row(child))
     foot = "reward: own completions · got, used: groups of others accepted, trained on"
-    head = f"{duration(elapsed_s)} of about {duration(seconds)}"
+    head = f"{duration(elapsed_s)} of at most about {duration(seconds)}"
     return Group(Text(head, style="bold"), table, Text(foot, style="dim"))
 
 
@@ -460,6 +464,11 @@ def parse(arguments: Sequence[str]) -> Settings:
     parser = argparse.ArgumentParser(description="A swarm of real nodes on this machine.")
     parser.add_argument("--nodes", type=int, default=4, help="node processes (default: 4)")
     parser.add_argument("--seconds", type=float, default=240.0, help="time for learning, s")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help=f"or until a node has done so many in all (default: {ROUNDS}; none with --resume)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="node k gets seed + k")
     parser.add_argument("--engine", default="torch", help="rollout engine of every node")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where results go")
@@ -474,10 +483,19 @@ def parse(arguments: Sequence[str]) -> Settings:
         parser.error(f"--nodes {given.nodes}: must be from 1 to {NODES_MAX}")
     if not 1 <= given.seconds <= 86_400:
         parser.error(f"--seconds {given.seconds:g}: must be from 1 to 86400")
+    if given.rounds is not None and given.rounds < 1:
+        parser.error(f"--rounds {given.rounds}: must be 1 or more")
     if not 0 <= given.seed < 2**62:
         parser.error(f"--seed {given.seed}: must be from 0 to 2**62")
     return Settings(
-        given.nodes, given.seconds, given.seed, given.engine, given.out, given.resume, given.fresh
+        nodes=given.nodes,
+        seconds=given.seconds,
+        rounds=given.rounds or (None if given.resume else ROUNDS),
+        seed=given.seed,
+        engine=given.engine,
+        out=given.out,
+        resume=given.resume,
+        fresh_policy=given.fresh,
     )
 
 

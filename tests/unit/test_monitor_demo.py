@@ -149,9 +149,22 @@ def test_the_command_line_of_a_node(demo: ModuleType, tmp_path: Path) -> None:
     assert pairs["--peer"] == ADDRESS
     assert pairs["--stop-after"] == "90"
     assert pairs["--listen"].endswith("/tcp/0")
+    assert pairs["--rounds"] == str(demo.ROUNDS)
 
 
-@pytest.mark.parametrize("wrong", [["--nodes", "0"], ["--nodes", "99"], ["--seconds", "nan"]])
+def test_a_demo_that_goes_on_has_no_more_limit_of_rounds_than_it_is_given(
+    demo: ModuleType, tmp_path: Path
+) -> None:
+    def command(*arguments: str) -> list[str]:
+        return demo.node_command(demo.parse(arguments), 0, tmp_path, [])
+
+    assert "--rounds" not in command("--resume")
+    assert command("--resume", "--rounds", "500")[-2:] == ["--rounds", "500"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--nodes", "0"], ["--nodes", "99"], ["--seconds", "nan"], ["--rounds", "0"]]
+)
 def test_wrong_arguments_end_it_with_status_2(demo: ModuleType, wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         demo.parse(wrong)
