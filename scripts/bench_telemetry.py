@@ -1,12 +1,12 @@
 """What telemetry costs a node, and what a broker and a watch carry on one core.
 
     python scripts/bench_telemetry.py load [--nodes 1000] [--seconds 30]
-    python scripts/bench_telemetry.py cost [--trials 4] [--rounds 60]
+    python scripts/bench_telemetry.py cost [--trials 6] [--seconds 30]
 
 `load`: nodes that report each second through a few connections to mosquitto; broker and watch
 share one core, the sender has the others. What did not come is counted by the gaps in what came.
 `cost`: what a report takes of a node's process; then two loopback nodes, telemetry off and on in
-turns. Both need mosquitto.
+turns, for `--seconds` each. Both need mosquitto.
 """
 
 import argparse
@@ -19,12 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 import paho.mqtt.client as mqtt
@@ -52,6 +52,8 @@ RUN_ID = "bench-0123456789ab"
 CONNECTIONS = 10
 PEERS = tuple(Identity(bytes([i]) * 32).peer_id for i in range(8))  # in each report
 WARM_S = 5.0
+POLL_S = 0.5
+WARM_ROUNDS = 20
 RUN_TEXT = """
 name = "sums"
 environments = [{name = "scripted_sum", parameters = {max = 9}}]
@@ -254,33 +256,57 @@ def own_cost(broker: Broker, reports: int = 500) -> float:
     return float(trio.run(body))
 
 
-def rounds_of(directory: Path, rounds: int, flags: Sequence[str]) -> list[float]:
-    """Seconds from each round's end to the next one's, of two nodes that share."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a node has come."""
+
+    at_s: float  # monotonic
+    rounds: int
+    cpu_s: float  # of the node and all its children
+
+    def round_since(self, before: "Reading") -> tuple[float, float]:
+        """Seconds and CPU seconds of a round in between, on average."""
+        rounds = self.rounds - before.rounds
+        return (self.at_s - before.at_s) / rounds, (self.cpu_s - before.cpu_s) / rounds
+
+
+def spell(directory: Path, seconds: float, flags: Sequence[str]) -> tuple[float, float]:
+    """Seconds and CPU seconds of a round of two nodes that share, once both are warm."""
     run_file = directory / "sums.toml"
     run_file.write_text(RUN_TEXT)
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     common = [sys.executable, "-m", "node.cli", "join", "--run", str(run_file), "--threads", "1"]
     common += ["--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan", "--no-upnp", "--no-dht"]
-    common += ["--evaluate-every", "0", "--checkpoint-every", "1000", "--rounds", str(rounds)]
-    with ExitStack() as stack:
-        log = stack.enter_context((directory / "log").open("wb"))
-        started = []
+    common += ["--evaluate-every", "0", "--checkpoint-every", "1000"]
+    nodes: dict[Path, psutil.Popen] = {}
+    with (directory / "log").open("wb") as log:
         for name in ("a", "b"):
             words = [*common, "--data-dir", str(directory / name), *flags]
-            if started:
+            if nodes:
                 words += ["--peer", address_of(directory / "a")]
-            started.append(subprocess.Popen(words, stdout=log, stderr=log, env=environ))
-        for process in started:
+            nodes[directory / name] = psutil.Popen(words, stdout=log, stderr=log, env=environ)
+        while min(reading(*node).rounds for node in nodes.items()) < WARM_ROUNDS:
+            time.sleep(POLL_S)
+        before = [reading(*node) for node in nodes.items()]
+        time.sleep(seconds)
+        after = [reading(*node) for node in nodes.items()]
+        for process in nodes.values():
+            process.terminate()
+        for process in nodes.values():
             process.wait()
-    found = []
-    for name in ("a", "b"):
-        ends = [
-            s
-            for s, record in read_events(directory / name / "events.jsonl")
-            if isinstance(record, RoundDone)
-        ]
-        found += [later - earlier for earlier, later in pairwise(ends[rounds // 4 :])]
-    return found
+    took = [late.round_since(early) for late, early in zip(after, before, strict=True)]
+    return fmean(wall_s for wall_s, _ in took), fmean(cpu_s for _, cpu_s in took)
+
+
+def reading(data_dir: Path, process: psutil.Popen) -> Reading:
+    """Of a node that runs, by its event log and its processes."""
+    path = data_dir / "events.jsonl"
+    records = [record for _, record in read_events(path)] if path.exists() else []
+    spent_s = sum(
+        sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))
+    )
+    rounds = sum(isinstance(record, RoundDone) for record in records)
+    return Reading(time.monotonic(), rounds, spent_s)
 
 
 def address_of(data_dir: Path) -> str:
@@ -295,23 +321,30 @@ def address_of(data_dir: Path) -> str:
         time.sleep(0.2)
 
 
-def cost(trials: int, rounds: int) -> None:
-    """Print medians of both, and of their difference by trial."""
-    by_mode: dict[str, list[float]] = {"off": [], "on": []}
+def cost(trials: int, seconds: float) -> None:
+    """Print both modes by trial, and the median of the trials' differences."""
     with TemporaryDirectory() as directory, mosquitto(Path(directory)) as (broker, _):
         spent_s = own_cost(broker)
         print(f"one report: {1000 * spent_s:.2f} ms of CPU; every 2 s {100 * spent_s / 2:.3f}%")
+        pairs: list[dict[str, tuple[float, float]]] = []
         for trial in range(trials):
+            pair = {}
             for mode in ("off", "on") if trial % 2 == 0 else ("on", "off"):
                 flags = ["--telemetry", str(broker)] if mode == "on" else []
                 with TemporaryDirectory() as place:
-                    times = rounds_of(Path(place), rounds, flags)
-                by_mode[mode].append(median(times))
+                    wall_s, cpu_s = pair[mode] = spell(Path(place), seconds, flags)
                 print(
-                    f"trial {trial + 1} {mode:>3}: median round {median(times):.4f} s", flush=True
+                    f"trial {trial + 1} {mode:>3}: a round takes {wall_s:.4f} s, "
+                    f"{cpu_s:.4f} s of CPU",
+                    flush=True,
                 )
-    off, on = median(by_mode["off"]), median(by_mode["on"])
-    print(f"off {off:.4f} s, on {on:.4f} s: {100 * (on / off - 1):+.2f}%")
+            pairs.append(pair)
+    for place_of, what in enumerate(("wall", "CPU")):
+        changes = sorted(100 * (p["on"][place_of] / p["off"][place_of] - 1) for p in pairs)
+        print(
+            f"{what}: on over off {median(changes):+.2f}% in the median of {trials} trials, "
+            f"from {changes[0]:+.2f} to {changes[-1]:+.2f}%"
+        )
 
 
 def main() -> None:
@@ -319,13 +352,12 @@ def main() -> None:
     parser.add_argument("what", choices=("load", "cost"))
     parser.add_argument("--nodes", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--trials", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--trials", type=int, default=6)
     options = parser.parse_args()
     if options.what == "load":
         load(options.nodes, options.seconds)
     else:
-        cost(options.trials, options.rounds)
+        cost(options.trials, options.seconds)
 
 
 if __name__ == "__main__":
