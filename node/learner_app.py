@@ -21,10 +21,18 @@ from node.checkpoints import Checkpoint
 from node.config import LearnerRules, NodeConfig
 from node.learner import Learner, intake_rules, lease_book
 from node.learner_checks import LearnerChecks, Scorer
-from node.monitor.records import HeldOut, StepDone, Trouble
+from node.monitor.events import Record
+from node.monitor.records import (
+    HeldOut,
+    StepDone,
+    Trouble,
+    VersionPublished,
+    VersionSpread,
+)
 from node.outlet import Outlet
 from node.policy_weights import policy_weights, published_versions, version_directory
 from node.sapo import Progress
+from node.spreading import SpreadWatch
 from node.steering import Steering
 from node.training.process import TrainerProcess
 from node.training.ranks import Ranks
@@ -35,12 +43,13 @@ from swarm.identity import Identity
 from swarm.intake import Intake
 from swarm.leases import LeaseRules
 from swarm.telemetry import Role
-from swarm.weights.publishing import Publisher
+from swarm.weights.publishing import Published, Publisher, Spread
 
 SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32
 EXPORTS: Final = "exports"
 SCORER: Final = "scorer"
+SPREAD_LOOK_S: Final = 0.5
 COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
 
 
@@ -89,7 +98,7 @@ class LearnerApp(App):
                 has_coordinator=config.coordinator is not None,
             )
             self._extras = self._steering.extras
-            publisher = Publisher(service, self._identity, self._steering.note_spread)
+            publisher = Publisher(service, self._identity, self._note_spread)
             async with AsyncExitStack() as stack:
                 self._scorer = await stack.enter_async_context(
                     Scorer.open(
@@ -100,7 +109,9 @@ class LearnerApp(App):
                 )
                 async with trio.open_nursery() as nursery:
                     await nursery.start(service.run)
+                    self._nursery = nursery
                     nursery.start_soon(publisher.run)
+                    nursery.start_soon(self._watch_spread)
                     exports = config.data_dir / EXPORTS
                     self._outlet = Outlet(
                         service,
@@ -109,10 +120,9 @@ class LearnerApp(App):
                         nursery,
                         self._complain,
                         trio.to_thread.run_sync,
-                        self._steering.note_published,
+                        self._note_published,
                     )
                     self._intake: Intake | None = None
-                    self._nursery = nursery
                     self._serve_coordinator()
                     await self._train_to_the_end()
                     nursery.cancel_scope.cancel()
@@ -148,6 +158,41 @@ class LearnerApp(App):
                 notes["coordinator"] = "the coordinator has not been heard of yet"
             else:
                 notes["coordinator"] = "the coordinator is away; its last plan stays in force"
+
+    def _log(self, record: Record) -> None:
+        self._nursery.start_soon(self._tell, record)
+
+    def _note_published(self, published: Published) -> None:
+        self._steering.note_published(published)
+        self._log(
+            VersionPublished(
+                version=published.version,
+                size_bytes=published.size_bytes,
+                full_bytes=published.full_bytes,
+                delta_bytes=published.delta_bytes,
+                made_s=published.made_s,
+                announced_ago_s=published.announced_ago_s,
+                strategy=published.strategy,
+            )
+        )
+
+    def _note_spread(self, spread: Spread) -> None:
+        self._steering.note_spread(spread)
+        self._log(VersionSpread(spread.version, spread.peers, spread.time_s, spread.bound_s))
+
+    async def _watch_spread(self) -> None:
+        """Log how far the newest version has come."""
+        service, watch = self._service, SpreadWatch()
+        while True:
+            await trio.sleep(SPREAD_LOOK_S)
+            head = service.heads.newest(service.rules.policy)
+            if head is None:
+                continue
+            workers = self._steering.workers()
+            using = [each.peer for each in workers if (each.version or 0) >= head.version]
+            news = watch.look(head.version, service.sharing.shares(head.version), using)
+            if news is not None:
+                await self._tell(news)
 
     async def _complain(self, what: str) -> None:
         await self._tell(Trouble(what))

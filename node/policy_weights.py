@@ -19,7 +19,7 @@ from swarm.warden import Warden
 from swarm.weights.chunks import ChunkStore
 from swarm.weights.heads import HeadRules
 from swarm.weights.publishing import VERSIONS_KEPT
-from swarm.weights.service import Outcome, WeightsRules, WeightsService
+from swarm.weights.service import Outcome, Stage, WeightsRules, WeightsService
 from swarm.weights.swap import Engine
 from swarm.weights.versions import Versions
 
@@ -29,7 +29,7 @@ FETCHED_KEPT: Final = 2  # versions that stay on a worker's disk
 PATCH_THREADS_MAX: Final = 4
 
 
-def _tell_nobody(outcome: Outcome) -> None:
+def _tell_nobody(what: object) -> None:
     pass
 
 
@@ -56,6 +56,7 @@ def open_weights_service(
     store_bytes: int = STORE_BYTES_MAX,
     engine: Engine | None = None,
     tell: Callable[[Outcome], None] = _tell_nobody,
+    watch: Callable[[Stage], None] = _tell_nobody,
 ) -> Iterator[WeightsService]:
     """The service of a policy in a data directory, not running yet; its store is open for the
     block.
@@ -77,6 +78,7 @@ def open_weights_service(
             run_sync=trio.to_thread.run_sync,
             engine=engine,
             tell=tell,
+            watch=watch,
         )
 
 
@@ -89,6 +91,7 @@ def policy_weights(
     publishes: bool,
     engine: Engine | None = None,
     tell: Callable[[Outcome], None] = _tell_nobody,
+    watch: Callable[[Stage], None] = _tell_nobody,
 ) -> Iterator[WeightsService]:
     """The service of a run's policy: see `open_weights_service`."""
     rules = weights_rules(
@@ -99,7 +102,7 @@ def policy_weights(
         publishes=publishes,
     )
     with open_weights_service(
-        config.data_dir, rules, transport, warden, engine=engine, tell=tell
+        config.data_dir, rules, transport, warden, engine=engine, tell=tell, watch=watch
     ) as service:
         yield service
 

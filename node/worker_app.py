@@ -7,7 +7,6 @@ on, and the loop of leases. There is no trainer: who holds the policy samples, a
 import secrets
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,18 +19,19 @@ from node.config import NodeConfig
 from node.engines.hosts import Host, open_torch_host, open_vllm_host
 from node.engines.vllm_engine import NOT_INSTALLED
 from node.learner_app import rules_of
-from node.monitor.records import Trouble
+from node.monitor.events import Record
+from node.monitor.records import Trouble, VersionCame, VersionComing
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.telemetry import Role
-from swarm.weights.service import Outcome
+from swarm.weights.service import Outcome, Stage
 from swarm.weights.versions import version_of
 from swarm.work import WorkSource
 
-OUTCOMES_MAX = 16  # that wait to be told of
+EVENTS_MAX = 128  # of broadcasts that wait to be logged
 
 
 class PolicyHost:
@@ -103,10 +103,34 @@ class PolicyHost:
         self.ready.set()
 
 
+def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
+    """What is logged of a try to get a version."""
+    applied, bound_s = outcome.applied, outcome.bound_s
+    came = VersionCame(
+        peer_id=peer,
+        version=applied.wanted,
+        serving=applied.serving,
+        failure=applied.failure,
+        fetch_s=applied.fetch_s,
+        patch_s=applied.patch_s,
+        paused_s=applied.paused_s,
+        fetched_bytes=applied.bytes_fetched,
+        saved_bytes=applied.bytes_saved,
+        bound_s=bound_s,
+        over_bound=applied.fetch_s / bound_s if bound_s else None,
+    )
+    if applied.failure is None:
+        return [came]
+    serving = "none" if applied.serving is None else f"version {applied.serving}"
+    trouble = Trouble(f"version {applied.wanted}: {applied.failure}; {serving} serves on")
+    return [came, trouble]
+
+
 class WorkerApp(App):
     """A worker."""
 
     ROLE: Role = "worker"
+    _unlogged = 0  # events since the last that could be logged
 
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
@@ -133,15 +157,24 @@ class WorkerApp(App):
         learner = PeerId(rules_of(config).peer)
         node.discovery.sought = learner
         self._host = PolicyHost(config)
-        send, receive = trio.open_memory_channel[Outcome](OUTCOMES_MAX)
+        send, receive = trio.open_memory_channel[Record](EVENTS_MAX)
+
+        def log(record: Record) -> None:
+            try:
+                send.send_nowait(record)
+            except trio.WouldBlock:  # the disk is slow: the log is cut, and says so
+                self._unlogged += 1
 
         def tell(outcome: Outcome) -> None:
             if self._host.paused_s is not None:
                 applied = replace(outcome.applied, paused_s=self._host.paused_s)
                 outcome = replace(outcome, applied=applied)
             self._telemetry.reporter.note_outcome(outcome)
-            with suppress(trio.WouldBlock):  # a newer one follows on its heels
-                send.send_nowait(outcome)
+            for record in outcome_records(self._identity.peer_id, outcome):
+                log(record)
+
+        def watch(stage: Stage) -> None:
+            log(VersionComing(self._identity.peer_id, stage.version, stage.phase))
 
         source = WorkSource(
             config.run.run_id,
@@ -162,7 +195,13 @@ class WorkerApp(App):
             tokens_per_s_max=config.tokens_per_s_max,
         )
         with policy_weights(
-            config, self._transport, node.warden, publishes=False, engine=self._host, tell=tell
+            config,
+            self._transport,
+            node.warden,
+            publishes=False,
+            engine=self._host,
+            tell=tell,
+            watch=watch,
         ) as service:
             bound = float(rules_of(config).staleness_max)
             self._extras = lambda: Extras(
@@ -175,7 +214,7 @@ class WorkerApp(App):
                     await self._host.load(current.directory)
                 async with trio.open_nursery() as nursery:
                     await nursery.start(service.run)
-                    nursery.start_soon(self._tell_outcomes, receive)
+                    nursery.start_soon(self._log_events, receive)
                     nursery.start_soon(self._note_waiting)
                     nursery.start_soon(self._work_on)
                     await self._leaving.wait()
@@ -207,13 +246,13 @@ class WorkerApp(App):
             await self._host.stop()
             await trio.sleep(RESTART_DELAY_S * 2**failures)
 
-    async def _tell_outcomes(self, outcomes: "trio.MemoryReceiveChannel[Outcome]") -> None:
-        async for outcome in outcomes:
-            applied = outcome.applied
-            if applied.failure is not None:
-                serving = "none" if applied.serving is None else f"version {applied.serving}"
+    async def _log_events(self, records: "trio.MemoryReceiveChannel[Record]") -> None:
+        async for record in records:
+            await self._tell(record)
+            if self._unlogged:
+                lost, self._unlogged = self._unlogged, 0
                 await self._tell(
-                    Trouble(f"version {applied.wanted}: {applied.failure}; {serving} serves on")
+                    Trouble(f"{lost} events of broadcasts are not in the log: the disk is slow")
                 )
 
     async def _note_waiting(self) -> None:

@@ -23,10 +23,16 @@ from node.monitor.records import (
     Started,
     StepDone,
     Trouble,
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
     WorkDone,
 )
 
-Record = Started | RoundDone | StepDone | WorkDone | HeldOut | Trouble | Banned
+VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
+Record = Started | RoundDone | StepDone | WorkDone | HeldOut | Trouble | Banned | VersionEvent
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -40,6 +46,11 @@ _NAMES: dict[type[Record], str] = {
     HeldOut: "held_out",
     Trouble: "trouble",
     Banned: "banned",
+    VersionPublished: "published",
+    VersionSpreading: "spreading",
+    VersionSpread: "spread",
+    VersionComing: "coming",
+    VersionCame: "came",
 }
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     name: TypeAdapter(record) for record, name in _NAMES.items()
@@ -213,6 +224,7 @@ class History:
     starts: int
     steps: tuple[tuple[float, StepDone], ...] = ()  # of a learner, by step
     work: tuple[tuple[float, WorkDone], ...] = ()  # of a rollout worker, as it came
+    versions: tuple[tuple[float, VersionEvent], ...] = ()  # of broadcasts, as they came
 
     @property
     def held_out_first(self) -> float | None:
@@ -235,6 +247,7 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
     troubles: list[tuple[float, Trouble]] = []
     steps: dict[int, tuple[float, StepDone]] = {}
     work: list[tuple[float, WorkDone]] = []
+    versions: list[tuple[float, VersionEvent]] = []
     for time_s, record in events:
         match record:
             case Started():
@@ -252,6 +265,10 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
                 steps[record.step] = (time_s, record)
             case WorkDone():
                 work.append((time_s, record))
+            case VersionPublished() | VersionSpreading() | VersionSpread():
+                versions.append((time_s, record))
+            case VersionComing() | VersionCame():
+                versions.append((time_s, record))
     return History(
         started=started,
         rounds=tuple(rounds[key] for key in sorted(rounds)),
@@ -260,4 +277,5 @@ def history(events: Iterable[tuple[float, Record]]) -> History:
         starts=starts,
         steps=tuple(steps[key] for key in sorted(steps)),
         work=tuple(work),
+        versions=tuple(versions),
     )

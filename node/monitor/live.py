@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.monitor.events import Record
+from node.monitor.events import Record, VersionEvent
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.records import (
     Banned,
@@ -24,6 +24,11 @@ from node.monitor.records import (
     StatusSnapshot,
     StepDone,
     Trouble,
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
     WorkDone,
 )
 
@@ -84,6 +89,8 @@ class LiveView:
             self._rewards.append(record.reward)
         if isinstance(record, HeldOut) and self._first_held_out is None:
             self._first_held_out = record.passed
+        if isinstance(record, VersionComing | VersionSpreading):
+            return  # there are many, for the log alone
         if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
             # soft_wrap: one event stays one line wherever the output goes
             self._console.print(
@@ -132,6 +139,39 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
         case Banned():
             who = record.subject if record.is_block else short_id(record.subject)
             return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
+        case _:
+            return _version_line(record)
+
+
+def _version_line(record: VersionEvent) -> Text:
+    match record:
+        case VersionPublished():
+            delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
+            return Text(
+                f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
+                f" as a {record.strategy}, made in {record.made_s:.1f} s"
+            )
+        case VersionSpread():
+            return Text(
+                f"version {record.version} is at {_peers(record.peers)}"
+                f" after {record.spread_s:.1f} s"
+            )
+        case VersionCame() if record.failure is None:
+            return Text(
+                f"version {record.version} serves: {amount(record.fetched_bytes, 'B')} fetched in"
+                f" {record.fetch_s:.1f} s, patched in {record.patch_s:.1f} s,"
+                f" paused {record.paused_s:.2f} s"
+            )
+        case VersionCame():
+            return Text(
+                f"version {record.version} did not come:"
+                f" {printable(record.failure or '', TROUBLE_CHARS_MAX)}",
+                style="yellow",
+            )
+        case VersionComing():
+            return Text(f"version {record.version}: {record.phase}")
+        case VersionSpreading():
+            return Text(f"version {record.version}: of {_peers(len(record.shares))}")
 
 
 def _round_line(record: RoundDone) -> Text:

@@ -19,6 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from node.monitor.bands import Band
 from node.monitor.format import amount
+from node.monitor.waterfall import PHASES, Row, Waterfall
 
 # middle tones, so that each can be told from white and from near-black, and from its neighbours
 COLOURS: Final = (
@@ -280,6 +281,77 @@ def rejected(nodes: Sequence[str], by_reason: Mapping[str, Sequence[int]]) -> Pi
         figure.legend(loc="outside right upper", frameon=False, title="reason")
 
     return _render(draw, (8.5, min(14.0, 2.0 + 0.45 * len(nodes))))
+
+
+def broadcasts(drawn: Waterfall) -> Picture:
+    """A row of bars for each receiver and version, over seconds since it was published."""
+    rows = drawn.rows
+    versions = sorted({row.version for row in rows})
+    title = f"Broadcasts of versions {versions[0]} to {versions[-1]}"
+    if len(versions) == 1:
+        title = f"Broadcast of version {versions[0]}"
+    if drawn.versions_left_out:
+        title += f" ({drawn.versions_left_out} before them are not drawn)"
+
+    def draw(figure: Figure) -> None:
+        ax = figure.subplots()
+        ax.grid(axis="x", color=_GRID, alpha=0.25, linewidth=0.6)
+        ax.set_axisbelow(True)
+        for phase, (place, label) in _PHASE_LOOKS.items():
+            bars = [
+                (at, bar) for at, row in enumerate(rows) for bar in row.bars if bar.phase == phase
+            ]
+            if not bars:
+                continue
+            ax.barh(
+                [at for at, _ in bars],
+                [bar.end_s - bar.start_s for _, bar in bars],
+                0.62,
+                left=[bar.start_s for _, bar in bars],
+                color=colour(place),
+                alpha=0.45 if phase in ("spread", "heard") else 1.0,
+                label=label,
+            )
+        _broadcast_marks(ax, rows)
+        ax.set_yticks(range(len(rows)), [_row_name(row) for row in rows])
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+        for at in range(1, len(rows)):
+            if rows[at].version != rows[at - 1].version:
+                ax.axhline(at - 0.5, color=_GRID, alpha=0.4, linewidth=0.6)
+        ax.set_xlabel("seconds since the version was published")
+        ax.set_title(title, loc="left")
+        figure.legend(loc="outside lower left", frameon=False, ncols=3)
+
+    return _render(draw, (9.5, min(20.0, max(3.4, 2.2 + 0.24 * len(rows)))))
+
+
+_PHASE_LOOKS: Final = {phase: (place, label) for place, (phase, label) in enumerate(PHASES.items())}
+
+
+def _broadcast_marks(ax: Axes, rows: Sequence[Row]) -> None:
+    marks = (
+        ("the least that the links allow", "|", [row.bound_s for row in rows], 13),
+        ("the learner knows that it is there", "D", [row.had_s for row in rows], 4),
+        ("a lease is asked for with it", ">", [row.used_s for row in rows], 5),
+    )
+    for label, marker, seconds, size in marks:
+        points = [(at_s, at) for at, at_s in enumerate(seconds) if at_s is not None]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            ax.plot(
+                xs, ys, marker, color=_INK, markersize=size, markeredgewidth=1.6, mfc="none",
+                label=label, clip_on=False,
+            )  # fmt: skip
+    for at, row in enumerate(rows):
+        if row.note:
+            ax.annotate(
+                row.note, (row.end_s, at), xytext=(8, 0), textcoords="offset points",
+                va="center", fontsize=8, annotation_clip=False,
+            )  # fmt: skip
+
+
+def _row_name(row: Row) -> str:
+    return f"version {row.version}" if not row.peer else f"{row.version} · {row.name}"
 
 
 def _lines(

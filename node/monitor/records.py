@@ -113,6 +113,66 @@ class WorkDone:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionPublished:
+    """Event `published`: a learner put a version on offer."""
+
+    version: int
+    size_bytes: int
+    full_bytes: int  # to fetch it whole
+    delta_bytes: int | None  # to fetch the smallest delta; None: none is offered
+    made_s: float  # to hash, cut, copy and announce it
+    announced_ago_s: float  # when this was logged
+    strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpreading:
+    """Event `spreading`: what a learner has just learned of who has its newest version. Workers of
+    whom it learned nothing new are left out."""
+
+    version: int
+    shares: dict[str, float]  # of an artifact's chunks, 0 to 1, by peer
+    using: tuple[str, ...]  # peers that asked for a lease with this version, or a newer one
+    left_out: int  # workers beyond those that are watched
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpread:
+    """Event `spread`: all peers that took part have a learner's version."""
+
+    version: int
+    peers: int
+    spread_s: float  # since it was announced, or since the first peer came
+    bound_s: float | None  # the least that their links allow; None: these are not known
+
+
+@dataclass(frozen=True, slots=True)
+class VersionComing:
+    """Event `coming`: a worker enters a phase of getting a version."""
+
+    peer_id: str
+    version: int
+    phase: str  # manifest, fetch, patch, load; dropped: a newer one came
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCame:
+    """Event `came`: what a worker's try to get a version came to."""
+
+    peer_id: str
+    version: int
+    serving: int | None  # the version that serves now
+    failure: str | None  # None: it serves
+    fetch_s: float
+    patch_s: float
+    paused_s: float
+    fetched_bytes: int
+    saved_bytes: int  # against fetching it whole
+    bound_s: float | None  # the least that the links allow for its chunks
+    over_bound: float | None  # `fetch_s` over that
+
+
+@dataclass(frozen=True, slots=True)
 class HeldOut:
     """Event `held_out`: an evaluation on the run's fixed held-out tasks."""
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from node.monitor.bands import band_of
 from node.monitor.events import FILE_NAME, History, history, read_events
 from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import RoundDone
+from node.monitor.records import RoundDone, VersionCame, VersionComing
+from node.monitor.waterfall import waterfall
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,9 +124,22 @@ def _read(run_dirs: Sequence[Path]) -> list[_Node]:
             raise ConfigError(
                 f"report: no event log in {directory} ({error.strerror}): name a node's --data-dir"
             ) from None
-        name = short_id(life.started.peer_id) if life.started else printable(directory.name, 24)
+        peer = _peer_of(life)
+        name = short_id(peer) if peer else printable(directory.name, 24)
         nodes.append(_Node(place, name, life))
     return nodes
+
+
+def _peer_of(life: History) -> str:
+    """Whose log it is; empty: it does not say."""
+    if life.started:
+        return life.started.peer_id
+    told = (
+        event.peer_id
+        for _, event in life.versions
+        if isinstance(event, VersionComing | VersionCame)
+    )
+    return next(told, "")
 
 
 def summarise(name: str, life: History) -> NodeSummary:
@@ -136,7 +150,7 @@ def summarise(name: str, life: History) -> NodeSummary:
     tenth = max(1, len(rounds) // 10)
     return NodeSummary(
         name=name,
-        peer_id=life.started.peer_id if life.started else "",
+        peer_id=_peer_of(life),
         model=life.started.model if life.started else "",
         engine=life.started.engine if life.started else "",
         starts=life.starts,
@@ -191,6 +205,9 @@ def _draw(nodes: Sequence[_Node]) -> dict[str, "Picture"]:
         pictures["staleness"] = plots.staleness(_staleness_curves(nodes))
     if any(node.life.work for node in nodes):
         pictures["behind"] = plots.versions_behind(_behind_curves(nodes))
+    drawn = waterfall((node.name, node.life) for node in nodes)
+    if drawn is not None:
+        pictures["broadcasts"] = plots.broadcasts(drawn)
     reasons = _rejected_by_reason(nodes)
     if reasons:
         pictures["rejected"] = plots.rejected([node.name for node in nodes], reasons)
@@ -276,7 +293,9 @@ def _behind_curves(nodes: Sequence[_Node]) -> list["Curve"]:
 
 
 def _times(life: History) -> list[float]:
-    series = (life.rounds, life.held_out, life.troubles, life.steps, life.work)
+    series = (
+        life.rounds, life.held_out, life.troubles, life.steps, life.work, life.versions,
+    )  # fmt: skip
     return [time_s for events in series for time_s, _ in events]
 
 
@@ -305,7 +324,7 @@ def sharing_matrix(nodes: Sequence[_Node]) -> tuple[list[str], list[list[int]]]:
 
 
 def _peer_id(node: _Node) -> str:
-    return node.life.started.peer_id if node.life.started else node.name
+    return _peer_of(node.life) or node.name
 
 
 def _trained_on(rounds: Sequence[tuple[float, RoundDone]]) -> Counter[str]:
@@ -338,6 +357,9 @@ _CAPTIONS: Final = {
     "on it: the mean over a step's groups, and the oldest of them.",
     "behind": "Versions between the policy that a worker generates with and the newest that it had "
     "heard of.",
+    "broadcasts": "A row is one worker and version, the first row of a version its learner. Phases "
+    "are those of the worker's own log, or, where that is not among these, what its learner heard. "
+    "Each log has its machine's clock.",
     "own_reward": "Rewards of the node's own completions on its training tasks. Groups from others "
     "never enter it.",
     "traffic": "Payload bytes of all protocols, counted by each node itself.",

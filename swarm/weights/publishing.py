@@ -36,7 +36,8 @@ class Published:
     size_bytes: int
     full_bytes: int
     delta_bytes: int | None
-    made_s: float  # to hash, cut and copy it
+    made_s: float  # to hash, cut, copy and announce it
+    announced_ago_s: float  # the last of these, when all was done
     strategy: Strategy
 
 
@@ -101,6 +102,7 @@ class Publisher:
         await service.share(number)
         self._manifest = manifest
         head = self._head(manifest, body, 0, self._plan(manifest))
+        announced_s = trio.current_time()
         await service.announce(codec.sign_head(head, self._identity))
         self._begin()
         self._let_go(number)
@@ -112,6 +114,7 @@ class Publisher:
             full_bytes=manifest.artifacts[0].size_bytes,
             delta_bytes=min(deltas, default=None),
             made_s=trio.current_time() - started_s,
+            announced_ago_s=trio.current_time() - announced_s,
             strategy=Strategy(head.strategy),
         )
 

@@ -108,15 +108,24 @@ class Progress:
     """How far the version on its way is."""
 
     version: int
-    phase: str  # manifest, fetch, patch
+    phase: str  # manifest, fetch, patch, load
     fetched_bytes: int = 0
     total_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a try to get a version goes on to."""
+
+    version: int
+    phase: str  # one of `Progress.phase`; dropped: a newer version came
+
+
 Tell = Callable[[Outcome], None]
+Watch = Callable[[Stage], None]
 
 
-def _keep_quiet(outcome: Outcome) -> None:
+def _keep_quiet(what: object) -> None:
     pass
 
 
@@ -167,9 +176,11 @@ class WeightsService:
         run_sync: RunSync,
         engine: Engine | None = None,
         tell: Tell = _keep_quiet,
+        watch: Watch = _keep_quiet,
     ) -> None:
         """`directory` is that of `versions`; heads are kept beside them. `run_sync`: where what
-        hashes, patches and writes goes. `tell` learns of each outcome; it must be quick."""
+        hashes, patches and writes goes. `tell` learns of each outcome, and `watch` of what is
+        begun on the way there; both must be quick."""
         self.rules = rules
         self.heads = HeadTable(rules.heads, now_s)
         self.versions = versions
@@ -185,6 +196,7 @@ class WeightsService:
         self._rng = rng
         self._engine = engine or NoEngine()
         self._tell = tell
+        self._watch = watch
         self._news = trio.Event()
         self._told_by: OrderedDict[bytes, PeerId] = OrderedDict()  # of roots on their way
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()  # manifests by root
@@ -452,6 +464,7 @@ class WeightsService:
     async def _get(self, head: HeadBody) -> Outcome | None:
         """One try to have a version serve; None: it was dropped for a newer one."""
         current = self._try = _Try(head.version)
+        self._enter(current, "manifest")
         applied: Applied | None = None
         serving = await self.run_sync(self.versions.current)
         try:
@@ -471,6 +484,7 @@ class WeightsService:
             if applied is None or applied.failure is not None:
                 self.sharing.drop(head.version)
         if applied is None:
+            self._enter(current, "dropped")
             return None
         if applied.failure is None:
             try:
@@ -482,6 +496,10 @@ class WeightsService:
         return Outcome(
             applied, tuple(current.bases), bound, current.reused_bytes, tuple(current.doubts)
         )
+
+    def _enter(self, current: _Try, phase: str) -> None:
+        current.phase = phase
+        self._watch(Stage(current.version, phase))
 
     async def _settle(self, head: HeadBody) -> None:
         """A version serves: keep its head, let older ones go."""
@@ -506,6 +524,7 @@ class WeightsService:
                 if not left or len(self.versions.states()) >= len(before):
                     raise
                 continue  # a base is in doubt now: another way
+            self._enter(current, "load")
             return Made(
                 head.version,
                 current.fetch_s,
@@ -541,7 +560,7 @@ class WeightsService:
         body, manifest = known[step.version]
         head = self.heads.of(self.rules.policy, step.version) or newest
         started_s = trio.current_time()
-        current.phase = "fetch"
+        self._enter(current, "fetch")
         shared = await self.sharing.fetch(
             step.version,
             head.root,
@@ -556,7 +575,8 @@ class WeightsService:
         current.reused_bytes += step.artifact.size_bytes - shared.missing_bytes
         if shared.fetched_bytes:
             self._count_bound(current, shared.missing_bytes, PeerId(head.publisher))
-        current.phase, started_s = "patch", trio.current_time()
+        self._enter(current, "patch")
+        started_s = trio.current_time()
         try:
             await self.run_sync(
                 making.make,

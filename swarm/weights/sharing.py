@@ -181,6 +181,19 @@ class Sharing:
                 }
         return len(done)
 
+    def shares(self, version: int) -> dict[PeerId, float]:
+        """Which share of an artifact's chunks connected peers said that they have, 0 to 1; of
+        several artifacts of a version the one that a peer has most of."""
+        found: dict[PeerId, float] = {}
+        for running in self._running.values():
+            if running.version != version:
+                continue
+            picker = running.broadcast.picker
+            for peer, neighbour in picker.neighbours.items():
+                share = neighbour.have.bit_count() / len(running.broadcast.refs)
+                found[peer] = max(found.get(peer, 0.0), share)
+        return found
+
     @property
     def links(self) -> dict[PeerId, tuple[int, int]]:
         """What peers said of their links, up and down, in bytes a second; 0: they do not know."""

@@ -25,6 +25,18 @@ environments = [{name = "scripted_sum", parameters = {max = 9}}]
 sampling = {max_new_tokens = 4}
 held_out = {tasks = 20}
 """
+LEARNER_RUN_TEXT = """
+name = "fed-sums"
+environments = [{{name = "scripted_sum", parameters = {{max = 9}}}}]
+sampling = {{max_new_tokens = 4}}
+held_out = {{tasks = 20}}
+
+[learner]
+peer = "{peer}"
+staleness_max = 2
+groups_per_step = 4
+group_size = 4
+"""
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 WAIT_S = 120.0  # a busy machine is no failure
 COMMAND_TIMEOUT_S = 120.0
@@ -197,6 +209,22 @@ class NodeProcess:
             for child in children:
                 if child.is_running():
                     child.kill()
+
+
+def start_fed(
+    command: str, data_dir: Path, run_file: Path, cache_dir: Path, *flags: str
+) -> NodeProcess:
+    """The learner of a run (`learn`), or a worker of its (`join`); clean it up."""
+    node = NodeProcess(data_dir, run_file, cache_dir)
+    words = [sys.executable, "-m", "node.cli", command, "--run", str(run_file)]
+    words += ["--data-dir", str(data_dir), "--listen", LOOPBACK, "--threads", "1", *flags]
+    data_dir.mkdir()
+    with node.log.open("ab") as log:
+        environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(cache_dir)}
+        node.starts.append(
+            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
+        )
+    return node
 
 
 MakeNode = Callable[..., NodeProcess]

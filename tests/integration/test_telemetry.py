@@ -1,7 +1,5 @@
 """Real nodes that are watched: what is told of them is what they say of themselves."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +17,14 @@ from swarm.mqtt import Incoming, Subscriber
 from swarm.telemetry import NodeReport
 from swarm.watching import Gone, NodeView, Watch
 from tests.brokers import open_mosquitto
-from tests.integration.nodes import ENVIRON, LOOPBACK, MakeNode, NodeProcess, swarm_node, until
+from tests.integration.nodes import (
+    LEARNER_RUN_TEXT,
+    MakeNode,
+    NodeProcess,
+    start_fed,
+    swarm_node,
+    until,
+)
 
 
 def now_s() -> float:
@@ -121,40 +126,20 @@ def agreeing(watcher: Watcher, peer: str, status: object) -> tuple[StatusSnapsho
     return before, status()
 
 
-LEARNER_RUN = """
-name = "fed-sums"
-environments = [{{name = "scripted_sum", parameters = {{max = 9}}}}]
-sampling = {{max_new_tokens = 4}}
-held_out = {{tasks = 20}}
-
-[learner]
-peer = "{peer}"
-staleness_max = 2
-groups_per_step = 4
-group_size = 4
-"""
-
-
 def test_a_learner_and_its_worker_are_watched(tmp_path: Path, prepared: tuple[Path, Path]) -> None:
     """The learner tells of its worker, and the worker of the version that it was sent."""
     key = tmp_path / "key.pem"
     learner_id = swarm_node("keygen", "--out", key).stdout.strip()
     run_file = tmp_path / "fed.toml"
-    run_file.write_text(LEARNER_RUN.format(peer=learner_id))
+    run_file.write_text(LEARNER_RUN_TEXT.format(peer=learner_id))
     with open_mosquitto(tmp_path / "broker") as mosquitto, ExitStack() as stack:
         broker = Broker.parse(f"mqtt://127.0.0.1:{mosquitto.port}")
         watcher = stack.enter_context(Watcher(broker).watching())
 
         def start(command: str, name: str, *flags: str) -> NodeProcess:
-            node = NodeProcess(tmp_path / name, run_file, prepared[1])
+            flags = ("--telemetry", str(broker), "--telemetry-interval", "0.5", *flags)
+            node = start_fed(command, tmp_path / name, run_file, prepared[1], *flags)
             stack.callback(node.clean_up)
-            words = [sys.executable, "-m", "node.cli", command, "--run", str(run_file)]
-            words += ["--data-dir", str(node.data_dir), "--listen", LOOPBACK, "--threads", "1"]
-            words += ["--telemetry", str(broker), "--telemetry-interval", "0.5", *flags]
-            node.data_dir.mkdir()
-            with node.log.open("ab") as log:
-                environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(node.cache_dir)}
-                node.starts.append(subprocess.Popen(words, stdout=log, stderr=log, env=environ))
             return node
 
         learner = start("learn", "learner", "--key-file", str(key), "--evaluate-every", "0")

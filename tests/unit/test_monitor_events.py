@@ -1,11 +1,13 @@
 import json
 import math
 import os
+from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from node.monitor.events import FILE_NAME, EventLog, history, read_events
+from node.monitor.events import FILE_NAME, EventLog, Record, history, read_events
 from node.monitor.records import Trouble
 from tests.unit.monitor_records import held_out, round_done, started
 
@@ -26,6 +28,12 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
             log.write(record)
     assert [record for _, record in read_events(tmp_path / FILE_NAME)] == records
     assert {time_s for time_s, _ in read_events(tmp_path / FILE_NAME)} == {1_000.0}
+
+
+def test_no_record_has_a_field_that_the_line_itself_has() -> None:
+    """It would take the place of the line's time or name."""
+    for record in get_args(Record):
+        assert not {"event", "time_s"} & {each.name for each in fields(record)}, record
 
 
 def test_lines_are_strict_json_even_for_a_diverged_loss(tmp_path: Path) -> None:

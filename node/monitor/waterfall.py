@@ -1,0 +1,218 @@
+"""Broadcasts of versions as rows of bars: who was in which phase when, as far as logs tell. Pure.
+
+A worker's own log says it best. Of one whose log is not there, its learner's says what it heard.
+Each machine has its own clock, and bars of several logs are only as good as these agree.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from node.monitor.events import History, VersionEvent
+from node.monitor.format import short_id
+from node.monitor.records import (
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+)
+
+ROWS_MAX: Final = 60  # that are drawn: the newest versions'
+PUBLISHER: Final = ""  # the peer of a version's own row
+DROPPED: Final = "dropped"
+PHASES: Final = {  # in the order in which they are explained
+    "made": "made by the learner",
+    "spread": "until all that took part had it",
+    "manifest": "worker learns what to fetch",
+    "fetch": "worker fetches",
+    "patch": "worker patches",
+    "load": "engine paused, and loads",
+    "heard": "worker fetches, as the learner heard",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A phase, in seconds since the version was published."""
+
+    phase: str  # one of `PHASES`
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class Row:
+    """One receiver and version, or the version at its publisher. Times as in `Bar`; None: no log
+    tells."""
+
+    version: int
+    peer: str  # `PUBLISHER`: the publisher's row
+    name: str
+    bars: list[Bar] = field(default_factory=list)
+    bound_s: float | None = None  # when it could have been there by the links
+    had_s: float | None = None  # when the learner knew that all chunks are there
+    used_s: float | None = None  # when it was asked for a lease with it
+    note: str = ""  # what is not to be seen in the bars
+
+    @property
+    def end_s(self) -> float:
+        """Where it ends."""
+        marks = (self.bound_s, self.had_s, self.used_s)
+        return max(
+            [bar.end_s for bar in self.bars] + [mark for mark in marks if mark is not None],
+            default=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """What is drawn, by version and within one the publisher first; versions before are counted."""
+
+    rows: tuple[Row, ...]
+    versions_left_out: int
+
+
+def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
+    """The newest broadcasts of these nodes, by name and life; None: no log tells of any."""
+    logs = [(name, life.versions) for name, life in lives if life.versions]
+    zero_s = _zeros(event for _, events in logs for event in events)
+    if not zero_s:
+        return None
+    rows: dict[tuple[int, str], Row] = {}
+    for name, events in logs:
+        _Reading(name, zero_s, rows).read(events)
+    _hear(logs, zero_s, rows)
+    by_version: dict[int, list[Row]] = {}
+    for row in rows.values():
+        if row.bars or row.end_s > 0.0 or row.note:
+            by_version.setdefault(row.version, []).append(row)
+    drawn: list[Row] = []
+    versions = sorted(by_version, reverse=True)
+    for place, version in enumerate(versions):
+        its = sorted(by_version[version], key=lambda row: (row.peer != PUBLISHER, row.name))
+        if drawn and len(drawn) + len(its) > ROWS_MAX:
+            return Waterfall(tuple(drawn), len(versions) - place)
+        drawn[:0] = its[:ROWS_MAX]
+    return Waterfall(tuple(drawn), 0)
+
+
+def _zeros(events: Iterable[tuple[float, VersionEvent]]) -> dict[int, float]:
+    """Unix time of each version's publication; where its learner's log does not tell, of the first
+    that is known of it."""
+    published: dict[int, float] = {}
+    first: dict[int, float] = {}
+    for time_s, event in events:
+        if isinstance(event, VersionPublished):
+            published.setdefault(event.version, time_s - event.announced_ago_s)
+        else:
+            first[event.version] = min(time_s, first.get(event.version, time_s))
+    return first | published
+
+
+class _Reading:
+    """One log, from its first event to its last."""
+
+    def __init__(
+        self, name: str, zero_s: dict[int, float], rows: dict[tuple[int, str], Row]
+    ) -> None:
+        self._name = name
+        self._zero_s = zero_s
+        self._rows = rows
+        self._open: tuple[VersionComing, float] | None = None  # and when it began
+        self._fetching_s: float | None = None  # when the try began to
+
+    def read(self, events: Sequence[tuple[float, VersionEvent]]) -> None:
+        for time_s, event in events:
+            at_s = time_s - self._zero_s[event.version]
+            match event:
+                case VersionPublished():
+                    row = self._row(event.version, PUBLISHER, self._name)
+                    start_s = -max(0.0, event.made_s - event.announced_ago_s)
+                    row.bars.append(Bar("made", start_s, 0.0))
+                case VersionSpread():
+                    row = self._row(event.version, PUBLISHER, self._name)
+                    row.bars = [bar for bar in row.bars if bar.phase != "spread"]
+                    row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
+                    if event.bound_s is not None:
+                        row.bound_s = at_s - event.spread_s + event.bound_s
+                case VersionComing():
+                    self._enter(event, at_s)
+                case VersionCame():
+                    self._end(event, at_s)
+                case VersionSpreading():
+                    pass  # see `_hear`
+        self._close(None, 0.0)
+
+    def _enter(self, event: VersionComing, at_s: float) -> None:
+        self._close(event.version, at_s)
+        if event.phase == "manifest":
+            self._fetching_s = None
+        if event.phase == "fetch" and self._fetching_s is None:
+            self._fetching_s = at_s
+        row = self._row(event.version, event.peer_id, self._name)
+        if event.phase == DROPPED:
+            row.note = "dropped for a newer one"
+        elif event.phase in PHASES:
+            self._open = event, at_s
+
+    def _end(self, event: VersionCame, at_s: float) -> None:
+        self._close(event.version, at_s)
+        row = self._row(event.version, event.peer_id, self._name)
+        if not row.bars and event.failure is None:  # the log's beginning is gone
+            self._draw_from_end(row, event, at_s)
+        row.note = "" if event.failure is None else "failed"
+        if event.bound_s is not None and self._fetching_s is not None:
+            row.bound_s = self._fetching_s + event.bound_s
+        self._fetching_s = None
+
+    def _draw_from_end(self, row: Row, event: VersionCame, at_s: float) -> None:
+        ends_s = at_s
+        spans = (("load", event.paused_s), ("patch", event.patch_s), ("fetch", event.fetch_s))
+        for phase, seconds in spans:
+            row.bars.insert(0, Bar(phase, ends_s - seconds, ends_s))
+            ends_s -= seconds
+        self._fetching_s = ends_s
+
+    def _close(self, version: int | None, at_s: float) -> None:
+        """The phase that runs ends here; one of another version, nobody knows when."""
+        if self._open is None:
+            return
+        (event, start_s), self._open = self._open, None
+        row = self._row(event.version, event.peer_id, self._name)
+        if event.version == version:
+            row.bars.append(Bar(event.phase, start_s, max(start_s, at_s)))
+        else:
+            row.bars.append(Bar(event.phase, start_s, start_s))
+            row.note = f"no more is known after {event.phase} began"
+
+    def _row(self, version: int, peer: str, name: str) -> Row:
+        return _row_of(self._rows, version, peer, name)
+
+
+def _row_of(rows: dict[tuple[int, str], Row], version: int, peer: str, name: str) -> Row:
+    return rows.setdefault((version, peer), Row(version, peer, name))
+
+
+def _hear(
+    logs: Sequence[tuple[str, Sequence[tuple[float, VersionEvent]]]],
+    zero_s: dict[int, float],
+    rows: dict[tuple[int, str], Row],
+) -> None:
+    """What learners heard of their workers."""
+    told = {key for key, row in rows.items() if row.bars}
+    for _, events in logs:
+        for time_s, event in events:
+            if not isinstance(event, VersionSpreading):
+                continue
+            at_s = time_s - zero_s[event.version]
+            for peer, share in event.shares.items():
+                row = _row_of(rows, event.version, peer, short_id(peer))
+                if (event.version, peer) not in told:
+                    row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
+                    row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
+                if share >= 1.0 and row.had_s is None:
+                    row.had_s = at_s
+            for peer in event.using:
+                row = _row_of(rows, event.version, peer, short_id(peer))
+                row.used_s = at_s if row.used_s is None else row.used_s

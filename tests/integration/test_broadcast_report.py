@@ -1,0 +1,144 @@
+"""`swarm-node report` on a real learner and two workers: who had which version when."""
+
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from node.monitor.events import FILE_NAME, history, read_events
+from node.monitor.records import (
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+)
+from node.monitor.waterfall import PUBLISHER, Waterfall, waterfall
+from tests.integration.nodes import (
+    LEARNER_RUN_TEXT,
+    NodeProcess,
+    start_fed,
+    swarm_node,
+    until,
+)
+
+pytestmark = pytest.mark.integration
+
+VERSION = 3  # up to which it is watched
+FETCHED = ("manifest", "fetch", "patch", "load")
+
+
+def drawn(*directories: Path) -> Waterfall:
+    lives = [(each.name, history(read_events(each / FILE_NAME))) for each in directories]
+    found = waterfall(lives)
+    assert found is not None
+    return found
+
+
+def at_version(node: NodeProcess, version: int) -> list[VersionCame]:
+    return [each for each in node.events(VersionCame) if each.version >= version]
+
+
+def test_a_report_draws_what_two_workers_did_with_each_version(
+    tmp_path: Path, prepared: tuple[Path, Path]
+) -> None:
+    key, run_file = tmp_path / "key.pem", tmp_path / "fed.toml"
+    learner_id = swarm_node("keygen", "--out", key).stdout.strip()
+    run_file.write_text(LEARNER_RUN_TEXT.format(peer=learner_id))
+    with ExitStack() as stack:
+
+        def start(command: str, name: str, *flags: str) -> NodeProcess:
+            node = start_fed(command, tmp_path / name, run_file, prepared[1], "--no-lan", *flags)
+            stack.callback(node.clean_up)
+            return node
+
+        learner = start("learn", "learner", "--key-file", str(key), "--evaluate-every", "0")
+        peer = learner.address()
+        workers = [start("join", name, "--peer", peer) for name in ("ann", "ben")]
+        ids = [worker.until(worker.status).peer_id for worker in workers]
+        for worker in workers:
+            worker.until(lambda worker=worker: at_version(worker, VERSION))
+
+        def spread() -> bool:
+            """The learner has learned of both that they use a version, and that both have one."""
+            seen = learner.events(VersionSpreading)
+            if not any(each.peers == 2 for each in learner.events(VersionSpread)):
+                return False
+            return set(ids) <= {each for event in seen for each in event.using}
+
+        learner.until(spread)
+        nodes = (learner, *workers)
+        for node in nodes:
+            assert node.interrupt() == 0, node.said()
+            until(lambda node=node: node.process.poll() is not None)
+
+    check_logs(learner, workers, ids)
+    directories = [node.data_dir for node in nodes]
+    check_rows(drawn(*directories), ids)
+    check_partial_logs(tmp_path, learner, workers, ids)
+    done = swarm_node("report", *directories, "--out", tmp_path / "report")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report" / "broadcasts.png").stat().st_size > 10_000
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert '<figure id="broadcasts">' in page
+
+
+def check_logs(learner: NodeProcess, workers: list[NodeProcess], ids: list[str]) -> None:
+    published = {each.version: each for each in learner.events(VersionPublished)}
+    assert all(each.full_bytes > 0 and each.made_s > 0 for each in published.values())
+    assert learner.events(VersionSpread)
+    whole = {
+        peer
+        for event in learner.events(VersionSpreading)
+        for peer, share in event.shares.items()
+        if share == 1.0
+    }
+    assert whole == set(ids)
+    for worker, peer in zip(workers, ids, strict=True):
+        came = [each for each in worker.events(VersionCame) if each.failure is None]
+        assert {each.peer_id for each in came} == {peer}
+        assert {each.version for each in came} <= set(published)
+        assert all(each.paused_s > 0 and each.fetched_bytes >= 0 for each in came)
+        assert came[0].fetched_bytes > 0
+        assert came[0].fetch_s > 0
+        for each in came:
+            phases = [
+                event.phase
+                for event in worker.events(VersionComing)
+                if event.version == each.version
+            ]
+            assert phases[0] == "manifest"
+            assert phases[-1] == "load"
+
+
+def check_rows(found: Waterfall, ids: list[str]) -> None:
+    by_peer = {peer: [row for row in found.rows if row.peer == peer] for peer in (PUBLISHER, *ids)}
+    assert all(by_peer.values())
+    assert any(bar.phase == "made" for row in by_peer[PUBLISHER] for bar in row.bars)
+    for peer in ids:
+        whole = [row for row in by_peer[peer] if [bar.phase for bar in row.bars][-1] == "load"]
+        assert whole
+        for row in whole:
+            ends = [bar.end_s for bar in row.bars]
+            assert ends == sorted(ends)
+            assert {bar.phase for bar in row.bars} <= set(FETCHED)
+        assert any(row.had_s is not None for row in by_peer[peer])
+
+
+def check_partial_logs(
+    directory: Path, learner: NodeProcess, workers: list[NodeProcess], ids: list[str]
+) -> None:
+    """The learner's log alone shows its workers as it heard of them; a worker's alone itself; one
+    that was cut, what is left of it."""
+    heard = drawn(learner.data_dir)
+    assert {row.peer for row in heard.rows} >= set(ids)
+    assert all(bar.phase == "heard" for row in heard.rows if row.peer in ids for bar in row.bars)
+    alone = drawn(workers[0].data_dir)
+    assert {row.peer for row in alone.rows} == {ids[0]}
+    lines = (workers[0].data_dir / FILE_NAME).read_bytes()
+    cut = directory / "cut"
+    cut.mkdir()
+    (cut / FILE_NAME).write_bytes(lines[: len(lines) * 2 // 3])
+    assert drawn(cut).rows[-1].version <= alone.rows[-1].version
+    shutil.rmtree(cut)
