@@ -31,7 +31,7 @@ import trio
 from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, TELEMETRY_PASSWORD_VARIABLE, NodeConfig, packaged_runs
 from node.doctor import examine
-from node.engines.base import RolloutEngine
+from node.engines.base import Maker, RolloutEngine
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.evaluation import PassRate, evaluate
@@ -59,6 +59,7 @@ from swarm.mqtt import publisher_of
 from swarm.pool import Pool, PoolLimits
 from swarm.port_mapping import keep_mapped
 from swarm.reputation import Ban
+from swarm.rollouts import is_quantised
 from swarm.telemetry import Role
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
@@ -70,6 +71,7 @@ RESTART_DELAY_S = 1.0  # doubled at each failure in a row
 DAMAGED = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 RESTARTS_MAX = 5  # failures in a row without a finished round between them
 HAND_OVERS_MAX = 3  # failures in a row; then trainer and engine are started again
+ENGINE_NOTE = "engine"
 PARAMETER_BYTES = 4  # of the policy that the trainer writes
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
@@ -520,6 +522,7 @@ class App:
             self._say("one update per batch: every ratio is 1, so clipping is inactive")
         await self._tell(self._started(policy, progress))
         async with self._engine(trainer) as (engine, after_update):
+            await self._note_maker(engine.maker)
             await self._node.run_rounds(
                 trainer,
                 engine,
@@ -574,6 +577,20 @@ class App:
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
             ) as engine:
                 yield engine, HandOver(trainer, engine, files, self._tell)
+
+    async def _note_maker(self, maker: Maker) -> None:
+        """Keep for `status` what samples here; where its weights are quantised, say so once."""
+        self._node.precision = maker.precision
+        if not is_quantised(maker.precision):
+            self._node.notes.pop(ENGINE_NOTE, None)
+            return
+        note = (
+            f"the engine samples with quantised weights ({maker.precision}): its log-probs are "
+            "other than a trainer's, and its groups say so"
+        )
+        if self._node.notes.get(ENGINE_NOTE) != note:
+            self._node.notes[ENGINE_NOTE] = note
+            await self._tell(Trouble(note))
 
     async def _after_record(self, record: RoundDone | HeldOut, trainer: Trainer) -> None:
         self._node.notes.pop("trainer", None)

@@ -324,6 +324,7 @@ class Learner:
             peers=0,
             bytes_in_total=0,
             bytes_out_total=0,
+            groups_quantised=sum(each.group.is_quantised for each in (*leased, *shared)),
         )
 
     def _comparable(self, value: float) -> float | None:

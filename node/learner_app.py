@@ -203,6 +203,7 @@ class LearnerApp(App):
         policy = await trainer.info()
         intake = await self._restored(resumed, progress, policy.tokenizer)
         await self._tell(self._started(policy, progress))
+        await self._note_maker(trainer.maker)
         self._node.progress = progress
         learner = Learner(
             self._config,

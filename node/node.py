@@ -79,6 +79,7 @@ class Node:
         self._rates: list[float] = []
         self._first_round_at: float | None = None
         self.phase = "starting"
+        self.precision = ""  # of the engine
         self.progress = Progress()
         self.last_round: RoundDone | None = None
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
@@ -313,6 +314,7 @@ class Node:
             mismatch_k3=last.mismatch_k3 if last else None,
             effective_share=last.effective_share if last else None,
             paused_s=last.paused_s if last else None,
+            precision=self.precision,
             accepted=self.ledger.accepted,
             rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
             bytes_in=counters.bytes_in.total(),

@@ -132,6 +132,8 @@ class RolloutWorker:
             top_p=self._run.sampling.top_p,
             created_at_s=created_at_s,
             expires_at_s=created_at_s + self._run.limits.record_life_s,
+            engine=serving.engine.maker.engine,
+            precision=serving.engine.maker.precision,
         )
 
     async def _submit(self, lease: Lease, group: RolloutGroup) -> None:

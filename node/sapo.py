@@ -38,7 +38,7 @@ from node.training.samplers import draw_foreign, kept_completions
 from swarm.exchange import Exchange, informative
 from swarm.identity import PeerId
 from swarm.messages import GROUP_BYTES_MAX, TOKENS_MAX
-from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup
+from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, is_quantised
 
 OVER_GENERATION_MAX = (
     4  # with `filter_own`: times I groups generated at most, to find I useful ones
@@ -220,6 +220,8 @@ class Sapo:
                 top_p=self._sampling.top_p,
                 created_at_s=created_at_s,
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
+                engine=self._engine.maker.engine,
+                precision=self._engine.maker.precision,
             )
             for group in own
         ]
@@ -351,6 +353,8 @@ class Sapo:
             bytes_out_total=0,
             foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
             unlikely_tokens=report.unlikely_tokens,
+            groups_quantised=sum(verified.group.is_quantised for verified in foreign)
+            + len(chosen) * is_quantised(self._engine.maker.precision),
             **self._mismatch(report),
         )
 

@@ -237,6 +237,7 @@ class WorkerApp(App):
                     await self._host.restart()
                 await self._host.ready.wait()
                 assert self._host.serving is not None
+                await self._note_maker(self._host.serving.engine.maker)
                 await self._worker.run(self._host.serving)
             except* ChildFailed as group:
                 failures = 1 if self._worker.batches > before else failures + 1

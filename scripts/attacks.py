@@ -224,6 +224,12 @@ class HostilePolicy:
         self._round_s = PACES[cell.share].rounds * ROUND_S
         self._rng = Random(f"{cell.seed}/hostile")
 
+    @property
+    def maker(self) -> Any:
+        from node.engines.base import Maker
+
+        return Maker("hostile")
+
     async def info(self) -> Any:
         from node.training.base import PolicyInfo
 

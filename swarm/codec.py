@@ -74,8 +74,9 @@ _TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
 
 
 def encode(message: WireModel) -> bytes:
-    """The message as MessagePack: a map by field name."""
-    packed: bytes = msgpack.packb(message.model_dump(), use_bin_type=True)
+    """The message as MessagePack: a map by field name. Fields that say nothing are left out."""
+    tree = message.model_dump(exclude_defaults=True)
+    packed: bytes = msgpack.packb(tree, use_bin_type=True)
     return packed
 
 
@@ -442,7 +443,13 @@ def _group_body(group: RolloutGroup) -> GroupBody:
         top_p=float(group.top_p),
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
+        **_said(engine=group.engine, precision=group.precision),
     )
+
+
+def _said(**texts: str) -> dict[str, str]:
+    """Those that say something."""
+    return {name: text for name, text in texts.items() if text}
 
 
 def _completion_body(completion: Completion) -> CompletionBody:
@@ -480,6 +487,8 @@ def _rollout_group(body: GroupBody) -> RolloutGroup:
         top_p=body.top_p,
         created_at_s=body.created_at_s,
         expires_at_s=body.expires_at_s,
+        engine=body.engine,
+        precision=body.precision,
     )
 
 

@@ -44,6 +44,7 @@ PEER_ID_CHARS_MAX = 64
 ADDRESS_CHARS_MAX = 256
 ADDRESSES_MAX = 8
 NAME_CHARS_MAX = 64
+MADE_BY_CHARS_MAX = 32
 PARAMETERS_CHARS_MAX = 4096
 COMPLETIONS_MAX = 64
 TEXT_CHARS_MAX = 65_536
@@ -111,6 +112,9 @@ GroupIdBytes = Annotated[bytes, Field(min_length=32, max_length=32)]
 AddressText = Annotated[
     str, Field(min_length=1, max_length=ADDRESS_CHARS_MAX, pattern=r"^[\x21-\x7e]+$")
 ]
+MadeBy = Annotated[
+    str, Field(min_length=1, max_length=MADE_BY_CHARS_MAX, pattern=r"^[a-z0-9._+-]+$")
+]
 Addresses = Annotated[tuple[AddressText, ...], Field(max_length=ADDRESSES_MAX)]
 
 
@@ -159,7 +163,10 @@ class CompletionBody(WireModel):
 
 
 class GroupBody(WireModel):
-    """The signed payload of one shared group. Produced by `exchange.share`."""
+    """The signed payload of one shared group. Produced by `exchange.share`.
+
+    `engine` and `precision` are absent where the producer does not say them.
+    """
 
     type: Literal["group"]
     run_id: RunId
@@ -174,6 +181,8 @@ class GroupBody(WireModel):
     top_p: Annotated[Float, Field(gt=0.0, le=1.0)]
     created_at_s: UnixSeconds
     expires_at_s: UnixSeconds
+    engine: MadeBy = ""  # what sampled it, such as `vllm`
+    precision: MadeBy = ""  # such as `bfloat16`, or how its weights are quantised
 
 
 class AdvertEntry(WireModel):

@@ -13,6 +13,7 @@ from swarm.errors import LocalProtocolError
 from swarm.identity import PeerId
 
 GroupId = NewType("GroupId", bytes)  # SHA-256 of the domain-tagged payload; 32 bytes
+PLAIN_PRECISIONS = frozenset({"", "float32", "float16", "bfloat16"})  # "": unsaid
 Spans = tuple[tuple[int, int], ...]  # (policy version, how many tokens in a row it made)
 
 
@@ -69,6 +70,15 @@ class RolloutGroup:
     top_p: float
     created_at_s: int  # unix time by the producer's clock
     expires_at_s: int
+    engine: str = ""  # what sampled it, such as `vllm`; empty: unsaid
+    precision: str = (
+        ""  # what that computed in, such as `bfloat16`, or how its weights are quantised
+    )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its producer says that quantised weights sampled it."""
+        return is_quantised(self.precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,11 @@ class VerifiedGroup:
     group: RolloutGroup
     prompt: str  # regenerated from the task
     rewards: tuple[float, ...]  # one for each completion, by this node's own verifier, in [0, 1]
+
+
+def is_quantised(precision: str) -> bool:
+    """Whether an engine of this precision computes with quantised weights."""
+    return precision not in PLAIN_PRECISIONS
 
 
 def version_spans(completion: Completion) -> Spans:

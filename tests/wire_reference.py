@@ -8,7 +8,7 @@ import re
 import struct
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal
@@ -36,6 +36,7 @@ class Rule:
 
     kind: type  # str, bytes, int, float, tuple, a wire model, or Literal's values as str
     optional: bool = False
+    absent: bool = False  # it may be
     words: tuple[str, ...] | None = None
     pattern: str | None = None
     length_min: int = 0
@@ -60,7 +61,10 @@ def kinds() -> list[type[WireModel]]:
 def rules(kind: type[WireModel]) -> Rules:
     """The rule of each field."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: _rule(hints[name]) for name in kind.model_fields}
+    return {
+        name: replace(_rule(hints[name]), absent=not field.is_required())
+        for name, field in kind.model_fields.items()
+    }
 
 
 def _rule(annotation: Any, limits: dict[str, Any] | None = None) -> Rule:
@@ -108,10 +112,11 @@ def conform(tree: Any, kind: type[WireModel]) -> None:
     if not isinstance(tree, dict):
         raise Refused(f"{kind.__name__} is a map")
     known = rules(kind)
-    if tree.keys() != known.keys():
+    lacking = {name for name in known.keys() - tree.keys() if not known[name].absent}
+    if lacking or not tree.keys() <= known.keys():
         raise Refused(f"fields {sorted(tree.keys() ^ known.keys())[:3]}")
-    for name, rule in known.items():
-        _conform(tree[name], rule, f"{kind.__name__}.{name}")
+    for name in tree:
+        _conform(tree[name], known[name], f"{kind.__name__}.{name}")
 
 
 def _conform(value: Any, rule: Rule, where: str) -> None:

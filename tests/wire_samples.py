@@ -1,6 +1,7 @@
 """Strategies and fixed samples of everything that crosses the network."""
 
 import struct
+from dataclasses import replace
 from typing import get_args
 
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from swarm.messages import (
     GROUP_BYTES_MAX,
     LEASE_GROUPS_MAX,
     LEASE_MS_MAX,
+    MADE_BY_CHARS_MAX,
     MANIFEST_BYTES_MAX,
     NAME_CHARS_MAX,
     RUN_ID_CHARS_MAX,
@@ -82,6 +84,8 @@ addresses = st.lists(address_texts, max_size=ADDRESSES_MAX).map(tuple)
 identities = st.binary(min_size=32, max_size=32).map(Identity)
 ids = st.binary(min_size=32, max_size=32)
 
+made_by = st.text("abcxyz0189._+-", max_size=MADE_BY_CHARS_MAX)
+
 tasks = st.builds(
     Task,
     environment=names,
@@ -120,6 +124,8 @@ def groups(producer: PeerId) -> st.SearchStrategy[RolloutGroup]:
         top_p=st.floats(0.0, 1.0, exclude_min=True),
         created_at_s=seconds,
         expires_at_s=seconds,
+        engine=made_by,
+        precision=made_by,
     )
 
 
@@ -328,6 +334,11 @@ def sample_group() -> RolloutGroup:
         created_at_s=1_800_000_000,
         expires_at_s=1_800_000_600,
     )
+
+
+def sample_made_group() -> RolloutGroup:
+    """The same, from a producer that says what sampled it."""
+    return replace(sample_group(), engine="vllm", precision="fp8")
 
 
 def sample_advert() -> AdvertBody:

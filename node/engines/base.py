@@ -27,6 +27,14 @@ class Sampling:
         return self.temperature == 1.0 and self.top_p == 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What samples, as rollout groups tell it."""
+
+    engine: str  # `torch`, `vllm`, `scripted`
+    precision: str = ""  # `float32`, `bfloat16`, or how weights are quantised: `fp8`; empty: unsaid
+
+
 class Work(Protocol):
     """The completions of one prompt in the making, at the engine that began them."""
 
@@ -42,6 +50,11 @@ class RolloutEngine(Protocol):
     Weights that are loaded while completions are being sampled change the rest of these, or come
     into effect after them: which of the two is the engine's, and the completions' spans say it.
     """
+
+    @property
+    def maker(self) -> Maker:
+        """What it is, once it has started."""
+        ...
 
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int

@@ -11,7 +11,7 @@ from random import Random
 
 import trio
 
-from node.engines.base import Sampling
+from node.engines.base import Maker, Sampling
 from node.engines.gate import Gate
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
 from swarm.errors import ChildFailed
@@ -24,6 +24,8 @@ TOKENIZER = "scripted-bytes"
 
 class ScriptedPolicy:
     """Engine and trainer in one, as the real trainer process is."""
+
+    maker = Maker("scripted")
 
     def __init__(
         self, *, skill: float = 0.4, generate_s: float = 1.0, train_s: float = 1.0

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypeVar
 import trio
 
 from node.engines import probe
-from node.engines.base import Sampling
+from node.engines.base import Maker, Sampling
 from node.engines.flow import Flow
 from node.engines.gate import Gate
 from node.engines.unfinished import Ask, Unfinished
@@ -40,6 +40,7 @@ from node.engines.vllm_server import (
     ServerSettings,
     VllmServer,
     default_threads,
+    dtype,
     is_cpu_build,
 )
 from node.engines.vllm_text import ModelText
@@ -126,6 +127,7 @@ class VllmEngine:
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
         nobody checks."""
         self._text = ModelText(directory)
+        self.maker = Maker("vllm", self._text.quantised or dtype())
         self._settings = settings
         self._log = log
         self._mode = update_mode

@@ -97,6 +97,11 @@ def is_cpu_build() -> bool:
     return True
 
 
+def dtype() -> str:
+    """What the vLLM that is installed computes in, where weights are not quantised."""
+    return "float32" if is_cpu_build() else "bfloat16"
+
+
 def default_threads() -> int:
     """One less than the cores that this process may use, at least 1."""
     cores = (
@@ -322,19 +327,19 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         "worker-extension-cls": WORKER_EXTENSION,
         "distributed-executor-backend": "uni",
         "uvicorn-log-level": "warning",
+        "dtype": dtype(),
     }
     # tokens in and out are what vLLM counts among its routes for scaling out
     switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
     if is_cpu_build():
         flags |= {
-            "dtype": "float32",
             "kv-cache-memory-bytes": str(settings.cache_bytes),
             "max-num-batched-tokens": str(max(BATCH_TOKENS_MIN, settings.context_tokens)),
         }
         # The CPU's generators cannot be wound back, which a seeded request cut in chunks needs.
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     else:
-        flags |= {"dtype": "bfloat16", "gpu-memory-utilization": str(GPU_MEMORY_SHARE)}
+        flags["gpu-memory-utilization"] = str(GPU_MEMORY_SHARE)
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *(part for name, value in flags.items() for part in (f"--{name}", value)),

@@ -1,6 +1,7 @@
 """How a policy's text and tokens go to a vLLM server and come back."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from node.engines.vllm_server import (
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
 
+_MODELOPT: Final = "hf_quant_config.json"  # some checkpoints say it there alone
 _REASONS: Final = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -44,6 +46,7 @@ class ModelText:
         self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
         if not self.eos_ids:
             raise ConfigError(f"model {directory}: it names no end-of-sequence token")
+        self.quantised: str = quantisation_of(directory)
         self._config = config.get("text_config", config)
         self.context_tokens: int | None = self._config.get("max_position_embeddings")
         self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
@@ -136,6 +139,21 @@ class ModelText:
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion; its EOS and other special tokens are left out."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=True)
+
+
+def quantisation_of(directory: Path) -> str:
+    """How the weights of a model directory are quantised, such as `fp8` or `awq`; empty: not.
+
+    Raises:
+        ConfigError: not a complete model directory.
+    """
+    told = _read(directory, "config.json").get("quantization_config")
+    if (directory / _MODELOPT).exists():
+        told = told or {"quant_method": "modelopt"}
+    if not told:
+        return ""
+    method = str(told.get("quant_method", "")).lower() if isinstance(told, dict) else ""
+    return method if re.fullmatch(r"[a-z0-9._+-]{1,32}", method) else "quantised"
 
 
 def _text(directory: Path, name: str) -> str:

@@ -57,6 +57,7 @@ class RoundDone:
     bytes_in_total: int
     bytes_out_total: int
     foreign_groups: tuple[str, ...] = ()  # ids of those trained on, hex, in the batch's order
+    groups_quantised: int = 0  # of both, those that engines with quantised weights sampled
     unlikely_tokens: int = 0  # foreign ones that `foreign_logprob_min` left out of the update
     # What the engine said of this round's own tokens against what the trainer says of them; None
     # without such tokens, or where a temperature or a nucleus makes them another distribution's.
@@ -95,6 +96,7 @@ class StepDone:
     peers: int
     bytes_in_total: int
     bytes_out_total: int
+    groups_quantised: int = 0  # of those trained on: by engines with quantised weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +268,4 @@ class StatusSnapshot:
     mismatch_k3: float | None = None
     effective_share: float | None = None
     paused_s: float | None = None
+    precision: str = ""  # of the engine; empty: unsaid

@@ -213,13 +213,17 @@ def _node_table(snapshot: StatusSnapshot) -> Table:
     return table
 
 
+def _engine(s: StatusSnapshot) -> str:
+    return f"{s.engine} engine" + (f" in {s.precision}" if s.precision else "")
+
+
 def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
     reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
     lines = [
         ("node", s.peer_id),
         ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
-        ("policy", f"{s.model}, {amount(s.parameters)} parameters, {s.engine} engine"),
+        ("policy", f"{s.model}, {amount(s.parameters)} parameters, {_engine(s)}"),
         ("now", f"{s.phase}, round {s.round}, policy version {s.policy_version}"),
         ("held-out", _held_out(s)),
         ("own reward", f"{reward} (last round, own completions only)"),

@@ -83,6 +83,7 @@ class PolicyInfo:
     policy_version: int
     context_tokens: int
     clipping_active: bool
+    precision: str = ""  # what it computes in
 
 
 class Trainer(Protocol):

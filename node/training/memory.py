@@ -12,7 +12,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.training.policy import load_error_line, pick_device
+from node.training.policy import load_error_line, pick_device, refuse_quantised
 from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
 from swarm.errors import ConfigError
@@ -110,6 +110,7 @@ def shape_of(model: str) -> ModelShape:
     """
     try:
         config = AutoConfig.from_pretrained(model)
+        refuse_quantised(config, model)
         with torch.device("meta"):
             network = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, ImportError) as error:

@@ -15,8 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -44,6 +46,11 @@ class Policy:
     eos_ids: frozenset[int]  # any of them ends a completion
     eos_id: int  # appended to foreign text that ended by itself
     device: torch.device
+
+    @property
+    def precision(self) -> str:
+        """What it computes in."""
+        return "bfloat16" if self.device.type == "cuda" else "float32"
 
     @property
     def parameters(self) -> int:
@@ -148,6 +155,7 @@ def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4
     """
     place = pick_device(device)
     try:
+        refuse_quantised(AutoConfig.from_pretrained(model), model)
         tokenizer = AutoTokenizer.from_pretrained(model)
         network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     except _LOAD_ERRORS as error:
@@ -168,6 +176,21 @@ def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
     )
+
+
+def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
+    """
+    Raises:
+        ConfigError: the weights are quantised: no step of an optimizer fits into them, and an
+            engine that holds them takes no update.
+    """
+    told = getattr(config, "quantization_config", None)
+    if told:
+        method = told.get("quant_method", "") if isinstance(told, dict) else ""
+        raise ConfigError(
+            f"model {model}: its weights are quantised{f' ({method})' if method else ''}, and can "
+            "neither be trained nor take new versions: name the model that it was made from"
+        )
 
 
 def pick_device(device: Device) -> torch.device:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import trio
 
 from node.child_environment import child_environ
-from node.engines.base import Sampling
+from node.engines.base import Maker, Sampling
 from node.engines.gate import Gate
 from node.training import wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport, check_scorable
@@ -158,6 +158,7 @@ class TrainerProcess:
     def __init__(self, spec: TrainerSpec, data_directory: Path, ranks: Ranks | None = None) -> None:
         """With `ranks` the child trains together with those that torchrun started beside this
         process, which is rank 0."""
+        self.maker = Maker("torch")  # its precision is known once it has started
         self._spec = spec
         self._module = WORKER if ranks is None else SHARDED_WORKER
         self._log = data_directory / LOG_NAME
@@ -189,7 +190,7 @@ class TrainerProcess:
             await self._close()
             self._channel = _Channel(await _spawn(self._module, self._log))
             try:
-                await self._channel.call(
+                loaded = await self._channel.call(
                     {
                         "op": "load",
                         "spec": self._spec.to_record(),
@@ -199,6 +200,7 @@ class TrainerProcess:
             except BaseException:
                 await self._close()
                 raise
+            self.maker = Maker("torch", loaded["precision"])
 
     async def stop(self) -> None:
         """End the child; also in the middle of a request. Does nothing if none runs."""
@@ -351,6 +353,7 @@ class InProcessTrainer:
         from node.training.worker import TrainerCore  # torch stays out of the node's process
 
         self._core = TrainerCore(spec, checkpoint)
+        self.maker = Maker("torch", self._core.policy.precision)
         self._generating = trio.Lock()
         self._gate = Gate()  # for segments
 

@@ -77,6 +77,7 @@ class TrainerCore:
             policy_version=self.trainer.policy_version,
             context_tokens=self.policy.context_tokens,
             clipping_active=self.spec.updates_per_batch > 1,
+            precision=self.policy.precision,
         )
 
     def begin(
@@ -200,7 +201,7 @@ class _Server:
         spec = TrainerSpec.from_record(request["spec"])
         saved = request["checkpoint"]
         self._core = self._open_core(spec, Path(saved) if saved is not None else None)
-        return asdict(self._core.plan)
+        return {**asdict(self._core.plan), "precision": self._core.policy.precision}
 
     def _begin(self, request: dict[str, Any]) -> None:
         self._loaded.begin(

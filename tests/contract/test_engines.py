@@ -3,7 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
+from swarm import codec
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import gpt2_directory, qwen_directory
+from tests.wire_samples import ALICE, sample_group
 
 PROMPTS = ("1+1=", "12+30=", "1+1=")
 SAMPLING = Sampling(max_new_tokens=6)
@@ -120,6 +122,20 @@ CASES = {
 )
 def case(request) -> Case:
     return request.param
+
+
+def test_it_says_what_it_is_in_words_that_groups_can_carry(case, tmp_path):
+    async def body():
+        async with case.open(tmp_path) as engine:
+            maker = engine.maker
+            assert maker.engine in ("scripted", "torch", "vllm")
+            said = replace(sample_group(), engine=maker.engine, precision=maker.precision)
+            assert codec.decode_group(codec.sign_group(said, ALICE)[1])[1] == said
+            assert not said.is_quantised
+            if maker.engine != "scripted":
+                assert maker.precision in ("float32", "bfloat16")
+
+    case.run(body)
 
 
 def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):

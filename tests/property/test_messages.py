@@ -225,11 +225,16 @@ def test_no_field_takes_another_type(kind: type[WireModel], name: str) -> None:
 def test_no_field_may_be_missing_or_twice_there(kind: type[WireModel], name: str) -> None:
     tree = plain(kind)
     value = tree.pop(name)
-    assert not is_accepted(tree, kind)
+    assert is_accepted(tree, kind) == rules(kind)[name].absent
     pairs = [*tree.items(), (name, value), (name, value)]
     twice = msgpack.Packer().pack_map_pairs(pairs)
     with pytest.raises(RemoteProtocolError, match="twice"):
         codec.decode(twice, kind, BYTES_MAX)
+
+
+def test_optional_fields_are_these() -> None:
+    found = {(kind.__name__, name) for kind, name in fields() if rules(kind)[name].absent}
+    assert found == {("GroupBody", "engine"), ("GroupBody", "precision")}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from node.config import LearnerRules, RunConfig, SamplingRules
-from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
-from node.simulated_policy import TimedTrainer
+from node.engines.base import Maker
+from node.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
+from node.simulated_policy import TimedEngine, TimedTrainer
 from node.training.base import TrainingGroup, TrainReport
 from swarm.leases import LeaseRules
 from swarm.simulation.determinism import deterministic_run
@@ -40,12 +41,18 @@ class Play:
     """One simulation, to be acted upon while it runs."""
 
     def __init__(
-        self, directory: Path, what: LearnerCase, seed: int = 0, run: RunConfig = RUN
+        self,
+        directory: Path,
+        what: LearnerCase,
+        seed: int = 0,
+        run: RunConfig = RUN,
+        actors: dict[int, Actor] | None = None,
     ) -> None:
         self.directory = directory
         self.case = what
         self.seed = seed
         self.rules = run
+        self.actors = actors or {}
         self.there: SimulatedLearner | None = None
 
     def run(self, scene: Scene) -> SimulatedLearner:
@@ -58,7 +65,7 @@ class Play:
                 run = run_of(world, self.case.rules, self.rules)
                 assert run.learner is not None
                 there = self.there = SimulatedLearner(
-                    self.case, world, self.directory, nursery, run
+                    self.case, world, self.directory, nursery, run, actors=self.actors
                 )
                 for host in range(hosts):
                     await there.start(host)
@@ -99,6 +106,21 @@ def test_workers_of_different_speeds_feed_a_learner(tmp_path: Path) -> None:
     assert any(each.policy_version > 20 for each in there.work[1])
     # tokens of more than one version were trained on, and what was discarded has a reason
     assert set(there.steps[-1].discarded_total) <= {"stale", "overtaken"}
+
+
+def test_groups_of_a_worker_with_quantised_weights_are_counted_apart(tmp_path: Path) -> None:
+    class Quantised(TimedEngine):
+        maker = Maker("vllm", "awq")
+
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 10)
+
+    there = Play(tmp_path, case(), actors={2: Actor(Quantised)}).run(scene)
+    worker = str(there.world.peer_id(2))
+    for step in there.steps:
+        assert step.groups_quantised == step.groups_by_worker.get(worker, 0)
+    assert sum(step.groups_quantised for step in there.steps) > 0
+    assert any(step.groups_quantised < step.groups for step in there.steps)
 
 
 def test_a_mismatch_is_told_of_the_plain_distribution_alone(

@@ -181,6 +181,32 @@ def test_token_columns(fault: Fields) -> None:
     assert refused(lambda: codec.decode_group(sealed(fields))) is Reject.MALFORMED
 
 
+def test_what_made_a_group_may_be_unsaid() -> None:
+    made = replace(sample_group(), engine="vllm", precision="fp8")
+    fields = group_fields()
+    assert not {"engine", "precision"} & fields.keys()
+    assert codec.decode_group(sealed(fields | {"engine": "vllm", "precision": "fp8"}))[1] == made
+    assert made.is_quantised
+    assert not replace(made, precision="bfloat16").is_quantised
+    assert not sample_group().is_quantised
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ({"engine": ""}, Reject.MALFORMED),  # has nothing to say, and says it
+        ({"engine": None}, Reject.MALFORMED),
+        ({"engine": "vLLM"}, Reject.MALFORMED),
+        ({"precision": "fp8\n"}, Reject.MALFORMED),
+        ({"precision": "\x1b[2J"}, Reject.MALFORMED),
+        ({"precision": "x" * 33}, Reject.OVERSIZE),
+        ({"dtype": "fp8"}, Reject.MALFORMED),  # another field
+    ],
+)
+def test_what_made_a_group_is_bounded(fault: Fields, reason: Reject) -> None:
+    assert refused(lambda: codec.decode_group(sealed(group_fields() | fault))) is reason
+
+
 def test_log_prob_within_rounding_passes() -> None:
     fields = group_fields()
     fields["completions"][0]["logprobs"] = struct.pack("<3f", 0.0009, 0.0, -1)

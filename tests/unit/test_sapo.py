@@ -10,7 +10,7 @@ import trio
 
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig, RunConfig
-from node.engines.base import Sampling
+from node.engines.base import Maker, Sampling
 from node.engines.scripted import ScriptedPolicy
 from node.models import WARM_UP_PRODUCER
 from node.monitor.records import HeldOut, RoundDone
@@ -105,6 +105,7 @@ class Others:
     configs: Sequence[NodeConfig] = ()
     skill: float = 0.5
     nodes: list[SimulatedNode] = field(default_factory=list)
+    kind: type["FrozenPolicy"] = FrozenPolicy
 
 
 NOBODY = Others()
@@ -120,7 +121,7 @@ async def _lives(config: NodeConfig, policy: Policy, others: Others, seed: int) 
                 await network.start(node.node.run_network)
             for host, peer_config in enumerate(others.configs, start=1):
                 others.nodes.append(build(world, host, peer_config, address))
-                scripted = FrozenPolicy(others.skill)
+                scripted = others.kind(others.skill)
                 all_.start_soon(run_simulated, others.nodes[-1], scripted, scripted)
             await trio.sleep(HEAD_START_S)
             if others.configs:
@@ -216,6 +217,23 @@ def test_foreign_rewards_never_enter_the_nodes_own_numbers() -> None:
     assert [r.generated_tokens for r in rounds(among_experts)] == [
         r.generated_tokens for r in rounds(alone)
     ]
+
+
+def test_groups_of_quantised_engines_are_counted_apart() -> None:
+    class Quantised(FrozenPolicy):
+        maker = Maker("vllm", "fp8")
+
+    node = live(change(CONFIG, external_groups=2), FrozenPolicy(0.5), Others([PEER, PEER]))
+    assert [r.groups_quantised for r in rounds(node)] == [0] * len(rounds(node))
+    own = rounds(live(change(CONFIG, external_groups=2), Quantised(0.5), Others([PEER, PEER])))
+    assert any(r.external_groups for r in own)
+    assert [r.groups_quantised for r in own] == [r.local_groups for r in own]
+    foreign = live(
+        change(CONFIG, external_groups=2), FrozenPolicy(0.5), Others([PEER, PEER], kind=Quantised)
+    )
+    counts = [(r.groups_quantised, r.external_groups) for r in rounds(foreign)]
+    assert all(quantised == drawn for quantised, drawn in counts)
+    assert any(drawn for _, drawn in counts)
 
 
 def test_foreign_groups_without_advantage_are_taken_in_and_not_trained_on() -> None:

@@ -36,6 +36,21 @@ def test_a_local_directory_loads_in_fp32(tmp_path):
     assert policy.eos_ids == {policy.eos_id}
 
 
+def test_a_quantised_model_is_refused_in_one_line(tmp_path):
+    directory = qwen_directory(tmp_path / "small")
+    plan(TrainerSpec(str(directory)))
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (directory / "config.json").write_text(json.dumps(config))
+    for refuses in (
+        lambda: load_policy(str(directory), "cpu"),
+        lambda: plan(TrainerSpec(str(directory))),
+    ):
+        with pytest.raises(ConfigError, match=r"quantised \(awq\).*name the model") as caught:
+            refuses()
+        assert "\n" not in str(caught.value)
+
+
 def test_text_survives_the_tokenizer(tmp_path):
     policy = open_policy(qwen_directory(tmp_path))
     text = "12/16=\n(P ∧ ¬Q) é"

@@ -14,6 +14,7 @@ from swarm.messages import (
     Message,
     Signed,
 )
+from swarm.rollouts import RolloutGroup
 from swarm.weights import wire
 from tests.wire_samples import (
     ALICE,
@@ -21,6 +22,7 @@ from tests.wire_samples import (
     sample_group,
     sample_head,
     sample_hello,
+    sample_made_group,
     sample_manifest,
     sample_messages,
 )
@@ -33,6 +35,7 @@ def golden() -> dict[str, bytes]:
     """What each file holds, by its name."""
     records = {
         "signed_group": codec.sign_group(sample_group(), ALICE)[1],
+        "signed_made_group": codec.sign_group(sample_made_group(), ALICE)[1],
         "signed_advert": codec.sign_advert(sample_advert(), ALICE),
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
         "signed_weights": codec.sign_head(sample_head(), ALICE),
@@ -44,10 +47,14 @@ def read(name: str) -> bytes:
     return (WIRE / f"{name}.bin").read_bytes()
 
 
-def test_group_file() -> None:
-    group_id, group = codec.decode_group(read("signed_group"))
-    assert group == sample_group()
-    payload = codec.decode(read("signed_group"), Signed, BYTES_MAX).payload
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [("signed_group", sample_group()), ("signed_made_group", sample_made_group())],
+)
+def test_group_file(name: str, sample: RolloutGroup) -> None:
+    group_id, group = codec.decode_group(read(name))
+    assert group == sample
+    payload = codec.decode(read(name), Signed, BYTES_MAX).payload
     assert group_id == hashlib.sha256(GROUP_DOMAIN + payload).digest()
 
 
@@ -82,7 +89,8 @@ def test_every_message_has_a_file() -> None:
     kinds = {kind.model_fields["type"].annotation.__args__[0] for kind in union.__args__}
     signed = {"group", "advert", "hello", "weights"}
     assert kinds == signed | set(sample_messages())
-    assert {f"signed_{kind}" for kind in signed} | set(sample_messages()) == set(golden())
+    records = {f"signed_{kind}" for kind in signed} | {"signed_made_group"}
+    assert records | set(sample_messages()) == set(golden())
 
 
 def write_missing() -> None:
