@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.nodes import RUN_TEXT, MakeNode, NodeProcess, swarm_node
+from tests.integration.nodes import (
+    LEARNER_RUN_TEXT,
+    RUN_TEXT,
+    MakeFed,
+    MakeNode,
+    NodeProcess,
+    swarm_node,
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +35,33 @@ def make_node(tmp_path: Path, prepared: tuple[Path, Path]) -> Iterator[MakeNode]
     def make(name: str, *flags: str) -> NodeProcess:
         made.append(NodeProcess(tmp_path / name, *prepared, flags))
         return made[-1]
+
+    yield make
+    for node in made:
+        node.clean_up()
+
+
+@pytest.fixture
+def make_fed(tmp_path: Path, prepared: tuple[Path, Path]) -> Iterator[MakeFed]:
+    """A learner and a worker, gone after the test."""
+    made: list[NodeProcess] = []
+
+    def make(
+        *flags: str, worker: tuple[str, ...] = (), names: tuple[str, ...] = ("worker",)
+    ) -> list[NodeProcess]:
+        key, run_file = tmp_path / "key.pem", tmp_path / "fed.toml"
+        learner_id = swarm_node("keygen", "--out", key).stdout.strip()
+        run_file.write_text(LEARNER_RUN_TEXT.replace("{peer}", learner_id))
+
+        def add(command: str, name: str, *own: str) -> NodeProcess:
+            all_flags = (*flags, *own)
+            node = NodeProcess(tmp_path / name, run_file, prepared[1], all_flags, (command,))
+            made.append(node)
+            return node.start()
+
+        learner = add("learn", "learner", "--key-file", str(key), "--evaluate-every", "0")
+        peer = learner.address()
+        return [learner, *(add("join", name, "--peer", peer, *worker) for name in names)]
 
     yield make
     for node in made:

@@ -25,18 +25,17 @@ environments = [{name = "scripted_sum", parameters = {max = 9}}]
 sampling = {max_new_tokens = 4}
 held_out = {tasks = 20}
 """
-LEARNER_RUN_TEXT = """
-name = "fed-sums"
-environments = [{{name = "scripted_sum", parameters = {{max = 9}}}}]
-sampling = {{max_new_tokens = 4}}
-held_out = {{tasks = 20}}
-
+LEARNER_RUN_TEXT = (
+    RUN_TEXT
+    + """
 [learner]
 peer = "{peer}"
 staleness_max = 2
 groups_per_step = 4
 group_size = 4
 """
+)
+JOIN = ("join", "--local", "2", "--external", "2", "--group-size", "4")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 WAIT_S = 120.0  # a busy machine is no failure
 COMMAND_TIMEOUT_S = 120.0
@@ -71,23 +70,24 @@ def swarm_node(*arguments: object, **environ: str) -> subprocess.CompletedProces
 
 @dataclass
 class NodeProcess:
-    """A `swarm-node join` on a data directory, which may be started again."""
+    """A node on a data directory, which may be started again; one of those that share rollouts
+    unless `command` says otherwise."""
 
     data_dir: Path
     run_file: Path
     cache_dir: Path
     flags: tuple[str, ...] = ()
+    command: tuple[str, ...] = JOIN
     starts: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *more: str) -> "NodeProcess":
         self.data_dir.mkdir(parents=True, exist_ok=True)
         common = ["--run", str(self.run_file), "--data-dir", str(self.data_dir)]
         common += ["--listen", LOOPBACK, "--threads", "1"]
-        common += ["--local", "2", "--external", "2", "--group-size", "4"]
         with self.log.open("ab") as log:
             self.starts.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "node.cli", "join", *common, *self.flags, *more],
+                    [sys.executable, "-m", "node.cli", *self.command, *common, *self.flags, *more],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -211,24 +211,12 @@ class NodeProcess:
                     child.kill()
 
 
-def start_fed(
-    command: str, data_dir: Path, run_file: Path, cache_dir: Path, *flags: str
-) -> NodeProcess:
-    """The learner of a run (`learn`), or a worker of its (`join`); clean it up."""
-    node = NodeProcess(data_dir, run_file, cache_dir)
-    words = [sys.executable, "-m", "node.cli", command, "--run", str(run_file)]
-    words += ["--data-dir", str(data_dir), "--listen", LOOPBACK, "--threads", "1", *flags]
-    data_dir.mkdir()
-    with node.log.open("ab") as log:
-        environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(cache_dir)}
-        node.starts.append(
-            subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
-        )
-    return node
-
-
 MakeNode = Callable[..., NodeProcess]
 """The fixture `make_node`: (name, further flags) -> a node that has not been started."""
+
+MakeFed = Callable[..., list[NodeProcess]]
+"""The fixture `make_fed`: (flags of all, `worker`: further ones of workers, `names`: of these) -> a
+learner and workers that feed it, all started."""
 
 
 def all_gone(processes: list[psutil.Process], wait_s: float = 30.0) -> bool:

@@ -1,7 +1,6 @@
 """`swarm-node report` on a real learner and two workers: who had which version when."""
 
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,7 @@ from node.monitor.records import (
     VersionSpreading,
 )
 from node.monitor.waterfall import PUBLISHER, Waterfall, waterfall
-from tests.integration.nodes import (
-    LEARNER_RUN_TEXT,
-    NodeProcess,
-    start_fed,
-    swarm_node,
-    until,
-)
+from tests.integration.nodes import MakeFed, NodeProcess, swarm_node, until
 
 pytestmark = pytest.mark.integration
 
@@ -41,37 +34,25 @@ def at_version(node: NodeProcess, version: int) -> list[VersionCame]:
 
 
 def test_a_report_draws_what_two_workers_did_with_each_version(
-    tmp_path: Path, prepared: tuple[Path, Path]
+    tmp_path: Path, make_fed: MakeFed
 ) -> None:
-    key, run_file = tmp_path / "key.pem", tmp_path / "fed.toml"
-    learner_id = swarm_node("keygen", "--out", key).stdout.strip()
-    run_file.write_text(LEARNER_RUN_TEXT.format(peer=learner_id))
-    with ExitStack() as stack:
+    learner, *workers = make_fed("--no-lan", names=("ann", "ben"))
+    ids = [worker.until(worker.status).peer_id for worker in workers]
+    for worker in workers:
+        worker.until(lambda worker=worker: at_version(worker, VERSION))
 
-        def start(command: str, name: str, *flags: str) -> NodeProcess:
-            node = start_fed(command, tmp_path / name, run_file, prepared[1], "--no-lan", *flags)
-            stack.callback(node.clean_up)
-            return node
+    def spread() -> bool:
+        """The learner has learned of both that they use a version, and that both have one."""
+        seen = learner.events(VersionSpreading)
+        if not any(each.peers == 2 for each in learner.events(VersionSpread)):
+            return False
+        return set(ids) <= {each for event in seen for each in event.using}
 
-        learner = start("learn", "learner", "--key-file", str(key), "--evaluate-every", "0")
-        peer = learner.address()
-        workers = [start("join", name, "--peer", peer) for name in ("ann", "ben")]
-        ids = [worker.until(worker.status).peer_id for worker in workers]
-        for worker in workers:
-            worker.until(lambda worker=worker: at_version(worker, VERSION))
-
-        def spread() -> bool:
-            """The learner has learned of both that they use a version, and that both have one."""
-            seen = learner.events(VersionSpreading)
-            if not any(each.peers == 2 for each in learner.events(VersionSpread)):
-                return False
-            return set(ids) <= {each for event in seen for each in event.using}
-
-        learner.until(spread)
-        nodes = (learner, *workers)
-        for node in nodes:
-            assert node.interrupt() == 0, node.said()
-            until(lambda node=node: node.process.poll() is not None)
+    learner.until(spread)
+    nodes = (learner, *workers)
+    for node in nodes:
+        assert node.interrupt() == 0, node.said()
+        until(lambda node=node: node.process.poll() is not None)
 
     check_logs(learner, workers, ids)
     directories = [node.data_dir for node in nodes]

@@ -17,14 +17,7 @@ from swarm.mqtt import Incoming, Subscriber
 from swarm.telemetry import NodeReport
 from swarm.watching import Gone, NodeView, Watch
 from tests.brokers import open_mosquitto
-from tests.integration.nodes import (
-    LEARNER_RUN_TEXT,
-    MakeNode,
-    NodeProcess,
-    start_fed,
-    swarm_node,
-    until,
-)
+from tests.integration.nodes import MakeFed, MakeNode, until
 
 
 def now_s() -> float:
@@ -126,25 +119,13 @@ def agreeing(watcher: Watcher, peer: str, status: object) -> tuple[StatusSnapsho
     return before, status()
 
 
-def test_a_learner_and_its_worker_are_watched(tmp_path: Path, prepared: tuple[Path, Path]) -> None:
+def test_a_learner_and_its_worker_are_watched(tmp_path: Path, make_fed: MakeFed) -> None:
     """The learner tells of its worker, and the worker of the version that it was sent."""
-    key = tmp_path / "key.pem"
-    learner_id = swarm_node("keygen", "--out", key).stdout.strip()
-    run_file = tmp_path / "fed.toml"
-    run_file.write_text(LEARNER_RUN_TEXT.format(peer=learner_id))
     with open_mosquitto(tmp_path / "broker") as mosquitto, ExitStack() as stack:
         broker = Broker.parse(f"mqtt://127.0.0.1:{mosquitto.port}")
         watcher = stack.enter_context(Watcher(broker).watching())
-
-        def start(command: str, name: str, *flags: str) -> NodeProcess:
-            flags = ("--telemetry", str(broker), "--telemetry-interval", "0.5", *flags)
-            node = start_fed(command, tmp_path / name, run_file, prepared[1], *flags)
-            stack.callback(node.clean_up)
-            return node
-
-        learner = start("learn", "learner", "--key-file", str(key), "--evaluate-every", "0")
-        worker = start("join", "worker", "--peer", learner.address())
-        worker_id = worker.until(worker.status).peer_id
+        learner, worker = make_fed("--telemetry", str(broker), "--telemetry-interval", "0.5")
+        learner_id, worker_id = (n.until(n.status).peer_id for n in (learner, worker))
 
         def fed() -> bool:
             """The learner has trained on what the worker handed in, and says so."""

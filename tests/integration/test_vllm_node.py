@@ -3,10 +3,6 @@ That of a rollout worker comes from a learner."""
 
 import os
 import signal
-import subprocess
-import sys
-from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -14,12 +10,10 @@ import pytest
 from node.engines.policy_files import SHARED_MEMORY
 from node.monitor.records import StepDone, WorkDone
 from tests.integration.nodes import (
-    ENVIRON,
-    LOOPBACK,
+    MakeFed,
     MakeNode,
     NodeProcess,
     all_gone,
-    swarm_node,
     until,
 )
 
@@ -67,51 +61,19 @@ def test_rounds_with_vllm_through_its_death_and_the_nodes(make_node: MakeNode) -
     assert until(lambda: not in_memory(before))
 
 
-LEARNER_RUN = """
-name = "fed-sums"
-environments = [{{name = "scripted_sum", parameters = {{max = 9}}}}]
-sampling = {{max_new_tokens = 4}}
-held_out = {{tasks = 20}}
-
-[learner]
-peer = "{peer}"
-staleness_max = 2
-groups_per_step = 4
-group_size = 4
-"""
-
-
-def test_a_worker_with_vllm_feeds_a_learner(tmp_path: Path, prepared: tuple[Path, Path]) -> None:
+def test_a_worker_with_vllm_feeds_a_learner(make_fed: MakeFed) -> None:
     """Over several versions, each swapped into the server; what it says of its tokens is what the
     learner says of them, but for the steps between."""
-    key = tmp_path / "key.pem"
-    learner_id = swarm_node("keygen", "--out", key).stdout.strip()
-    run_file = tmp_path / "fed.toml"
-    run_file.write_text(LEARNER_RUN.format(peer=learner_id))
-    with ExitStack() as stack:
-
-        def start(command: str, *flags: str) -> NodeProcess:
-            node = NodeProcess(tmp_path / command, run_file, prepared[1])
-            stack.callback(node.clean_up)
-            words = [sys.executable, "-m", "node.cli", command, "--run", str(run_file), *flags]
-            words += ["--data-dir", str(node.data_dir), "--listen", LOOPBACK, "--threads", "1"]
-            node.data_dir.mkdir()
-            with node.log.open("ab") as log:
-                environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(node.cache_dir)}
-                node.starts.append(subprocess.Popen(words, stdout=log, stderr=log, env=environ))
-            return node
-
-        learner = start("learn", "--key-file", str(key), "--evaluate-every", "0")
-        worker = start("join", "--peer", learner.address(), "--engine", "vllm")
-        worker.until(lambda: any(each.policy_version >= 3 for each in worker.events(WorkDone)))
-        learner.until(lambda: len(learner.events(StepDone)) >= 4)
-        assert worker.troubles() == []
-        steps = [each for each in learner.events(StepDone) if each.informative_groups]
-        fresh = [each for each in steps if each.staleness_max == 0]
-        assert fresh or steps[0].step > 1  # the first is fresh, and mostly informative
-        assert all(each.mismatch_k3 is not None for each in steps)
-        for step in fresh:
-            assert step.mismatch_k3 is not None
-            assert step.mismatch_k3 < FP32_ERROR_MAX**2
-            assert step.effective_share == pytest.approx(1.0, abs=1e-3)
-        assert worker.interrupt() == 0
+    learner, worker = make_fed(worker=("--engine", "vllm"))
+    worker.until(lambda: any(each.policy_version >= 3 for each in worker.events(WorkDone)))
+    learner.until(lambda: len(learner.events(StepDone)) >= 4)
+    assert worker.troubles() == []
+    steps = [each for each in learner.events(StepDone) if each.informative_groups]
+    fresh = [each for each in steps if each.staleness_max == 0]
+    assert fresh or steps[0].step > 1  # the first is fresh, and mostly informative
+    assert all(each.mismatch_k3 is not None for each in steps)
+    for step in fresh:
+        assert step.mismatch_k3 is not None
+        assert step.mismatch_k3 < FP32_ERROR_MAX**2
+        assert step.effective_share == pytest.approx(1.0, abs=1e-3)
+    assert worker.interrupt() == 0
