@@ -3,8 +3,8 @@
 import json
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -127,23 +127,36 @@ def leaving(nursery: trio.Nursery) -> Iterator[None]:
     nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def watched(
+    broker: Broker, **options: Any
+) -> AsyncIterator[tuple[Seen, Publisher, Subscriber]]:
+    """A publisher and who hears it, both at work."""
+    seen, sending = Seen(), publisher(broker, **options)
+    subscriber = Subscriber(broker, TOPICS, Random(2))
+    async with trio.open_nursery() as nursery:
+        with leaving(nursery):
+            nursery.start_soon(subscriber.listen, seen.take)
+            nursery.start_soon(sending.run)
+            yield seen, sending, subscriber
+
+
 @broker_test
 def test_what_is_published_is_heard_and_kept_for_who_comes_later(tmp_path: Path) -> None:
     async def body(broker: Broker) -> None:
-        sending, first, later = publisher(broker), Seen(), Seen()
-        async with trio.open_nursery() as nursery:
-            with leaving(nursery):
-                nursery.start_soon(Subscriber(broker, TOPICS, Random(2)).listen, first.take)
-                nursery.start_soon(sending.run)
-                for sequence in range(5):
-                    sending.put(report(sequence))
-                await until(lambda: first.sequence == 4 and first.watch.taken == 5)
-                assert (first.watch.lost, sending.dropped) == (0, 0)
-                nursery.start_soon(Subscriber(broker, TOPICS, Random(3)).listen, later.take)
-                await until(lambda: later.sequence == 4)
-                assert later.watch.taken == 1
-                assert all(message.retained for message in later.messages)
-                assert first.gone is None
+        async with watched(broker) as (first, sending, _):
+            for sequence in range(5):
+                sending.put(report(sequence))
+            await until(lambda: first.sequence == 4 and first.watch.taken == 5)
+            assert (first.watch.lost, sending.dropped) == (0, 0)
+            later = Seen()
+            async with trio.open_nursery() as nursery:
+                with leaving(nursery):
+                    nursery.start_soon(Subscriber(broker, TOPICS, Random(3)).listen, later.take)
+                    await until(lambda: later.sequence == 4)
+            assert later.watch.taken == 1
+            assert all(message.retained for message in later.messages)
+            assert first.gone is None
 
     with open_mosquitto(tmp_path) as mosquitto:
         run(body, at(mosquitto))
@@ -183,28 +196,23 @@ def test_who_leaves_says_so_and_who_is_killed_is_said_to_be_gone(tmp_path: Path)
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_broker_that_is_killed_costs_what_is_counted(tmp_path: Path, *, secured: bool) -> None:
     async def body(mosquitto: Mosquitto, broker: Broker) -> None:
-        seen, sending = Seen(), publisher(broker, queue_max=8)
-        async with trio.open_nursery() as nursery:
-            with leaving(nursery):
-                subscriber = Subscriber(broker, TOPICS, Random(2))
-                nursery.start_soon(subscriber.listen, seen.take)
-                nursery.start_soon(sending.run)
-                sending.put(report(0))
-                await until(lambda: seen.sequence == 0)
-                mosquitto.kill()
-                await until(lambda: not sending.connected and not subscriber.connected)
-                for sequence in range(1, 101):
-                    sending.put(report(sequence))
-                assert sending.dropped == 100 - 8
-                await trio.to_thread.run_sync(mosquitto.start)
-                await until(lambda: sending.connected and subscriber.connected)
-                sending.put(report(101))
-                await until(lambda: seen.sequence == 101)
-                await until(lambda: sending.published + sending.dropped == 102)
-                # What the subscriber missed is either dropped here, or came to the broker before
-                # the subscriber was back; the gaps tell of both.
-                assert seen.watch.taken + seen.watch.lost == 102
-                assert seen.watch.lost >= sending.dropped
+        async with watched(broker, queue_max=8) as (seen, sending, subscriber):
+            sending.put(report(0))
+            await until(lambda: seen.sequence == 0)
+            mosquitto.kill()
+            await until(lambda: not sending.connected and not subscriber.connected)
+            for sequence in range(1, 101):
+                sending.put(report(sequence))
+            assert sending.dropped == 100 - 8
+            await trio.to_thread.run_sync(mosquitto.start)
+            await until(lambda: sending.connected and subscriber.connected)
+            sending.put(report(101))
+            await until(lambda: seen.sequence == 101)
+            await until(lambda: sending.published + sending.dropped == 102)
+            # What the subscriber missed is either dropped here, or came to the broker before
+            # the subscriber was back; the gaps tell of both.
+            assert seen.watch.taken + seen.watch.lost == 102
+            assert seen.watch.lost >= sending.dropped
 
     with open_mosquitto(tmp_path, tls=secured, users=secured) as mosquitto:
         options = {"password": PASSWORD, "ca_file": tmp_path / "ca.pem"} if secured else {}
@@ -241,15 +249,11 @@ def test_a_broker_that_does_not_let_us_in_is_told_of(tmp_path: Path, wrong: str)
 @broker_test
 def test_a_huge_payload_does_not_reach_us(tmp_path: Path) -> None:
     async def body(broker: Broker) -> None:
-        seen, sending = Seen(), publisher(broker)
-        async with trio.open_nursery() as nursery:
-            with leaving(nursery):
-                nursery.start_soon(Subscriber(broker, TOPICS, Random(2)).listen, seen.take)
-                nursery.start_soon(sending.run)
-                sending.put(replace(report(0), payload=b"x" * (2 * PACKET_BYTES_MAX)))
-                sending.put(report(1))
-                await until(lambda: seen.sequence == 1)
-                assert max(len(message.payload) for message in seen.messages) < 10_000
+        async with watched(broker) as (seen, sending, _):
+            sending.put(replace(report(0), payload=b"x" * (2 * PACKET_BYTES_MAX)))
+            sending.put(report(1))
+            await until(lambda: seen.sequence == 1)
+            assert max(len(message.payload) for message in seen.messages) < 10_000
 
     with open_mosquitto(tmp_path) as mosquitto:
         run(body, at(mosquitto))
@@ -275,24 +279,19 @@ def test_whatever_a_broker_carries_an_honest_node_is_seen(tmp_path: Path) -> Non
     ]
 
     async def body(broker: Broker) -> None:
-        seen, sending = Seen(), publisher(broker, queue_max=5_000)
-        async with trio.open_nursery() as nursery:
-            with leaving(nursery):
-                subscriber = Subscriber(broker, TOPICS, Random(2))
-                nursery.start_soon(subscriber.listen, seen.take)
-                nursery.start_soon(sending.run)
-                sending.put(report(0))
-                await until(lambda: seen.sequence == 0)
-                for message in (*flood, *wrong, honest):
-                    sending.put(message)
-                await until(lambda: seen.sequence == 1)
-                assert seen.watch.dropped == {
-                    Drop.TOPIC: 2_000,
-                    Drop.FORGED: 1,
-                    Drop.MALFORMED: 2,
-                    Drop.OVERSIZE: 1,
-                }
-                assert len(seen.watch.nodes(100.0)) == 1
+        async with watched(broker, queue_max=5_000) as (seen, sending, _):
+            sending.put(report(0))
+            await until(lambda: seen.sequence == 0)
+            for message in (*flood, *wrong, honest):
+                sending.put(message)
+            await until(lambda: seen.sequence == 1)
+            assert seen.watch.dropped == {
+                Drop.TOPIC: 2_000,
+                Drop.FORGED: 1,
+                Drop.MALFORMED: 2,
+                Drop.OVERSIZE: 1,
+            }
+            assert len(seen.watch.nodes(100.0)) == 1
 
     with open_mosquitto(tmp_path) as mosquitto:
         run(body, at(mosquitto))
