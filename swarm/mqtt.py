@@ -155,7 +155,8 @@ class _Connecting:
             self._ring()
             with trio.CancelScope(shield=True), trio.move_on_after(LEAVE_TIMEOUT_S):
                 await ended.wait()
-        raise bugs[0]
+            if bugs:
+                raise bugs[0]
 
     def _ring(self) -> None:
         """Wake the loop of the thread. From any thread."""
@@ -166,6 +167,8 @@ class _Connecting:
 
     async def _keep_connected(self) -> None:
         self._loop = asyncio.get_running_loop()
+        # Of connections alone: what is ours runs in tasks that are awaited.
+        self._loop.set_exception_handler(lambda _, what: log.warning("%s", what))
         while self._wanted:
             self.connections += 1
             client = self._client()
@@ -175,8 +178,8 @@ class _Connecting:
                     self._failures, self.failure = 0, ""
                     self._works = self.connected = True
                     self.established += 1
-                    await self._use(client)
-            except Exception as error:  # noqa: BLE001  boundary: paho on a broker's bytes
+                    await self._used(client)
+            except aiomqtt.MqttError as error:  # also where paho stumbles over a broker's bytes
                 if not self.connected:
                     self._choose_protocol()
                 self.failure = (str(error) or type(error).__name__)[:FAILURE_CHARS_MAX]
@@ -206,7 +209,14 @@ class _Connecting:
                 await asyncio.wait_for(self._news.wait(), left_s)
 
     def _client(self, **options: Any) -> Client:
-        broker = self._broker
+        broker, heard = self._broker, self._heard
+
+        class Inbox(asyncio.Queue[aiomqtt.Message]):
+            """aiomqtt's, which would grow without end or give up what is newest, uncounted."""
+
+            def put_nowait(self, item: aiomqtt.Message) -> None:
+                heard(item)
+
         properties = None
         if self._protocol is ProtocolVersion.V5:
             properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -224,12 +234,34 @@ class _Connecting:
             keepalive=KEEPALIVE_S,
             properties=properties,
             tls_context=self._tls,
+            queue_type=Inbox,
             **options,
         )
 
+    async def _used(self, client: Client) -> None:
+        """Use the connection for as long as it is wanted.
+
+        Raises:
+            MqttError: it was lost, or an answer did not come in time.
+        """
+        using = asyncio.ensure_future(self._use(client))
+        lost = asyncio.ensure_future(anext(client.messages))  # ends with the connection
+        try:
+            await asyncio.wait((using, lost), return_when=asyncio.FIRST_COMPLETED)
+            (using if using.done() else lost).result()
+        finally:
+            for each in (using, lost):
+                each.cancel()
+            await asyncio.gather(using, lost, return_exceptions=True)
+
     async def _use(self, client: Client) -> None:
         """What the connection is for; returns when it is not wanted any more."""
-        raise NotImplementedError
+        while self._wanted:
+            self._news.clear()
+            await self._news.wait()
+
+    def _heard(self, message: aiomqtt.Message) -> None:
+        """Whatever comes; what nobody asked for is let go."""
 
 
 def _let_go(client: Client) -> None:
@@ -299,53 +331,27 @@ class Publisher(_Connecting):
                     raise
                 self.published += 1
             if self._wanted:
-                await self._wait_for_news(client)
+                await self._news.wait()
         await _publish(client, self._will(self.connections))
-
-    async def _wait_for_news(self, client: Client) -> None:
-        """
-        Raises:
-            MqttError: the connection was lost.
-        """
-        news = asyncio.ensure_future(self._news.wait())
-        nothing = asyncio.ensure_future(anext(client.messages))  # ends with the connection
-        try:
-            await asyncio.wait((news, nothing), return_when=asyncio.FIRST_COMPLETED)
-            if nothing.done():
-                nothing.result()
-        finally:
-            for each in (news, nothing):
-                each.cancel()
-            await asyncio.gather(news, nothing, return_exceptions=True)
 
 
 async def _publish(client: Client, message: Outgoing) -> None:
     await client.publish(message.topic, message.payload, message.qos, message.retain)
 
 
-class _Knock(_Connecting):
-    answered = False
-
-    async def _use(self, client: Client) -> None:
-        self.answered = True
-        while self._wanted:
-            self._news.clear()
-            await self._news.wait()
-
-
 async def knock(broker: Broker, rng: Random, timeout_s: float) -> str:
     """Connect once. Returns why that cannot be done; empty: it can."""
     try:
-        knocking = _Knock(broker, rng)
+        knocking = _Connecting(broker, rng)
     except ConfigError as error:
         return str(error)
     with trio.move_on_after(timeout_s):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(knocking.run)
-            while not knocking.answered and knocking.connections <= KNOCKS_MAX:  # noqa: ASYNC110
+            while not knocking.established and knocking.connections <= KNOCKS_MAX:  # noqa: ASYNC110
                 await trio.sleep(KNOCK_LOOK_S)
             nursery.cancel_scope.cancel()
-    return "" if knocking.answered else knocking.failure or "it does not answer"
+    return "" if knocking.established else knocking.failure or "it does not answer"
 
 
 def publisher_of(
@@ -411,32 +417,12 @@ class Subscriber(_Connecting):
                     if taken % TAKEN_AT_A_TIME == 0:
                         await trio.lowlevel.checkpoint()
 
-    def _client(self, **options: Any) -> Client:
-        def take(message: aiomqtt.Message) -> None:
-            payload = message.payload if isinstance(message.payload, bytes) else b""
-            self.received += 1
-            self._queue.put(Incoming(str(message.topic), payload, message.retain))
-
-        class Inbox(asyncio.Queue[aiomqtt.Message]):
-            """aiomqtt's, which would grow without end or give up what is newest, uncounted."""
-
-            def put_nowait(self, item: aiomqtt.Message) -> None:
-                take(item)
-
-        return super()._client(queue_type=Inbox, **options)
+    def _heard(self, message: aiomqtt.Message) -> None:
+        payload = message.payload if isinstance(message.payload, bytes) else b""
+        self.received += 1
+        self._queue.put(Incoming(str(message.topic), payload, message.retain))
 
     async def _use(self, client: Client) -> None:
         for topic in self._topics:
             await client.subscribe(topic, qos=0)
-        lost = asyncio.ensure_future(anext(client.messages))
-        try:
-            while self._wanted and not lost.done():
-                self._news.clear()
-                news = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait((news, lost), return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-            if lost.done():
-                lost.result()
-        finally:
-            lost.cancel()
-            await asyncio.gather(lost, return_exceptions=True)
+        await super()._use(client)

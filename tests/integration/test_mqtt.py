@@ -1,5 +1,6 @@
 """Reports over a real broker: delivered, signed off, and counted where they are lost."""
 
+import gc
 import json
 import socket
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from swarm import mqtt
 from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
@@ -343,6 +345,75 @@ def test_a_try_that_failed_leaves_no_socket_open() -> None:
                             while await first.receive_some(1_000):
                                 pass
                     assert sending.connections <= 3  # at once, not when its keep-alive ran out
+
+    run(body)
+
+
+CONNACK = b"\x20\x03\x00\x00\x00"
+NONSENSE = (
+    b"",
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"\x20\x00",  # a connack of nothing
+    b"\x20\x03\x00\x87\x00",  # not authorised
+    CONNACK + b"\x30\xff\xff\xff\xff\xff",  # a length without end
+    CONNACK + b"\x30\x04\x00\x01\xff\x00",  # a topic that is no text
+    CONNACK + b"\x30\x04\x00\x01#\x00",  # a topic that is none
+    CONNACK + b"\x30\x02\x00\x09",  # a topic longer than the packet
+    CONNACK + b"\x90\x00",  # a suback of nothing
+    CONNACK + b"\xf0\x00\x00\x00",
+)
+
+
+@pytest.mark.parametrize("hears", [False, True])
+def test_whatever_a_broker_says_is_its_own_affair(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, hears: bool
+) -> None:
+    monkeypatch.setattr(mqtt, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(mqtt, "BACKOFF_S_MAX", 0.01)
+
+    async def body() -> None:
+        said = iter(NONSENSE)
+
+        async def speak(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some(1_000)
+                await stream.send_all(next(said, b""))
+
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                nursery.start_soon(trio.serve_listeners, speak, listeners)
+                broker = Broker.parse(f"mqtt://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+                client = Subscriber(broker, TOPICS, Random(1)) if hears else publisher(broker)
+                nursery.start_soon(client.run)
+                await until(lambda: client.connections > len(NONSENSE))
+
+    run(body)
+    gc.collect()  # when asyncio tells of errors that nobody asked for
+    assert [each.getMessage() for each in caplog.records if each.name == "asyncio"] == []
+
+
+def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
+    async def body() -> None:
+        async def let_in(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.send_all(CONNACK)
+                await stream.receive_some(1_000)
+                await stream.receive_some(1_000)
+
+        async with trio.open_nursery() as nursery:
+            with leaving(nursery):
+                listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+                nursery.start_soon(trio.serve_listeners, let_in, listeners)
+                broker = Broker.parse(f"mqtt://127.0.0.1:{listeners[0].socket.getsockname()[1]}")
+
+                def online(connection: int) -> Outgoing:
+                    raise ZeroDivisionError
+
+                will = status(1, online=False)
+                sending = Publisher(broker, online, lambda connection: will, Random(1))
+                with trio.fail_after(BOUND_S), pytest.raises(ZeroDivisionError):
+                    await sending.run()
 
     run(body)
 

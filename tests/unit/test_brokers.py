@@ -14,6 +14,7 @@ from swarm.errors import ConfigError
         ("mqtt://localhost", ("localhost", 1883, False, None)),
         ("mqtt://10.0.0.1:99/", ("10.0.0.1", 99, False, None)),
         ("mqtts://me@broker.example", ("broker.example", 8883, True, "me")),
+        ("mqtt://" + "a." * 126, ("a." * 126, 1883, False, None)),
         ("mqtts://[2001:db8::1]:8884", ("2001:db8::1", 8884, True, None)),
     ],
 )
@@ -27,7 +28,8 @@ def test_a_broker_is_read(text: str, expected: tuple[str, int, bool, str | None]
     "text",
     ["", "localhost", "http://localhost", "mqtt://", "mqtt://a b", "mqtt://h:99999", "mqtt://h:x",
      "mqtt://h/path", "mqtt://h\n", "mqtt://me:secret@h", "mqtt://@h",
-     "mqtt://me:a/secret@h", "mqtt://me:a@secret@h", "me:secret@h", "://me:secret/@@h:x"],
+     "mqtt://me:a/secret@h", "mqtt://me:a@secret@h", "me:secret@h", "://me:secret/@@h:x",
+     "mqtt://a..b", "mqtt://.b", "mqtt://" + "a" * 64, "mqtt://" + "a." * 127],
 )  # fmt: skip
 def test_what_is_no_broker_is_refused_and_no_password_is_shown(text: str) -> None:
     with pytest.raises(ConfigError) as info:
