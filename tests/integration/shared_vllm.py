@@ -5,17 +5,56 @@ bodies there.
 """
 
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
+from node.engines.base import Sampling
 from node.engines.vllm_engine import VllmEngine, open_vllm
+from node.training.policy import load_policy
+from swarm.rollouts import Completion, version_spans
 from tests.integration.vllm_models import model_directory
+from tests.unit.training_support import reference_logprobs
 
 TIMEOUT_S = 300.0  # for a body, and for the start
+CONTEXT_TOKENS = 1024  # of policies that sample on for long
+LOGPROB_ERROR_MAX = 2e-3  # fp32 against fp32, over completions of hundreds of sharp tokens
+
+
+def long_models(directory: Path, count: int) -> list[Path]:
+    """Policies that sample on for long."""
+    return [
+        model_directory(directory / f"v{n}", n, stops=False, context_tokens=CONTEXT_TOKENS)
+        for n in range(count)
+    ]
+
+
+def check_spans(
+    models: Mapping[int, Path],
+    prompts: Sequence[str],
+    groups: Sequence[Sequence[Completion]],
+    sampling: Sampling,
+) -> set[int]:
+    """Every token's log-prob is that of the version which its completion says made it, by a forward
+    pass of transformers. Returns the versions that made some. `models`: by version."""
+    policies = {version: load_policy(str(path), "cpu") for version, path in models.items()}
+    seen = set()
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            begin = 0
+            for version, count in version_spans(completion):
+                said = reference_logprobs(policies[version], prompt, completion, sampling)
+                part = slice(begin, begin + count)
+                assert completion.logprobs[part] == pytest.approx(said[part], abs=LOGPROB_ERROR_MAX)
+                begin += count
+                seen.add(version)
+            assert begin == len(completion.token_ids)
+            assert completion.policy_version == version_spans(completion)[0][0]
+    return seen
 
 
 class SharedVllm:

@@ -17,20 +17,23 @@ from safetensors.torch import load_file, save_file
 from node.engines import vllm_server
 from node.engines.base import Sampling
 from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.training.policy import Policy, load_policy
+from node.training.policy import load_policy
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET
-from tests.integration.shared_vllm import SharedVllm, shared_vllm
+from tests.integration.shared_vllm import (
+    CONTEXT_TOKENS,
+    SharedVllm,
+    check_spans,
+    long_models,
+    shared_vllm,
+)
 from tests.integration.vllm_models import model_directory
 from tests.support import run
-from tests.unit.training_support import reference_logprobs
 
-CONTEXT_TOKENS = 1024
 LONG = Sampling(max_new_tokens=700)
 SHORT = Sampling(max_new_tokens=8)
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
-LOGPROB_ERROR_MAX = 2e-3  # fp32 against fp32, over completions of hundreds of sharp tokens
 RANDOM_UPDATES = 100
 FRESH_EVERY = 50  # updates after which a server is started anew, to compare with
 TIMEOUT_S = 400.0
@@ -52,12 +55,7 @@ async def reference(directory: Path, rows: list[list[int]]) -> list[list[float]]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Policies that sample on for long."""
-    directory = tmp_path_factory.mktemp("models")
-    return [
-        model_directory(directory / f"v{n}", n, stops=False, context_tokens=CONTEXT_TOKENS)
-        for n in range(4)
-    ]
+    return long_models(tmp_path_factory.mktemp("models"), 4)
 
 
 @pytest.fixture(scope="module")
@@ -81,21 +79,9 @@ async def wait_for_tokens(engine: VllmEngine, asked: int) -> None:
         await trio.sleep(0.01)
 
 
-def check_spans(models: dict[int, Path], groups: list[tuple[Completion, ...]]) -> None:
-    """Every token's log-prob is that of the version which its completion says made it."""
-    policies: dict[int, Policy] = {
-        version: load_policy(str(path), "cpu") for version, path in models.items()
-    }
-    for prompt, group in zip(PROMPTS, groups, strict=True):
-        for completion in group:
-            begin = 0
-            for version, count in version_spans(completion):
-                said = reference_logprobs(policies[version], prompt, completion, LONG)
-                part = slice(begin, begin + count)
-                assert completion.logprobs[part] == pytest.approx(said[part], abs=LOGPROB_ERROR_MAX)
-                begin += count
-            assert begin == len(completion.token_ids)
-            assert completion.policy_version == version_spans(completion)[0][0]
+async def check(models: dict[int, Path], groups: list[tuple[Completion, ...]]) -> None:
+    """As `check_spans`, while the engine's loop goes on."""
+    await trio.to_thread.run_sync(check_spans, models, PROMPTS, groups, LONG)
 
 
 async def sampled_through(
@@ -121,7 +107,7 @@ def test_kept_tokens_are_of_the_versions_that_their_spans_name(
     async def body() -> None:
         engine = await shared.reset()
         made = await sampled_through(engine, [(models[1], 3), (models[2], 4)])
-        await trio.to_thread.run_sync(check_spans, {0: models[0], 3: models[1], 4: models[2]}, made)
+        await check({0: models[0], 3: models[1], 4: models[2]}, made)
         runs = [[version for version, _ in version_spans(c)] for group in made for c in group]
         assert [0, 3, 4] in runs
         assert engine.last_update is not None
@@ -144,7 +130,7 @@ def test_a_mode_without_mixed_completions(
             engine._mode = "keep"
         assert {version_spans(c)[0][0] for group in made for c in group} == {version}
         assert not any(c.spans for group in made for c in group)
-        await trio.to_thread.run_sync(check_spans, {0: models[0], 3: models[1]}, made)
+        await check({0: models[0], 3: models[1]}, made)
 
     shared.run(body)
 
@@ -157,7 +143,7 @@ def test_an_older_version_is_another_line(shared: SharedVllm, models: list[Path]
         await engine.load(models[1], 5)
         made = await sampled_through(engine, [(models[2], 2)])
         assert {(c.policy_version, c.spans) for group in made for c in group} == {(2, ())}
-        await trio.to_thread.run_sync(check_spans, {2: models[2]}, made)
+        await check({2: models[2]}, made)
 
     shared.run(body)
 
@@ -181,7 +167,7 @@ def test_only_what_changed_is_loaded(
         await engine.load(changed, 2)
         assert engine.last_update.tensors == 0
         made = await engine.generate(PROMPTS, 2, LONG, 7)
-        await trio.to_thread.run_sync(check_spans, {2: changed}, made)
+        await check({2: changed}, made)
 
     shared.run(body)
 
@@ -219,10 +205,10 @@ def test_a_load_that_goes_wrong_is_taken_back(
         assert "\n" not in str(failure.value)
         assert (engine.restarts - before, engine.rolled_back - again) == (restarts, 1)
         assert {(c.policy_version, c.spans) for group in made for c in group} == {(0, ())}
-        await trio.to_thread.run_sync(check_spans, {0: models[0]}, made)
+        await check({0: models[0]}, made)
         await engine.load(models[1], 3)
         made = await engine.generate(PROMPTS, 2, SHORT, 7)
-        await trio.to_thread.run_sync(check_spans, {3: models[1]}, made)
+        await check({3: models[1]}, made)
 
     shared.run(body)
 
