@@ -1,16 +1,15 @@
 """What telemetry costs a node, and what a broker and a watch carry on one core.
 
     python scripts/bench_telemetry.py load [--nodes 1000] [--seconds 30]
-    python scripts/bench_telemetry.py cost [--trials 6] [--seconds 30]
+    python scripts/bench_telemetry.py cost [--trials 6] [--rounds 400]
 
 `load`: nodes that report each second through a few connections to mosquitto; broker and watch
 share one core, the sender has the others. What did not come is counted by the gaps in what came.
 `cost`: what a report takes of a node's process; then two loopback nodes, telemetry off and on in
-turns, for `--seconds` each. Both need mosquitto.
+turns, each run with the same rounds to do. Both need mosquitto.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import shutil
@@ -19,8 +18,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from random import Random
@@ -52,8 +52,9 @@ RUN_ID = "bench-0123456789ab"
 CONNECTIONS = 10
 PEERS = tuple(Identity(bytes([i]) * 32).peer_id for i in range(8))  # in each report
 WARM_S = 5.0
-POLL_S = 0.5
-WARM_ROUNDS = 20
+POLL_S = 1.0
+WARM_ROUNDS = 50
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 RUN_TEXT = """
 name = "sums"
 environments = [{name = "scripted_sum", parameters = {max = 9}}]
@@ -68,9 +69,7 @@ def mosquitto(directory: Path, core: int | None = None) -> Iterator[tuple[Broker
     binary = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
     if binary is None:
         sys.exit("mosquitto is not installed: apt-get install mosquitto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = directory / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nlog_type none\n")
     process = subprocess.Popen([binary, "-c", str(config)], stderr=subprocess.DEVNULL)
@@ -258,70 +257,91 @@ def own_cost(broker: Broker, reports: int = 500) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a node has come."""
+    """How far a node has come, and the CPU seconds of all its processes until then."""
 
-    at_s: float  # monotonic
     rounds: int
-    cpu_s: float  # of the node and all its children
-
-    def round_since(self, before: "Reading") -> tuple[float, float]:
-        """Seconds and CPU seconds of a round in between, on average."""
-        rounds = self.rounds - before.rounds
-        return (self.at_s - before.at_s) / rounds, (self.cpu_s - before.cpu_s) / rounds
+    cpu_s: float
 
 
-def spell(directory: Path, seconds: float, flags: Sequence[str]) -> tuple[float, float]:
-    """Seconds and CPU seconds of a round of two nodes that share, once both are warm."""
+def spell(directory: Path, rounds: int, flags: Sequence[str]) -> tuple[float, float]:
+    """Median seconds and mean CPU seconds of a round of two nodes, the first rounds left out.
+
+    Keys, seeds and I are set and J = 0, so that each run trains the same policies on the same
+    tokens: all that differs is what `flags` say.
+    """
     run_file = directory / "sums.toml"
     run_file.write_text(RUN_TEXT)
     environ = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     common = [sys.executable, "-m", "node.cli", "join", "--run", str(run_file), "--threads", "1"]
-    common += ["--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan", "--no-upnp", "--no-dht"]
-    common += ["--evaluate-every", "0", "--checkpoint-every", "1000"]
+    common += ["--seed", "1", "--local", "4", "--external", "0", "--rounds", str(rounds)]
+    common += ["--no-lan", "--no-upnp", "--no-dht"]
+    common += ["--evaluate-every", "0", "--checkpoint-every", "1000", *flags]
+    keys = {name: Identity(name.encode() * 32) for name in ("a", "b")}
+    address = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    ways = {
+        "a": ["--listen", address],
+        "b": ["--listen", LOOPBACK, "--peer", f"{address}/p2p/{keys['a'].peer_id}"],
+    }
     nodes: dict[Path, psutil.Popen] = {}
+    found: dict[Path, list[Reading]] = {}
     with (directory / "log").open("wb") as log:
-        for name in ("a", "b"):
-            words = [*common, "--data-dir", str(directory / name), *flags]
-            if nodes:
-                words += ["--peer", address_of(directory / "a")]
-            nodes[directory / name] = psutil.Popen(words, stdout=log, stderr=log, env=environ)
-        while min(reading(*node).rounds for node in nodes.items()) < WARM_ROUNDS:
+        for name, key in keys.items():
+            data_dir = directory / name
+            data_dir.mkdir()
+            key.save(data_dir / "identity.pem")
+            words = [*common, "--data-dir", str(data_dir), *ways[name]]
+            nodes[data_dir] = psutil.Popen(words, stdout=log, stderr=log, env=environ)
+            found[data_dir] = []
+        while all(process.poll() is None for process in nodes.values()):
             time.sleep(POLL_S)
-        before = [reading(*node) for node in nodes.items()]
-        time.sleep(seconds)
-        after = [reading(*node) for node in nodes.items()]
+            for data_dir, process in nodes.items():
+                found[data_dir].append(Reading(len(round_ends(data_dir)), tree_cpu_s(process)))
         for process in nodes.values():
-            process.terminate()
-        for process in nodes.values():
-            process.wait()
-    took = [late.round_since(early) for late, early in zip(after, before, strict=True)]
-    return fmean(wall_s for wall_s, _ in took), fmean(cpu_s for _, cpu_s in took)
+            if process.wait():
+                sys.exit(f"a node ended with status {process.returncode}: {log_end(directory)}")
+    ends = [round_ends(data_dir)[WARM_ROUNDS:] for data_dir in nodes]
+    wall_s = median(later - earlier for each in ends for earlier, later in pairwise(each))
+    return wall_s, fmean(cpu_of_a_round(readings) for readings in found.values())
 
 
-def reading(data_dir: Path, process: psutil.Popen) -> Reading:
-    """Of a node that runs, by its event log and its processes."""
+def cpu_of_a_round(readings: Sequence[Reading]) -> float:
+    """CPU seconds, from the first warm reading to the last at which all processes lived."""
+    warm = [each for each in readings if each.rounds >= WARM_ROUNDS]
+    last = max(warm, key=lambda each: each.cpu_s)
+    return (last.cpu_s - warm[0].cpu_s) / (last.rounds - warm[0].rounds)
+
+
+def round_ends(data_dir: Path) -> list[float]:
+    """Unix seconds at which each round ended, as the node's log has them so far."""
     path = data_dir / "events.jsonl"
-    records = [record for _, record in read_events(path)] if path.exists() else []
-    spent_s = sum(
-        sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True))
-    )
-    rounds = sum(isinstance(record, RoundDone) for record in records)
-    return Reading(time.monotonic(), rounds, spent_s)
+    if not path.exists():
+        return []
+    return [at_s for at_s, record in read_events(path) if isinstance(record, RoundDone)]
 
 
-def address_of(data_dir: Path) -> str:
-    """Where a node listens, once it does."""
-    while True:
-        done = subprocess.run(
-            [sys.executable, "-m", "node.cli", "status", "--json", "--data-dir", str(data_dir)],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode == 0:
-            return str(json.loads(done.stdout)["addresses"][0])
-        time.sleep(0.2)
+def tree_cpu_s(process: psutil.Popen) -> float:
+    """Of a process and all under it; those that have ended count no more."""
+    spent_s = 0.0
+    with suppress(psutil.NoSuchProcess):
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                spent_s += sum(each.cpu_times()[:2])
+    return spent_s
 
 
-def cost(trials: int, seconds: float) -> None:
+def log_end(directory: Path) -> str:
+    """The last line that a node printed."""
+    return ((directory / "log").read_text().splitlines() or ["nothing printed"])[-1]
+
+
+def free_port() -> int:
+    """Of loopback, free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def cost(trials: int, rounds: int) -> None:
     """Print both modes by trial, and the median of the trials' differences."""
     with TemporaryDirectory() as directory, mosquitto(Path(directory)) as (broker, _):
         spent_s = own_cost(broker)
@@ -332,10 +352,10 @@ def cost(trials: int, seconds: float) -> None:
             for mode in ("off", "on") if trial % 2 == 0 else ("on", "off"):
                 flags = ["--telemetry", str(broker)] if mode == "on" else []
                 with TemporaryDirectory() as place:
-                    wall_s, cpu_s = pair[mode] = spell(Path(place), seconds, flags)
+                    wall_s, cpu_s = pair[mode] = spell(Path(place), rounds, flags)
                 print(
-                    f"trial {trial + 1} {mode:>3}: a round takes {wall_s:.4f} s, "
-                    f"{cpu_s:.4f} s of CPU",
+                    f"trial {trial + 1} {mode:>3}: a round takes {1000 * wall_s:.2f} ms (median), "
+                    f"{1000 * cpu_s:.2f} ms of CPU",
                     flush=True,
                 )
             pairs.append(pair)
@@ -353,11 +373,12 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--trials", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=400)
     options = parser.parse_args()
     if options.what == "load":
         load(options.nodes, options.seconds)
     else:
-        cost(options.trials, options.seconds)
+        cost(options.trials, options.rounds)
 
 
 if __name__ == "__main__":
