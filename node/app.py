@@ -32,6 +32,7 @@ from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, TELEMETRY_PASSWORD_VARIABLE, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import Maker, RolloutEngine
+from node.engines.hosts import PARAMETER_BYTES
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.evaluation import PassRate, evaluate
@@ -72,7 +73,6 @@ DAMAGED = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 RESTARTS_MAX = 5  # failures in a row without a finished round between them
 HAND_OVERS_MAX = 3  # failures in a row; then trainer and engine are started again
 ENGINE_NOTE = "engine"
-PARAMETER_BYTES = 4  # of the policy that the trainer writes
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
@@ -120,6 +120,9 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         micro_batch_tokens=config.micro_batch_tokens,
         completion_tokens_max=config.run.sampling.max_new_tokens,
         foreign_logprob_min=config.foreign_logprob_min,
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=config.lora_targets,
         **config.run.training.model_dump(),
         seed=config.seed,
         threads=config.threads,

@@ -74,6 +74,7 @@ def _add_join(commands: Any) -> None:
     )
     _add_network(join)
     _add_policy(join)
+    _add_lora(join)
     join.add_argument("--engine", help="torch (default) or vllm")
     join.add_argument(
         "--engine-update",
@@ -100,6 +101,7 @@ def _add_learn(commands: Any) -> None:
     learn = commands.add_parser("learn", help="be the central learner of a run that names this key")
     _add_network(learn)
     _add_policy(learn)
+    _add_lora(learn)
     learn.add_argument("--coordinator", metavar="PEER", help="who may plan its workers")
     _add_telemetry(learn)
     _add_course(learn, "steps")
@@ -163,6 +165,12 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
 
 
+def _add_lora(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lora-rank", metavar="N", help="train an adapter of this rank in place of the model"
+    )
+
+
 def _add_invite(commands: Any) -> None:
     invite = commands.add_parser("invite", help="print a line with which others can join")
     invite.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
@@ -178,6 +186,7 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--listen", action="append", metavar="ADDR")
     doctor.add_argument("--engine", help="torch (default) or vllm, which is tried then")
     doctor.add_argument("--model", help="test whether it can be read and fits")
+    _add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")
     doctor.add_argument("--telemetry-ca", metavar="FILE", help="of who may vouch for it")
     doctor.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
@@ -241,6 +250,7 @@ def _add_monitor(commands: Any) -> None:
 def _add_eval(commands: Any) -> None:
     evaluate = commands.add_parser("eval", help="held-out pass rate of a node's last checkpoint")
     _add_policy(evaluate)
+    _add_lora(evaluate)
     evaluate.add_argument("--threads", metavar="N")
     evaluate.set_defaults(run_command=_eval)
 

@@ -31,6 +31,7 @@ from pydantic import (
 from node.config_errors import Source, config_error
 from node.engines.base import Sampling
 from node.tasks.registry import environment
+from node.training.adapter_files import RANK_MAX, TARGETS_MAX
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
 from swarm.brokers import Broker
 from swarm.errors import ConfigError, RemoteProtocolError
@@ -388,6 +389,15 @@ class NodeConfig(_Frozen):
     foreign_logprob_min: Annotated[float, Field(lt=0)] | None = (
         None  # leaves foreign tokens that the own policy finds less likely out of training
     )
+    lora_rank: Annotated[int, Field(ge=0, le=RANK_MAX)] = (
+        0  # train an adapter of this rank in place of the model; 0: the model
+    )
+    lora_alpha: Annotated[float, Field(gt=0)] | None = None  # None: twice the rank
+    lora_targets: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...],
+        BeforeValidator(_split),
+        Field(max_length=TARGETS_MAX),
+    ] = ()  # layers with an adapter, such as q_proj; none: all of attention and MLP
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384  # padded tokens, prompts included
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch; 0: one for each core but one
 

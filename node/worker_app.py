@@ -19,11 +19,13 @@ from node.config import NodeConfig
 from node.engines.hosts import Host, open_torch_host, open_vllm_host
 from node.engines.vllm_engine import NOT_INSTALLED
 from node.learner_app import rules_of
+from node.models import resolve_model
 from node.monitor.events import Record
 from node.monitor.records import Trouble, VersionCame, VersionComing
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
+from node.training.adapter_files import is_adapter
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.telemetry import Role
@@ -37,8 +39,9 @@ EVENTS_MAX = 128  # of broadcasts that wait to be logged
 class PolicyHost:
     """The engine of a worker, from the first version on; `swarm.weights.swap.Engine`."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, say: Callable[[str], None] = lambda _: None) -> None:
         self._config = config
+        self._say = say
         self._lock = trio.Lock()  # a version may come while the engine is being restarted
         self._host: Host | None = None
         self._directory: Path | None = None
@@ -91,7 +94,8 @@ class PolicyHost:
 
     async def _start(self, directory: Path) -> None:
         config = self._config
-        spec = trainer_spec(config, str(directory))
+        model = await self._base() if is_adapter(directory) else str(directory)
+        spec = replace(trainer_spec(config, model), lora_rank=0)  # a version says what it is
         if config.engine == "vllm":
             host: Host = await open_vllm_host(
                 spec, config.data_dir, directory, config.engine_update
@@ -101,6 +105,13 @@ class PolicyHost:
         self._host = host
         self.serving = Serving(host.engine, host.tokenizer, lambda: self.version)
         self.ready.set()
+
+    async def _base(self) -> str:
+        """The model that adapters are for: the one named to this node, or else the run's."""
+        config = self._config
+        if "model" not in config.model_fields_set:
+            config = config.model_copy(update={"model": rules_of(config).model})
+        return await trio.to_thread.run_sync(resolve_model, config, self._say)
 
 
 def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
@@ -156,7 +167,7 @@ class WorkerApp(App):
         config, node = self._config, self._node
         learner = PeerId(rules_of(config).peer)
         node.discovery.sought = learner
-        self._host = PolicyHost(config)
+        self._host = PolicyHost(config, self._say)
         send, receive = trio.open_memory_channel[Record](EVENTS_MAX)
 
         def log(record: Record) -> None:

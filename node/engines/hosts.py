@@ -6,20 +6,27 @@ the log-probs of each new version should be: there is no trainer here to ask. It
 engine and goes with it.
 """
 
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from node.engines.base import RolloutEngine
+from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.probe import LogProbs, Rows
 from node.engines.swapping import SwappingEngine
 from node.engines.vllm_engine import UpdateMode, VllmEngine, make_vllm
+from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed
 from swarm.weights.versions import version_of
+
+PARAMETER_BYTES: Final = 4  # of a model that is written
+T = TypeVar("T")
 
 
 class Host(Protocol):
@@ -83,13 +90,17 @@ class VllmHost:
     """A vLLM engine and what it is checked against. Made by `open_vllm_host`.
 
     A load interrupts by itself, once all that can be done before is done; so a swap's pause, which
-    would come before that, is none.
+    would come before that, is none. An adapter is merged into its base before.
     """
 
-    def __init__(self, engine: VllmEngine, reference: "ReferencePolicy", tokenizer: str) -> None:
+    def __init__(
+        self, engine: VllmEngine, reference: "ReferencePolicy", tokenizer: str, stack: ExitStack
+    ) -> None:
+        """`stack` is closed at the end."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._reference = reference
+        self._stack = stack
 
     @property
     def alive(self) -> bool:
@@ -108,7 +119,10 @@ class VllmHost:
     async def load(self, directory: Path) -> None:
         """See `Engine`."""
         version = await trio.to_thread.run_sync(version_of, directory)
-        await self.engine.load(directory, version)
+        try:
+            await self.engine.load(await self._reference.whole(directory, version), version)
+        finally:
+            await self._reference.keep_only(self.engine.directory)
 
     async def resume(self) -> None:
         """See `Engine`."""
@@ -118,13 +132,20 @@ class VllmHost:
         """End both."""
         await self.engine.close()
         await self._reference.stop()
+        self._stack.close()
 
 
 class ReferencePolicy:
-    """A policy in a process of its own that is asked for log-probs alone."""
+    """A policy in a process of its own that is asked for log-probs, and makes whole models of
+    adapters: what it says of these is of base and adapter, and not of what it made."""
 
-    def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
+    def __init__(self, spec: TrainerSpec, data_directory: Path, stack: ExitStack) -> None:
+        """What it makes lies about until the stack is closed."""
         self._process = TrainerProcess(replace(spec, device="cpu"), data_directory)
+        self._directory = data_directory
+        self._stack = stack
+        self._files: PolicyFiles | None = None
+        self._made_of: dict[Path, Path] = {}  # whole models: of which adapters
 
     async def start(self) -> tuple[str, int]:
         """The tokenizer's fingerprint, and how many tokens the context takes.
@@ -139,13 +160,43 @@ class ReferencePolicy:
 
     async def logprobs(self, weights: Path, rows: Rows) -> LogProbs:
         """See `probe.Reference`."""
+        source = self._made_of.get(weights, weights)
+        return await self._persist(lambda: self._said(source, rows))
+
+    async def whole(self, weights: Path, version: int) -> Path:
+        """A version's directory as a whole model: itself, or an adapter merged into its base.
+
+        Raises:
+            ChildFailed: the adapter is damaged or for another base; or a crash.
+        """
+        if not is_adapter(weights):
+            return weights
+        made = await self._persist(lambda: self._merge(weights, version))
+        self._made_of[made] = weights
+        return made
+
+    async def keep_only(self, directory: Path) -> None:
+        """Remove what was made, but for this one."""
+        if self._files is not None:
+            await self._files.keep_only(directory)
+        self._made_of = {made: of for made, of in self._made_of.items() if made == directory}
+
+    async def _merge(self, weights: Path, version: int) -> Path:
+        await self._process.load(weights, version)
+        if self._files is None:
+            size_bytes = PARAMETER_BYTES * (await self._process.info()).parameters
+            self._files = self._stack.enter_context(policy_files(self._directory, size_bytes))
+        return await self._files.export(self._process, version)
+
+    async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
+        """What it says, by a process that is started anew where it died."""
         try:
-            return await self._said(weights, rows)
+            return await job()
         except ChildFailed:
             if self._process.alive:
                 raise
             await self._process.start()
-            return await self._said(weights, rows)
+            return await job()
 
     async def _said(self, weights: Path, rows: Rows) -> LogProbs:
         await self._process.load(weights, 0)
@@ -157,7 +208,7 @@ class ReferencePolicy:
 
 
 async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path) -> TorchHost:
-    """A started host on a version's directory, which is the spec's model.
+    """A started host on a version's directory: the spec's model, or an adapter for it.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -181,12 +232,13 @@ async def open_vllm_host(
     Raises:
         ConfigError, ChildFailed: it does not start.
     """
-    reference = ReferencePolicy(spec, data_directory)
+    stack = ExitStack()
+    reference = ReferencePolicy(spec, data_directory, stack)
     engine: VllmEngine | None = None
     try:
         tokenizer, context_tokens = await reference.start()
         engine = await make_vllm(
-            weights,
+            await reference.whole(weights, version_of(weights)),
             data_directory,
             threads=spec.threads,
             context_tokens=context_tokens,
@@ -199,5 +251,6 @@ async def open_vllm_host(
         if engine is not None:
             await engine.close()
         await reference.stop()
+        stack.close()
         raise
-    return VllmHost(engine, reference, tokenizer)
+    return VllmHost(engine, reference, tokenizer, stack)

@@ -76,7 +76,7 @@ class PolicyFiles:
 async def _export(trainer: Trainer, final: Path) -> Path:
     partial = final.with_name(final.name + _PARTIAL)
     await trio.to_thread.run_sync(_make_empty, partial)
-    await trainer.export(partial)
+    await trainer.export_whole(partial)
     await trio.to_thread.run_sync(_replace, partial, final)
     return final
 

@@ -110,6 +110,10 @@ class ScriptedPolicy:
         """See `Trainer.export`."""
         await trio.to_thread.run_sync((directory / "skill").write_text, str(self.skill))
 
+    async def export_whole(self, directory: Path) -> None:
+        """See `Trainer.export_whole`."""
+        await self.export(directory)
+
     async def memory_bytes(self) -> int:
         """See `Trainer.memory_bytes`."""
         return 0

@@ -105,7 +105,12 @@ class Trainer(Protocol):
         ...
 
     async def export(self, directory: Path) -> None:
-        """Write the policy alone as a Hugging Face model directory, for an engine to load."""
+        """Write the policy alone, for an engine to load: a Hugging Face model directory, or an
+        adapter in PEFT's format where one is trained."""
+        ...
+
+    async def export_whole(self, directory: Path) -> None:
+        """Write the policy alone as a Hugging Face model directory, an adapter merged into it."""
         ...
 
     async def memory_bytes(self) -> int:

@@ -7,6 +7,8 @@ step, and remembering which one is current, is the caller's part.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +37,17 @@ def save(
         LocalProtocolError: weights that are not finite, which nothing could be resumed from.
     """
     _check_finite(policy)
-    save_file(_untied(policy.model.state_dict()), directory / _MODEL)
+    save_file(_untied(_trained(policy)), directory / _MODEL)
     torch.save(
         {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()},
         directory / _OPTIMIZER,
     )
-    state = {"format": FORMAT, "policy_version": policy_version, "tokenizer": policy.fingerprint}
+    state = {
+        "format": FORMAT,
+        "policy_version": policy_version,
+        "tokenizer": policy.fingerprint,
+        "adapter": _adapter_record(policy),
+    }
     (directory / _STATE).write_text(json.dumps(state))
     sync_directory(directory)
 
@@ -70,6 +77,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
             raise ConfigError(f"checkpoint {directory} has format {state['format']}, not {FORMAT}")
         if state["tokenizer"] != policy.fingerprint:
             raise ConfigError(f"checkpoint {directory} is of another tokenizer than {policy.name}")
+        _check_adapter(directory, state.get("adapter"), policy)
         _restore_model(directory, policy, weights)
         optimizer.load_state_dict(saved["optimizer"])
         torch.set_rng_state(saved["rng"])
@@ -82,13 +90,35 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
 
 
 def export(directory: Path, policy: Policy) -> None:
-    """Write the policy as a Hugging Face model directory, tokenizer included; fsynced.
+    """Write the policy as a Hugging Face model directory, tokenizer included, or its adapter alone
+    where it has one; fsynced.
+
+    Raises:
+        LocalProtocolError: weights that are not finite.
+    """
+    if policy.adapter is None:
+        export_whole(directory, policy)
+        return
+    from node.training import adapters  # brings PEFT in
+
+    _check_finite(policy)
+    adapters.export(directory, policy)
+    sync_directory(directory)
+
+
+def export_whole(directory: Path, policy: Policy) -> None:
+    """Write the policy as a Hugging Face model directory, an adapter merged into it; fsynced.
 
     Raises:
         LocalProtocolError: weights that are not finite.
     """
     _check_finite(policy)
-    policy.model.save_pretrained(directory)
+    with ExitStack() as stack:
+        if policy.adapter is not None:
+            from node.training import adapters  # brings PEFT in
+
+            stack.enter_context(adapters.merged(policy))
+        policy.model.save_pretrained(directory)
     policy.tokenizer.save_pretrained(directory)
     sync_directory(directory)
 
@@ -101,6 +131,45 @@ def sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _trained(policy: Policy) -> Mapping[str, torch.Tensor]:
+    """What of the weights a checkpoint holds: all, or the adapter, in place and by name."""
+    if policy.adapter is None:
+        return policy.model.state_dict()
+    from node.training import adapters  # brings PEFT in
+
+    return adapters.factors(policy)
+
+
+def _adapter_record(policy: Policy) -> dict[str, Any] | None:
+    """What a checkpoint says of its adapter, and of the base that this is for."""
+    if policy.adapter is None:
+        return None
+    shape = asdict(policy.adapter.shape)
+    return {**shape, "targets": list(shape["targets"]), "base": policy.adapter.base}
+
+
+def _check_adapter(directory: Path, saved: Mapping[str, Any] | None, policy: Policy) -> None:
+    """
+    Raises:
+        ConfigError: the checkpoint is of a whole model and the policy has an adapter, or the other
+            way round; or of another adapter or base.
+    """
+    ours = _adapter_record(policy)
+    if saved == ours:
+        return
+    if saved is None or ours is None:
+        kinds = ("a whole model", "an adapter")
+        raise ConfigError(
+            f"checkpoint {directory} is of {kinds[saved is not None]}, and this node trains "
+            f"{kinds[ours is not None]}: set lora_rank as it was, or use another --data-dir"
+        )
+    name = next(name for name in ours if saved.get(name) != ours[name])
+    raise ConfigError(
+        f"checkpoint {directory} is of an adapter with {name} {saved.get(name)!r}, not "
+        f"{ours[name]!r}: set it as it was, or use another --data-dir"
+    )
 
 
 def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -116,7 +185,7 @@ def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.Tensor]) -> None:
-    target = policy.model.state_dict()
+    target = _trained(policy)
     expected = _untied(target)
     if expected.keys() != weights.keys() or any(
         expected[name].shape != weights[name].shape for name in expected
@@ -128,7 +197,7 @@ def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.
 
 
 def _check_finite(policy: Policy) -> None:
-    bad = _not_finite(policy.model.state_dict())
+    bad = _not_finite(_trained(policy))
     if bad is not None:
         raise LocalProtocolError(f"the policy's {bad} is not finite: it is not written")
 

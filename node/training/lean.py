@@ -191,6 +191,15 @@ class LeanModel:
         )
 
 
+def _weight(part: torch.nn.Module) -> torch.Tensor:
+    """What a projection multiplies with, its adapter included where it has one."""
+    if not hasattr(part, "lora_A"):
+        return part.weight
+    from node.training.adapters import effective_weight  # brings PEFT in
+
+    return effective_weight(part)
+
+
 def _join(layer: torch.nn.Module, heads: int, key_value_heads: int) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = None
@@ -201,14 +210,14 @@ def _join(layer: torch.nn.Module, heads: int, key_value_heads: int) -> _Layer:
     biased = parts[0].bias is not None
     return _Layer(
         norm=layer.input_layernorm.weight,
-        qkv=torch.cat([part.weight for part in parts]),
+        qkv=torch.cat([_weight(part) for part in parts]),
         qkv_bias=torch.cat([part.bias for part in parts]) if biased else None,
         head_norms=head_norms,
-        out=attention.o_proj.weight,
+        out=_weight(attention.o_proj),
         out_bias=attention.o_proj.bias,
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=mlp.down_proj.weight,
+        gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
+        down=_weight(mlp.down_proj),
     )
 
 

@@ -1,8 +1,9 @@
 """How much memory training will take, estimated before it starts.
 
 The estimate is meant to be a little high. Fixed part: weights, gradients and Adam's two moments,
-all fp32, next to the runtime itself. Varying part: what one micro-batch keeps for its backward
-pass, which is linear in its padded tokens.
+all fp32, next to the runtime itself; where an adapter is trained, these are its own, and of the
+model there are the weights alone. Varying part: what one micro-batch keeps for its backward pass,
+which is linear in its padded tokens.
 """
 
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node.training.adapter_files import AdapterShape
 from node.training.policy import load_error_line, pick_device, refuse_quantised
 from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
@@ -21,6 +23,7 @@ RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a mo
 MICRO_BATCH_TOKENS_MIN = 256
 _FLOAT = 4  # bytes
 _COPIES = 4  # weights, gradients, two moments
+_FROZEN = 1  # weights alone
 _GATHERED = 1  # weights, while rank 0 of several samples or writes
 _USABLE = 0.9  # of what is free: the rest is for everybody else
 
@@ -35,6 +38,7 @@ class ModelShape:
     intermediate: int
     heads: int
     vocabulary: int
+    adapter_parameters: int = 0  # of an adapter that is trained in place of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,12 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         available = int(free_bytes(device) * _USABLE)
         if ranks is not None and device.type == "cpu":
             available //= ranks.local_size
-    copies = _COPIES if ranks is None else _COPIES / ranks.size + _GATHERED
-    return fit(shape_of(spec.model), spec.micro_batch_tokens, available, spec.model, copies)
+    copies: float = _COPIES if spec.adapter is None else _FROZEN
+    if ranks is not None:
+        copies = copies / ranks.size + _GATHERED
+    return fit(
+        shape_of(spec.model, spec.adapter), spec.micro_batch_tokens, available, spec.model, copies
+    )
 
 
 def fit(
@@ -92,8 +100,9 @@ def fit(
 
 
 def estimate_bytes(shape: ModelShape, micro_batch_tokens: int, copies: float = _COPIES) -> int:
-    """Peak bytes of a training process that holds so many numbers for each parameter."""
-    states = int(_FLOAT * copies * shape.parameters)
+    """Peak bytes of a training process that holds so many numbers for each of the model's
+    parameters."""
+    states = int(_FLOAT * (copies * shape.parameters + _COPIES * shape.adapter_parameters))
     return RUNTIME_BYTES + states + _token_bytes(shape) * micro_batch_tokens
 
 
@@ -102,11 +111,11 @@ def _token_bytes(shape: ModelShape) -> int:
     return _FLOAT * (shape.layers * per_layer + 4 * shape.vocabulary)
 
 
-def shape_of(model: str) -> ModelShape:
+def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
     """Read a model's shape without its weights.
 
     Raises:
-        ConfigError: the configuration cannot be read.
+        ConfigError: the configuration cannot be read, or the model takes no such adapter.
     """
     try:
         config = AutoConfig.from_pretrained(model)
@@ -115,6 +124,11 @@ def shape_of(model: str) -> ModelShape:
             network = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(load_error_line(model, error)) from error
+    trained = 0
+    if adapter is not None:
+        from node.training import adapters  # brings PEFT in
+
+        trained = adapters.parameters(network, adapter, model)
     text = config.get_text_config()
     hidden = int(text.hidden_size)
     return ModelShape(
@@ -124,6 +138,7 @@ def shape_of(model: str) -> ModelShape:
         intermediate=int(getattr(text, "intermediate_size", None) or 4 * hidden),
         heads=int(getattr(text, "num_attention_heads", 1)),
         vocabulary=int(text.vocab_size),
+        adapter_parameters=trained,
     )
 
 

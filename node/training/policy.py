@@ -24,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from node.training.adapter_files import AdapterShape
 from node.training.spec import Device
 from swarm.errors import ConfigError
 
@@ -32,6 +33,14 @@ transformers_logging.disable_progress_bar()  # ours tell more, and a log file is
 _PLACEHOLDER = "0cd1e2a7"  # stands for a prompt in its chat template
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is trained of a policy where not all of it is; see `node.training.adapters`."""
+
+    shape: AdapterShape
+    base: str  # hash of the frozen weights
 
 
 @dataclass(slots=True)
@@ -46,6 +55,7 @@ class Policy:
     eos_ids: frozenset[int]  # any of them ends a completion
     eos_id: int  # appended to foreign text that ended by itself
     device: torch.device
+    adapter: Adapter | None = None
 
     @property
     def precision(self) -> str:

@@ -310,6 +310,10 @@ class TrainerProcess:
         """See `Trainer.export`."""
         await self._call("export", directory=str(directory))
 
+    async def export_whole(self, directory: Path) -> None:
+        """See `Trainer.export_whole`."""
+        await self._call("export_whole", directory=str(directory))
+
     async def memory_bytes(self) -> int:
         """See `Trainer.memory_bytes`."""
         return int(await self._call("memory"))
@@ -415,6 +419,10 @@ class InProcessTrainer:
     async def export(self, directory: Path) -> None:
         """See `Trainer.export`."""
         await self._run(partial(self._core.export, directory))
+
+    async def export_whole(self, directory: Path) -> None:
+        """See `Trainer.export_whole`."""
+        await self._run(partial(self._core.export_whole, directory))
 
     async def memory_bytes(self) -> int:
         """See `Trainer.memory_bytes`."""

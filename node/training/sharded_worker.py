@@ -23,13 +23,13 @@ from torch import distributed
 from node.engines.base import Sampling
 from node.training import checkpoint, memory, wire
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
-from node.training.policy import Policy, load_policy
+from node.training.policy import Policy
 from node.training.ranks import Ranks
 from node.training.sharded import ShardedTrainer, release
 from node.training.spec import TrainerSpec
 from node.training.team import Team, line_of
 from node.training.trainer import GroupTrainer
-from node.training.worker import NICENESS, CannotGoOn, TrainerCore, main, threads
+from node.training.worker import NICENESS, CannotGoOn, TrainerCore, main, opened, threads
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion
 
@@ -52,7 +52,7 @@ class ShardedCore(TrainerCore):
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
         """Load on the CPU what may fail on this rank alone; then have the others come."""
         self.plan = plan_of(self.spec, self._team.ranks)
-        whole = load_policy(self.spec.model, "cpu", self.spec.context_tokens_max)
+        whole = opened(self.spec, "cpu")
         self._parameters = whole.parameters
         trainer = GroupTrainer(whole, self.spec, self.plan.micro_batch_tokens)
         if saved is not None:
@@ -128,6 +128,10 @@ class ShardedCore(TrainerCore):
         self._collect()
         super().export(directory)
 
+    def export_whole(self, directory: Path) -> None:
+        self._collect()
+        super().export_whole(directory)
+
     def _collect(self, moments: bool = False) -> None:
         """Have the whole model here."""
         if self._is_whole and not moments:
@@ -169,7 +173,7 @@ def open_shares(spec: TrainerSpec, team: Team, plan: memory.MemoryPlan) -> Shard
     team.meet(device)
     limits = torch.tensor([plan.micro_batch_tokens, plan.row_tokens_max])
     distributed.all_reduce(limits, distributed.ReduceOp.MIN)
-    policy = load_policy(spec.model, "cpu", spec.context_tokens_max)
+    policy = opened(spec, "cpu")
     policy.device = device
     tokens_max, row_max = limits.tolist()
     return ShardedTrainer(policy, spec, team.ranks, tokens_max, row_max)

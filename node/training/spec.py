@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
+from node.training.adapter_files import RANK_MAX, TARGETS_MAX, AdapterShape
 from swarm.errors import ConfigError, require
 
 Aggregation = Literal["token_mean", "sequence_mean"]
@@ -127,6 +128,9 @@ class TrainerSpec:
     context_tokens_max: int = 4096  # cap on what the model's own configuration allows
     completion_tokens_max: int | None = None  # of foreign completions, EOS aside; None: context
     foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them
+    lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
+    lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank
+    lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"
@@ -149,6 +153,9 @@ class TrainerSpec:
                 self.foreign_logprob_min is None or self.foreign_logprob_min < 0,
                 "take a natural log-prob below 0",
             ),
+            ("lora_rank", 0 <= self.lora_rank <= RANK_MAX, f"take 0 (none) to {RANK_MAX}"),
+            ("lora_alpha", self.lora_alpha is None or self.lora_alpha > 0, "take a number above 0"),
+            ("lora_targets", len(self.lora_targets) <= TARGETS_MAX, f"at most {TARGETS_MAX} names"),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),
         )
@@ -157,6 +164,14 @@ class TrainerSpec:
             self.loss_parameters()
         except ValueError as error:
             raise ConfigError(f"trainer loss = {self.loss!r}: {error}") from None
+
+    @property
+    def adapter(self) -> AdapterShape | None:
+        """What is trained in place of the model; None: the model. Without targets: all."""
+        if self.lora_rank == 0:
+            return None
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
 
     def loss_parameters(self) -> LossParameters:
         """The loss' own parameters, but for those that are set here."""
@@ -169,4 +184,4 @@ class TrainerSpec:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "TrainerSpec":
-        return cls(**record)
+        return cls(**record | {"lora_targets": tuple(record["lora_targets"])})

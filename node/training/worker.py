@@ -22,9 +22,10 @@ import torch
 from node.engines.base import Sampling
 from node.engines.torch_engine import Generation
 from node.training import checkpoint, memory, rescoring, wire
+from node.training.adapter_files import is_adapter
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
 from node.training.policy import Policy, load_policy
-from node.training.spec import TrainerSpec
+from node.training.spec import Device, TrainerSpec
 from node.training.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
@@ -62,7 +63,7 @@ class TrainerCore:
         spec = self.spec
         torch.set_num_threads(threads(spec.threads))
         self.plan = memory.plan(spec)
-        policy = load_policy(spec.model, spec.device, spec.context_tokens_max)
+        policy = opened(spec, spec.device)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
         trainer = GroupTrainer(policy, spec, *limits)
         if saved is not None:
@@ -117,8 +118,9 @@ class TrainerCore:
             del self._sessions[number]
 
     def load(self, weights: Path, policy_version: int) -> None:
-        """See `RolloutEngine.load`. Generations that have begun go on with these weights."""
-        self.policy.load_weights(weights)
+        """See `RolloutEngine.load`. Generations that have begun go on with these weights. An
+        adapter goes onto the model that was loaded at the start."""
+        load_version(self.policy, weights)
         self.trainer.policy_version = policy_version
         self._weights_changed()
 
@@ -144,6 +146,39 @@ class TrainerCore:
     def export(self, directory: Path) -> None:
         checkpoint.export(directory, self.policy)
 
+    def export_whole(self, directory: Path) -> None:
+        checkpoint.export_whole(directory, self.policy)
+
+
+def load_version(policy: Policy, weights: Path) -> None:
+    """Take over a version's directory, a whole model or an adapter, or change nothing.
+
+    Raises:
+        ConfigError: it is damaged, or not for this policy.
+    """
+    if is_adapter(weights):
+        from node.training import adapters  # brings PEFT in
+
+        adapters.load(policy, weights)
+    elif policy.adapter is not None:
+        raise ConfigError(f"{weights}: a whole model, and this policy takes adapters")
+    else:
+        policy.load_weights(weights)
+
+
+def opened(spec: TrainerSpec, device: Device) -> Policy:
+    """The policy that a trainer begins with, with an adapter where one is trained.
+
+    Raises:
+        ConfigError: the model does not load, or takes no such adapter.
+    """
+    policy = load_policy(spec.model, device, spec.context_tokens_max)
+    if spec.adapter is not None:
+        from node.training import adapters  # brings PEFT in
+
+        adapters.attach(policy, spec.adapter, spec.seed)
+    return policy
+
 
 OpenCore = Callable[[TrainerSpec, Path | None], TrainerCore]
 
@@ -166,6 +201,7 @@ class _Server:
             "score": lambda r: wire.column_records(self._loaded.score(wire.groups_of(r["groups"]))),
             "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
+            "export_whole": lambda r: self._loaded.export_whole(Path(r["directory"])),
             "export": lambda r: self._loaded.export(Path(r["directory"])),
             "memory": lambda _: memory.resident_bytes(),
         }

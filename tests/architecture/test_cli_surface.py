@@ -9,21 +9,21 @@ from node.cli import _parser
 SURFACE = {
     "join": "--allow --announce --checkpoint-every --data-dir --engine --engine-update "
     "--evaluate-every --external --group-size --invite --key-file --learning-rate --listen --local "
-    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
-    "--private --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
+    "--lora-rank --metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision "
+    "--peer --private --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
     "--telemetry-interval --threads --tokens-per-s-max",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
-    "--invite --key-file --learning-rate --listen --metrics-listen --model --no-dht --no-lan "
-    "--no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
+    "--invite --key-file --learning-rate --listen --lora-rank --metrics-listen --model --no-dht "
+    "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads",
     "invite": "--data-dir",
-    "doctor": "--data-dir --engine --invite --listen --model --peer --run --telemetry "
+    "doctor": "--data-dir --engine --invite --listen --lora-rank --model --peer --run --telemetry "
     "--telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --listen --run-id",
-    "eval": "--data-dir --model --run --threads",
+    "eval": "--data-dir --lora-rank --model --run --threads",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",
     "simulate": "--nodes --plot --profile --scenario --seed",

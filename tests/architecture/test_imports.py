@@ -56,6 +56,10 @@ VIOLATIONS = {
         ("node/planted.py", "import reasoning_gym"),
         ("node/tasks/planted.py", "from reasoning_gym import factory"),
     ],
+    "peft is imported in node.training.adapters alone": [
+        ("node/planted.py", "import peft"),
+        ("node/training/planted.py", "def late():\n    from peft import LoraConfig"),
+    ],
     "sky is imported in coordinator.providers.skypilot alone": [
         ("coordinator/planted.py", "import sky"),
         ("coordinator/providers/planted.py", "def late():\n    from sky import launch"),

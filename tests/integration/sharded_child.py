@@ -16,7 +16,8 @@ from node.training.ranks import Ranks
 from node.training.sharded import ShardedTrainer
 from node.training.spec import TrainerSpec
 from node.training.trainer import GroupTrainer
-from tests.unit.training_support import group, open_policy
+from node.training.worker import opened
+from tests.unit.training_support import group
 
 STEPS = 3
 TOKENS_MAX = 64  # a few micro-batches, not as many for each rank
@@ -29,6 +30,7 @@ SPECS = {  # each loss, and each option that a micro-batch reads
         "test", learning_rate=RATE, loss="m2po", second_moment_max=4.0, updates_per_batch=2
     ),
     "unlikely": TrainerSpec("test", learning_rate=RATE, foreign_logprob_min=-2.0),
+    "adapter": TrainerSpec("test", learning_rate=RATE, lora_rank=4),
 }
 
 
@@ -81,8 +83,9 @@ def groups_of(policy: Policy, step: int) -> list[TrainingGroup]:
 
 def far_apart(model: Path, spec: TrainerSpec, kind: type[ShardedTrainer], ranks: Ranks) -> dict:
     """The largest differences after some steps: of what is reported, and of weights."""
-    alone = GroupTrainer(open_policy(model), spec, TOKENS_MAX)
-    shared = kind(open_policy(model), spec, ranks, TOKENS_MAX, None)
+    spec = replace(spec, model=str(model))
+    alone = GroupTrainer(opened(spec, "cpu"), spec, TOKENS_MAX)
+    shared = kind(opened(spec, "cpu"), spec, ranks, TOKENS_MAX, None)
     reported = masked = 0.0
     before = [p.detach().clone() for p in alone.policy.model.parameters()]
     for step in range(1, STEPS + 1):
@@ -92,7 +95,7 @@ def far_apart(model: Path, spec: TrainerSpec, kind: type[ShardedTrainer], ranks:
             if left[name] == left[name] or right[name] == right[name]:  # both nan: the same
                 reported = max(reported, abs(left[name] - right[name]))
         masked = max(masked, left["mask_fraction"])
-    whole = GroupTrainer(open_policy(model), spec, TOKENS_MAX) if ranks.rank == 0 else None
+    whole = GroupTrainer(opened(spec, "cpu"), spec, TOKENS_MAX) if ranks.rank == 0 else None
     shared.collect(whole, moments=True)
     if whole is None:
         return {}
@@ -100,6 +103,7 @@ def far_apart(model: Path, spec: TrainerSpec, kind: type[ShardedTrainer], ranks:
     moments = [
         float((alone.optimizer.state[a][name] - whole.optimizer.state[b][name]).abs().max())
         for a, b in pairs
+        if a.requires_grad
         for name in ("exp_avg", "exp_avg_sq", "step")
     ]
     with torch.no_grad():
