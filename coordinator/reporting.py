@@ -12,18 +12,19 @@ from swarm.brokers import Broker
 from swarm.identity import Identity
 from swarm.mqtt import Outgoing, Publisher, publisher_of
 from swarm.telemetry import (
+    NAME_CHARS_MAX,
     NOTES_MAX,
+    PHASE_CHARS_MAX,
     TEXT_CHARS_MAX,
     WORKERS_MAX,
     NodeReport,
     Topic,
     WorkerRow,
     encode_report,
+    finite,
 )
 from swarm.transport.base import TransportCounters
 
-NAME_CHARS_MAX: Final = 80
-PHASE_CHARS_MAX: Final = 40
 PHASES: Final = {True: "watching", False: "learner away"}
 
 
@@ -52,7 +53,7 @@ def view_metrics(view: View) -> dict[str, float]:
             "required_groups_per_s": predicted.required_per_s,
             "offered_groups_per_s": predicted.offered_per_s,
         }
-    return {name: value for name, value in metrics.items() if isfinite(value)}
+    return finite(metrics)
 
 
 def worker_row(row: Row) -> WorkerRow:

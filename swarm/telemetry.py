@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,9 +30,9 @@ LABELS_MAX: Final = 32  # values of one label: reasons, protocols
 ALARMS_MAX: Final = 16
 NOTES_MAX: Final = 16
 TEXT_CHARS_MAX: Final = 400
-CHUNKS_MAX: Final = (
-    16_384  # that a broadcast's bitfield shows; of more, each bit stands for several
-)
+NAME_CHARS_MAX: Final = 80
+PHASE_CHARS_MAX: Final = 40
+CHUNKS_MAX: Final = 16_384  # in a broadcast's bitfield; of more, each bit stands for several
 COUNT_MAX: Final = 2**63 - 1
 
 Role = Literal["node", "learner", "worker", "coordinator"]
@@ -155,9 +156,15 @@ METRICS: Final = _named(
     Metric("telemetry_dropped_total", "counter", "reports that could not be sent and were dropped"),
 )
 
+
+def finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Without what is no number, as the mean of nothing is."""
+    return {name: value for name, value in values.items() if isfinite(value)}
+
+
 _Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 _Peer = Annotated[str, Field(min_length=1, max_length=64)]
-_Name = Annotated[str, Field(min_length=1, max_length=80)]
+_Name = Annotated[str, Field(min_length=1, max_length=NAME_CHARS_MAX)]
 _Text = Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
 _Amount = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -185,7 +192,7 @@ class WorkerRow(_Part):
 
     name: _Name
     peer_id: Annotated[str, Field(max_length=64)] = ""
-    phase: Annotated[str, Field(max_length=40)] = ""
+    phase: Annotated[str, Field(max_length=PHASE_CHARS_MAX)] = ""
     version: _Count | None = None
     groups_per_s: Annotated[float, Field(ge=0)] | None = None
     price_per_h: Annotated[float, Field(ge=0)] | None = None
@@ -222,14 +229,12 @@ class NodeReport(_Part):
     peer_id: _Peer
     run_id: _Name
     role: Role
-    agent: Annotated[str, Field(max_length=80)] = ""
+    agent: Annotated[str, Field(max_length=NAME_CHARS_MAX)] = ""
     instance: Annotated[str, Field(max_length=32)]  # of the process: another one starts anew
-    sequence: (
-        _Count  # rises by one with each report of an instance: gaps are reports that were lost
-    )
+    sequence: _Count  # of the instance's reports, without gaps: what lacks was lost
     sent_at_s: Annotated[float, Field(ge=0, le=2**40)]  # unix time
     interval_s: Annotated[float, Field(gt=0, le=86_400)]
-    phase: Annotated[str, Field(max_length=40)] = ""
+    phase: Annotated[str, Field(max_length=PHASE_CHARS_MAX)] = ""
     metrics: Annotated[dict[_Name, _Amount], Field(max_length=len(METRICS))]
     labelled: Annotated[
         dict[_Name, Annotated[dict[_Name, _Amount], Field(max_length=LABELS_MAX)]],

@@ -5,7 +5,6 @@ What there is no figure for yet is left out of a report; zero means that it was 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Final
 
 from node.monitor.events import Record
@@ -16,23 +15,23 @@ from swarm.messages import ROLLOUTS_PROTOCOL, adverts_topic
 from swarm.telemetry import (
     CHUNKS_MAX,
     LABELS_MAX,
+    NAME_CHARS_MAX,
     NOTES_MAX,
     PEERS_MAX,
+    PHASE_CHARS_MAX,
     TEXT_CHARS_MAX,
     WORKERS_MAX,
-    AlarmReport,
     Broadcast,
     NodeReport,
     PeerTraffic,
     Role,
     WorkerRow,
+    finite,
 )
 from swarm.transport.base import TransportCounters
 from swarm.weights.service import Outcome
 from swarm.weights.sharing import Holding
 
-NAME_CHARS_MAX: Final = 80
-PHASE_CHARS_MAX: Final = 40
 OTHERS: Final = "others"  # the label of values that have no place of their own
 
 
@@ -141,11 +140,6 @@ def outcome_metrics(outcome: Outcome) -> dict[str, float]:
     if outcome.bound_s:
         metrics["broadcast_bound_ratio"] = applied.fetch_s / outcome.bound_s
     return metrics
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Without what is no number, as the mean of nothing is."""
-    return {name: value for name, value in values.items() if isfinite(value)}
 
 
 def bounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -298,7 +292,6 @@ class Reporter:
         *,
         now_s: float,
         dropped: int,
-        alarms: tuple[AlarmReport, ...] = (),
     ) -> NodeReport:
         """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
         self._sequence += 1
@@ -327,7 +320,6 @@ class Reporter:
             workers=extras.workers[:WORKERS_MAX],
             workers_left_out=max(0, len(extras.workers) - WORKERS_MAX),
             broadcast=extras.broadcast,
-            alarms=alarms,
             notes=tuple(each[:TEXT_CHARS_MAX] for each in snapshot.notes[:NOTES_MAX]),
         )
 
