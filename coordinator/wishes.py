@@ -5,7 +5,7 @@ Small files in its data directory, which it reads at each look.
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from coordinator.pacing import check_depth
 from swarm.errors import ConfigError
@@ -22,15 +22,10 @@ def read_drained(data_dir: Path) -> frozenset[str]:
     Raises:
         ConfigError: the list is damaged.
     """
-    path = data_dir / DRAINED_FILE
-    try:
-        names = json.loads(path.read_text())
-    except FileNotFoundError:
-        return frozenset()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}; delete it to drain nobody") from None
+    path, instead = data_dir / DRAINED_FILE, "drain nobody"
+    names = _read(path, [], instead)
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
-        raise ConfigError(f"{path}: is no list of names; delete it to drain nobody")
+        raise _damaged(path, "is no list of names", instead)
     return frozenset(names)
 
 
@@ -45,8 +40,7 @@ def drain(data_dir: Path, name: str, *, undo: bool) -> None:
     (names.discard if undo else names.add)(name)
     if len(names) > DRAINED_MAX:
         raise ConfigError(f"{DRAINED_MAX} are drained already")
-    data_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(data_dir / DRAINED_FILE, json.dumps(sorted(names)))
+    _write(data_dir / DRAINED_FILE, sorted(names))
 
 
 def read_depth(data_dir: Path) -> int | None:
@@ -55,14 +49,12 @@ def read_depth(data_dir: Path) -> int | None:
     Raises:
         ConfigError: the file is damaged.
     """
-    path = data_dir / DEPTH_FILE
+    path, instead = data_dir / DEPTH_FILE, "have the depth found"
+    depth = _read(path, None, instead)
     try:
-        depth = json.loads(path.read_text())
         return None if depth is None else check_depth(depth)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, ConfigError) as error:
-        raise ConfigError(f"{path}: {error}; delete it to have the depth found") from None
+    except ConfigError as error:
+        raise _damaged(path, error, instead) from None
 
 
 def set_depth(data_dir: Path, depth: int | None) -> None:
@@ -74,5 +66,23 @@ def set_depth(data_dir: Path, depth: int | None) -> None:
     """
     if depth is not None:
         check_depth(depth)
-    data_dir.mkdir(parents=True, exist_ok=True)
-    write_whole(data_dir / DEPTH_FILE, json.dumps(depth))
+    _write(data_dir / DEPTH_FILE, depth)
+
+
+def _read(path: Path, unasked: Any, instead: str) -> Any:
+    """What the file says; `unasked` where there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return unasked
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error, instead) from None
+
+
+def _damaged(path: Path, why: object, instead: str) -> ConfigError:
+    return ConfigError(f"{path}: {why}; delete it to {instead}")
+
+
+def _write(path: Path, wish: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(wish))
