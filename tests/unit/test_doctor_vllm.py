@@ -15,7 +15,7 @@ RUN = make_run()
 
 def found(engine: str, monkeypatch: pytest.MonkeyPatch, *there: str, **patched: Any) -> str:
     """The line where these builds are installed."""
-    monkeypatch.setattr(doctor_machine, "_is_installed", lambda name: name in there)
+    monkeypatch.setattr(doctor_machine, "is_installed", lambda name: name in there)
     monkeypatch.setattr(doctor_machine, "version", lambda name: "1.2")
     for name, value in patched.items():
         monkeypatch.setattr(doctor_machine, name, value)
