@@ -18,12 +18,10 @@ import trio
 from coordinator.view import is_known, known_names
 from coordinator.wishes import drain, set_depth
 from swarm.brokers import Broker
-from swarm.dashboard.listening import Listening
-from swarm.dashboard.server import Guarded, serve
+from swarm.dashboard.server import Guarded, serve_broker
 from swarm.errors import ConfigError, first_of
-from swarm.watching import Watch
+from swarm.telemetry import NAME_CHARS_MAX
 
-NAME_CHARS_MAX: Final = 80
 NAMES_TOLD_MAX: Final = 8
 
 
@@ -99,16 +97,17 @@ def dashboard(
 async def _show(
     broker: Broker, listen: str, guarded: Guarded | None, say: Callable[[str], None]
 ) -> None:
-    watch = Watch()
-    listening = Listening(broker, watch, unix_s=time.time, rng=Random(secrets.randbits(64)))
+    page = functools.partial(
+        serve_broker,
+        broker,
+        listen,
+        unix_s=time.time,
+        rng=Random(secrets.randbits(64)),
+        guarded=guarded,
+    )
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:
-            page = functools.partial(
-                serve, watch, listen, listening.source, unix_s=time.time,
-                counters=listening.counters, guarded=guarded,
-            )  # fmt: skip
             url = await nursery.start(page)
-            nursery.start_soon(listening.run)
             say(f"the page is at {url}; nodes report with --telemetry {broker}")
             async for _ in signals:
                 nursery.cancel_scope.cancel()

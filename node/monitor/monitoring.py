@@ -17,10 +17,8 @@ import trio
 
 from node.child_environment import child_environ
 from swarm.brokers import PORT, Broker
-from swarm.dashboard.listening import Listening
-from swarm.dashboard.server import PORT_DEFAULT, serve
+from swarm.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.errors import ChildFailed, ConfigError, first_of
-from swarm.watching import Watch
 
 EMBEDDED: Final = "embedded"
 BROKER_LISTEN: Final = f"127.0.0.1:{PORT}"
@@ -63,20 +61,16 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
         async with _broker(options, say) as broker:
-            watch = Watch(options.run_id)
-            listening = Listening(broker, watch, unix_s=time.time, rng=Random(secrets.randbits(64)))
+            page = partial(
+                serve_broker,
+                broker,
+                options.listen,
+                unix_s=time.time,
+                rng=Random(secrets.randbits(64)),
+                run_id=options.run_id,
+            )
             async with trio.open_nursery() as services:
-                services.start_soon(listening.run)
-                url = await services.start(
-                    partial(
-                        serve,
-                        watch,
-                        options.listen,
-                        listening.source,
-                        unix_s=time.time,
-                        counters=listening.counters,
-                    )
-                )
+                url = await services.start(page)
                 say(f"nodes report here when they are started with --telemetry {broker}")
                 say(f"the page is at {url}")
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from random import Random
 from typing import Any, Final
 
 import anyio
@@ -26,6 +27,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from swarm.brokers import Broker
+from swarm.dashboard.listening import Listening
 from swarm.dashboard.state import Source, State
 from swarm.errors import ConfigError
 from swarm.watching import NodeView, Watch
@@ -309,6 +312,29 @@ async def serve(
                 board.put(frame)
             took_s = trio.current_time() - began_s
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
+
+
+async def serve_broker(
+    broker: Broker,
+    listen: str,
+    *,
+    unix_s: Callable[[], float],
+    rng: Random,
+    run_id: str | None = None,
+    guarded: Guarded | None = None,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
+
+    Raises:
+        ConfigError: as of `serve`; or the broker's certificates cannot be read.
+    """
+    watch = Watch(run_id)
+    listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
+    page = functools.partial(serve, unix_s=unix_s, counters=listening.counters, guarded=guarded)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listening.run)
+        task_status.started(await nursery.start(page, watch, listen, listening.source))
 
 
 def telemetry_of(watch: Watch) -> dict[str, int]:
