@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ConfigError
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
-TELEMETRY_PASSWORD_VARIABLE = "SWARM_NODE_TELEMETRY_PASSWORD"  # as of `swarm-node`
 
 
 def parser() -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ def _add_serve(commands: Any) -> None:
         help="plan, start and stand by the workers of a learner, until interrupted",
         description="The learner has to name this coordinator: swarm-node learn --coordinator "
         "PEER, with the id that is printed at the start. It goes on without one. A broker's "
-        f"password comes from {TELEMETRY_PASSWORD_VARIABLE}.",
+        f"password comes from {PASSWORD_VARIABLE}.",
     )
     source = serve.add_mutually_exclusive_group(required=True)
     source.add_argument("--file", type=Path, metavar="FILE", help="learner and machines, as TOML")
@@ -99,7 +99,7 @@ def _add_dashboard(commands: Any) -> None:
     )
     dashboard.add_argument(
         "--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host:port; its password "
-        "comes from SWARM_NODE_TELEMETRY_PASSWORD",
+        f"comes from {PASSWORD_VARIABLE}",
     )  # fmt: skip
     dashboard.add_argument("--broker-ca", type=Path, metavar="FILE", help="it is known by these")
     dashboard.add_argument(
@@ -157,7 +157,7 @@ def _broker(options: argparse.Namespace) -> Any:
         if options.telemetry_ca is not None:
             raise ConfigError("--telemetry-ca: of use with --telemetry mqtts://… alone")
         return None
-    password = os.environ.get(TELEMETRY_PASSWORD_VARIABLE)
+    password = os.environ.get(PASSWORD_VARIABLE)
     return Broker.parse(options.telemetry, password=password, ca_file=options.telemetry_ca)
 
 
@@ -183,7 +183,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     from coordinator.dashboard import dashboard, guarded_by
     from swarm.brokers import Broker
 
-    password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+    password = os.environ.get(PASSWORD_VARIABLE)
     broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
     token = None
     if options.token_env is not None:

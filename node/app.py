@@ -29,7 +29,7 @@ import psutil
 import trio
 
 from node.checkpoints import Checkpoint, Checkpoints
-from node.config import DEFAULT_RUN, TELEMETRY_PASSWORD_VARIABLE, NodeConfig, packaged_runs
+from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import Maker, RolloutEngine
 from node.engines.hosts import PARAMETER_BYTES
@@ -52,6 +52,7 @@ from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
 from swarm.address_book import AddressBook
+from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
 from swarm.identity import Identity
 from swarm.lan import LanUnavailable, announced, run_lan, tag_of
@@ -271,7 +272,7 @@ class App:
         self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
         self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
-        self._broker = broker_of(config, os.environ.get(TELEMETRY_PASSWORD_VARIABLE))
+        self._broker = broker_of(config, os.environ.get(PASSWORD_VARIABLE))
 
     async def run(self) -> int:
         self._leaving = trio.Event()

@@ -7,9 +7,10 @@ invitation, which may hold the key to a private swarm.
 
 import os
 
-from node.config import ENVIRON_PREFIX, PASSPHRASE_VARIABLE, TELEMETRY_PASSWORD_VARIABLE
+from node.config import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
+from swarm.brokers import PASSWORD_VARIABLE
 
-_secrets = {PASSPHRASE_VARIABLE, TELEMETRY_PASSWORD_VARIABLE, f"{ENVIRON_PREFIX}INVITE"}
+_secrets = {PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, f"{ENVIRON_PREFIX}INVITE"}
 
 
 def withhold(name: str) -> None:

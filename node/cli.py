@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -215,7 +216,7 @@ def _add_top(commands: Any) -> None:
         "top",
         help="a running node, or a whole swarm, drawn anew each second",
         description="q or Ctrl-C leaves. Without a terminal it prints once. A broker's password "
-        "comes from SWARM_NODE_TELEMETRY_PASSWORD.",
+        f"comes from {PASSWORD_VARIABLE}.",
     )
     top.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
     top.add_argument(
@@ -229,7 +230,7 @@ def _add_monitor(commands: Any) -> None:
     monitor = commands.add_parser(
         "monitor",
         help="a web page of the swarm, and a broker for nodes to report to",
-        description="A broker's password comes from SWARM_NODE_TELEMETRY_PASSWORD.",
+        description=f"A broker's password comes from {PASSWORD_VARIABLE}.",
     )
     monitor.add_argument(
         "--broker", metavar="URL", help="embedded (default), or mqtt[s]://[user@]host:port"
@@ -437,7 +438,7 @@ def _top(options: argparse.Namespace) -> int:
 
     broker = None
     if options.broker is not None:
-        password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+        password = os.environ.get(PASSWORD_VARIABLE)
         broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
     elif options.broker_ca is not None:
         raise ConfigError("--broker-ca: of use with --broker mqtts://… alone")
@@ -449,7 +450,7 @@ def _monitor(options: argparse.Namespace) -> int:
 
     names = ("broker", "broker_listen", "broker_ca", "listen", "run_id")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    password = os.environ.get("SWARM_NODE_TELEMETRY_PASSWORD")
+    password = os.environ.get(PASSWORD_VARIABLE)
     return monitor(MonitorOptions(**given, password=password), _say)
 
 

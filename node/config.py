@@ -33,7 +33,7 @@ from node.engines.base import Sampling
 from node.tasks.registry import environment
 from node.training.adapter_files import RANK_MAX, TARGETS_MAX
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
-from swarm.brokers import Broker
+from swarm.brokers import PASSWORD_VARIABLE, Broker
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.invite import Invitation
@@ -50,7 +50,6 @@ from swarm.messages import (
 ENVIRON_PREFIX = "SWARM_NODE_"
 RUN_VARIABLE = "SWARM_NODE_RUN"
 PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
-TELEMETRY_PASSWORD_VARIABLE = "SWARM_NODE_TELEMETRY_PASSWORD"
 DEFAULT_RUN = "demo"
 RUN_FILE_BYTES_MAX = 1_048_576
 RUN_HASH_CHARS = 12
@@ -538,7 +537,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     no_settings = {
         RUN_VARIABLE,
         PASSPHRASE_VARIABLE,
-        TELEMETRY_PASSWORD_VARIABLE,
+        PASSWORD_VARIABLE,
         passphrase,
     }
     return {

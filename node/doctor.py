@@ -12,7 +12,7 @@ from random import Random
 
 import trio
 
-from node.config import TELEMETRY_PASSWORD_VARIABLE, NodeConfig
+from node.config import NodeConfig
 from node.doctor_machine import (
     Finding,
     check_broker,
@@ -28,6 +28,7 @@ from node.monitor.status import fetch_status
 from node.training.spec import TrainerSpec
 from swarm import codec
 from swarm.address_book import GLOBAL, LOCAL, AddressBook, reach_of
+from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import (
     ConfigError,
     RequestRefused,
@@ -68,7 +69,7 @@ def examine(
     for check in (check_software, check_gpu, check_vllm, check_congestion, check_directory):
         tell(check(config))
     tell(check_model(config, spec))
-    password = os.environ.get(TELEMETRY_PASSWORD_VARIABLE)
+    password = os.environ.get(PASSWORD_VARIABLE)
     tell(trio.run(check_broker, config, password, Random(secrets.randbits(64))))
     trio.run(examine_network, config, tell, now_s)
     failed = [finding.check for finding in findings if finding.level == "fail"]

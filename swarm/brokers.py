@@ -9,6 +9,7 @@ from swarm.errors import ConfigError
 
 PORT: Final = 1883
 TLS_PORT: Final = 8883
+PASSWORD_VARIABLE: Final = "SWARM_NODE_TELEMETRY_PASSWORD"
 _BROKER = re.compile(
     r"(?P<scheme>mqtts?)://((?P<user>[^@/:\s]{1,128})@)?"
     r"(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|(?![A-Za-z0-9._-]{254})"

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ import trio
 from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed, printable
 from coordinator.providers.keys import WorkerKeys
+from swarm.brokers import PASSWORD_VARIABLE
 from swarm.control import ReportedWorker
 from swarm.errors import ConfigError
 from swarm.files import write_whole
@@ -28,6 +29,20 @@ LOG_BYTES_MAX: Final = 4_194_304  # of what it printed, kept when it is started 
 LEAVE_S: Final = 20.0  # for a worker that is told to leave; then it is killed
 LOOK_S: Final = 0.2  # whether it has left
 TAIL_BYTES: Final = 4_096  # of a log, looked at for its last line
+
+
+# What workers get of the coordinator's environment: names, and how names begin. Not what is for it
+# alone, such as the keys to clouds or the token of its page.
+PASSED: Final = frozenset((
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY",
+))  # fmt: skip
+PASSED_PREFIXES: Final = (
+    "LC_", "XDG_", "PYTHON", "SWARM_NODE_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "TORCH",
+    "PYTORCH_", "CUDA", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "OPENBLAS_", "VLLM_", "TRITON_",
+)  # fmt: skip
+SECRETS: Final = frozenset({"SWARM_NODE_PASSPHRASE", "SWARM_NODE_INVITE", PASSWORD_VARIABLE})
 
 
 class LocalProvider:
@@ -111,8 +126,7 @@ class LocalProvider:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # not as a flag, which others on this machine could read
-                env=os.environ | ({"SWARM_NODE_INVITE": self._invite} if self._invite else {}),
+                env=worker_environ(os.environ, machine.arguments, self._invite),
             )
         self._children[machine.name] = child
         try:
@@ -144,6 +158,23 @@ class LocalProvider:
             (self._directory / name / PROCESS_FILE).unlink(missing_ok=True)
         except OSError as error:
             raise ProviderFailed(f"{name}: {error}") from None
+
+
+def worker_environ(
+    environ: Mapping[str, str], arguments: Sequence[str], invite: str | None
+) -> dict[str, str]:
+    """What a worker with these arguments gets of an environment. It handles strangers' bytes and
+    models: of secrets it has the invitation, if there is one, which as a flag others on this
+    machine could read, and, if it reports to a broker, the password there."""
+    passed = {
+        name: value
+        for name, value in environ.items()
+        if name not in SECRETS and (name.upper() in PASSED or name.startswith(PASSED_PREFIXES))
+    }
+    reports = any(each.partition("=")[0] == "--telemetry" for each in arguments)
+    if PASSWORD_VARIABLE in environ and (reports or "SWARM_NODE_TELEMETRY" in environ):
+        passed[PASSWORD_VARIABLE] = environ[PASSWORD_VARIABLE]
+    return passed | ({"SWARM_NODE_INVITE": invite} if invite else {})
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

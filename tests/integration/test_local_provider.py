@@ -11,7 +11,7 @@ import trio
 from coordinator.fleet import Fleet, Machine
 from coordinator.providers import local
 from coordinator.providers.base import Condition, ProviderFailed
-from coordinator.providers.local import PROCESS_FILE, LocalProvider
+from coordinator.providers.local import PROCESS_FILE, LocalProvider, worker_environ
 from swarm.identity import Identity
 
 pytestmark = pytest.mark.integration
@@ -72,6 +72,37 @@ def test_a_worker_is_found_again_and_ended_by_who_did_not_start_it(
         await other.release("one")  # which is not there: no error
 
     trio.run(main)
+
+
+def test_a_worker_gets_no_secrets_that_it_does_not_need(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "PAGE_TOKEN", "SWARM_NODE_PASSPHRASE"):
+        monkeypatch.setenv(name, "a secret")
+    monkeypatch.setenv("SWARM_NODE_TELEMETRY_PASSWORD", "of the broker")
+    monkeypatch.setenv("SWARM_NODE_INVITE", "to elsewhere")
+    monkeypatch.setenv("SWARM_NODE_THREADS", "1")
+
+    async def main() -> dict[str, str]:
+        await provider.start(MACHINE)
+        environ = process_of(provider).environ()
+        await provider.release("one")
+        return environ
+
+    environ = trio.run(main)
+    assert environ["SWARM_NODE_THREADS"] == "1"
+    assert environ["PATH"] == os.environ["PATH"]
+    assert {"a secret", "of the broker", "to elsewhere"}.isdisjoint(environ.values())
+
+
+def test_a_worker_gets_the_secrets_that_it_does_need() -> None:
+    password = {"SWARM_NODE_TELEMETRY_PASSWORD": "of the broker"}
+    for arguments in (("--telemetry", "mqtt://h"), ("--telemetry=mqtt://h",)):
+        assert worker_environ(password, arguments, None) == password
+    assert worker_environ(password, ("--telemetry-interval", "1"), None) == {}
+    assert worker_environ(password, (), "here") == {"SWARM_NODE_INVITE": "here"}
+    by_variable = password | {"SWARM_NODE_TELEMETRY": "mqtt://h"}
+    assert worker_environ(by_variable, (), None) == by_variable
 
 
 def test_a_worker_that_died_says_what_it_said_last(provider: LocalProvider) -> None:
