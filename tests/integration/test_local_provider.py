@@ -13,6 +13,7 @@ from coordinator.providers import local
 from coordinator.providers.base import Condition, ProviderFailed
 from coordinator.providers.local import PROCESS_FILE, LocalProvider, worker_environ
 from swarm.identity import Identity
+from tests.support import run
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +72,7 @@ def test_a_worker_is_found_again_and_ended_by_who_did_not_start_it(
         assert not process.is_running()  # not even as a zombie
         await other.release("one")  # which is not there: no error
 
-    trio.run(main)
+    run(main)
 
 
 def test_a_worker_gets_no_secrets_that_it_does_not_need(
@@ -89,7 +90,7 @@ def test_a_worker_gets_no_secrets_that_it_does_not_need(
         await provider.release("one")
         return environ
 
-    environ = trio.run(main)
+    environ = run(main)
     assert environ["SWARM_NODE_THREADS"] == "1"
     assert environ["PATH"] == os.environ["PATH"]
     assert {"a secret", "of the broker", "to elsewhere"}.isdisjoint(environ.values())
@@ -122,7 +123,7 @@ def test_a_worker_that_died_says_what_it_said_last(provider: LocalProvider) -> N
         assert "unrecognized arguments" in found
         await provider.release("one")
 
-    trio.run(main)
+    run(main)
 
 
 def test_another_process_under_the_same_number_is_left_alone(
@@ -137,7 +138,7 @@ def test_another_process_under_the_same_number_is_left_alone(
         assert instance.condition is Condition.FAILED
         await again(provider).release("one")  # and this test goes on
 
-    trio.run(main)
+    run(main)
 
 
 def test_a_directory_that_cannot_be_made_is_a_failure_of_one_line(tmp_path: Path) -> None:
@@ -149,7 +150,7 @@ def test_a_directory_that_cannot_be_made_is_a_failure_of_one_line(tmp_path: Path
             await provider.start(MACHINE)
         assert "\n" not in str(info.value)
 
-    trio.run(main)
+    run(main)
 
 
 def test_a_worker_that_could_not_be_noted_down_is_ended_at_once(
@@ -169,7 +170,7 @@ def test_a_worker_that_could_not_be_noted_down_is_ended_at_once(
         assert not psutil.pid_exists(made[0])
         assert not await provider.look(())
 
-    trio.run(main)
+    run(main)
 
 
 def test_a_key_that_others_can_read_stops_one_worker_and_no_coordinator(
@@ -185,4 +186,4 @@ def test_a_key_that_others_can_read_stops_one_worker_and_no_coordinator(
         with pytest.raises(ProviderFailed, match="chmod 600"):
             await other.start(MACHINE)
 
-    trio.run(main)
+    run(main)
