@@ -1,5 +1,6 @@
 """What telemetry costs a node, and what a broker and a watch carry on one core.
 
+    python scripts/bench_telemetry.py                 # both, as `make bench` does
     python scripts/bench_telemetry.py load [--nodes 1000] [--seconds 30]
     python scripts/bench_telemetry.py cost [--trials 6] [--rounds 400]
 
@@ -369,15 +370,15 @@ def cost(trials: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("load", "cost"))
+    parser.add_argument("what", nargs="?", choices=("load", "cost"), help="default: both")
     parser.add_argument("--nodes", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--trials", type=int, default=6)
     parser.add_argument("--rounds", type=int, default=400)
     options = parser.parse_args()
-    if options.what == "load":
+    if options.what != "cost":
         load(options.nodes, options.seconds)
-    else:
+    if options.what != "load":
         cost(options.trials, options.rounds)
 
 
