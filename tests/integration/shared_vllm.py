@@ -33,6 +33,16 @@ def long_models(directory: Path, count: int) -> list[Path]:
     ]
 
 
+async def under_way(engine: VllmEngine, asked: int = 1) -> None:
+    """Until the server samples so many completions."""
+    while True:
+        assert engine._server is not None
+        load = await engine._server.load()
+        if load is not None and load.running >= asked:
+            return
+        await trio.sleep(0.01)
+
+
 def check_spans(
     models: Mapping[int, Path],
     prompts: Sequence[str],

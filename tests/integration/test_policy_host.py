@@ -15,6 +15,7 @@ from node.worker_app import PolicyHost
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
+from tests.integration.shared_vllm import under_way
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
@@ -122,7 +123,8 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
             assert len(children()) == 2  # the server's keeper, and who says what is right
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(generate, host)
-                await trio.sleep(0.2)
+                assert isinstance(host._host, VllmHost)
+                await under_way(host._host.engine)
                 await host.pause()
                 await host.load(second)
                 await host.resume()
@@ -144,6 +146,7 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
 
     run(body, timeout_s=VLLM_TIMEOUT_S)
     policies = {1: open_policy(first), 2: open_policy(second)}
+    assert len(made) == 8
     assert {version_spans(c)[-1][0] for c in made} <= {1, 2}
     for completion in made:
         begin = 0

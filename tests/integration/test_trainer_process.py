@@ -24,6 +24,7 @@ from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import version_spans
+from tests.integration.nodes import until
 from tests.support import run
 from tests.unit.training_support import qwen_directory
 
@@ -33,6 +34,7 @@ SAMPLING = Sampling(max_new_tokens=8)
 LONG = Sampling(max_new_tokens=5 * process.SEGMENT_STEPS)
 ADVANTAGES = (1.0, -1.0, 0.5, -0.5)
 CHILD_END_TIMEOUT_S = 10.0
+COMPUTES_S = 0.1  # of CPU, more than it takes to hear what is asked
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +290,7 @@ async def main():
     spec = TrainerSpec(sys.argv[1], device="cpu", threads=1)
     async with open_trainer(spec, Path(sys.argv[2])) as trainer:
         print(trainer.pid, flush=True)
+        sys.stdin.readline()
         while True:
             await trainer.generate(["1+1="] * 64, 8, Sampling(max_new_tokens=100), 1)
 
@@ -297,8 +300,13 @@ trio.run(main)
 
 def test_the_child_ends_with_a_killed_parent_also_while_it_computes(spec, tmp_path):
     command = [sys.executable, "-c", PARENT, spec.model, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
+        idle_s = child.cpu_times().user
+        parent.stdin.write("\n")
+        parent.stdin.flush()
+        until(lambda: child.cpu_times().user > idle_s + COMPUTES_S)
         parent.kill()
     _, alive = psutil.wait_procs([child], timeout=CHILD_END_TIMEOUT_S)
     assert not alive

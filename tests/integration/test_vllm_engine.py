@@ -22,6 +22,7 @@ from node.training.policy import Policy, load_policy
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
 from tests.integration.process_groups import gone, members
+from tests.integration.shared_vllm import under_way
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 
@@ -144,14 +145,16 @@ def test_the_old_version_serves_on_after_every_failure(tmp_path: Path) -> None:
                 with pytest.raises(ChildFailed, match=bad.name):
                     await engine.load(bad, 9)
                 assert await engine.generate(PROMPTS, 2, WARM, seed=1) == before
-            with trio.move_on_after(0.2):  # a cancelled call leaves the server in order
-                await engine.generate(PROMPTS, 32, Sampling(max_new_tokens=100), seed=3)
+            async with trio.open_nursery() as nursery:  # a cancelled call leaves it in order
+                nursery.start_soon(engine.generate, PROMPTS, 32, Sampling(max_new_tokens=100), 3)
+                await under_way(engine)
+                nursery.cancel_scope.cancel()
             assert await engine.generate(PROMPTS, 2, WARM, seed=1) == before
             assert engine.pid == process
 
             many = PROMPTS * 8, 32, Sampling(max_new_tokens=100), 3
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_kill_soon, process)
+                nursery.start_soon(_strike, engine)
                 struck = await engine.generate(*many)
             second = engine.pid
             assert second != process
@@ -182,10 +185,11 @@ def test_the_old_version_serves_on_after_every_failure(tmp_path: Path) -> None:
     run(body, timeout_s=TIMEOUT_S)
 
 
-async def _kill_soon(group: int | None) -> None:
-    assert group is not None
-    await trio.sleep(0.3)
-    os.killpg(group, signal.SIGKILL)
+async def _strike(engine: VllmEngine) -> None:
+    """Kill the server while it samples."""
+    await under_way(engine)
+    assert engine.pid is not None
+    os.killpg(engine.pid, signal.SIGKILL)
 
 
 def test_a_model_that_vllm_refuses_is_told_with_the_cause(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from node.engines.base import Sampling
 from node.engines.flow import LIMIT_FIRST
 from node.engines.vllm_engine import VllmEngine, make_vllm, open_vllm
 from swarm.errors import ChildFailed, ConfigError
+from tests.integration.shared_vllm import under_way
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
@@ -81,10 +83,13 @@ def test_a_server_killed_at_any_time_comes_back(model: Path, tmp_path: Path) -> 
 
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(generate)
-                    while engine.flow.in_flight == 0:  # noqa: ASYNC110
-                        await trio.sleep(0.01)
-                    await trio.sleep(0.1)
+                    await under_way(engine)
+                    assert engine.pid is not None
+                    os.killpg(engine.pid, signal.SIGSTOP)  # so that it is not done before
+                    assert engine.flow.in_flight > 0
                     kill(engine)
+                    with suppress(ProcessLookupError):  # all of it was killed
+                        os.killpg(engine.pid, signal.SIGCONT)
                 assert engine.restarts == number
                 assert [[c.token_ids for c in group] for group in made] == [
                     [c.token_ids for c in group] for group in calm

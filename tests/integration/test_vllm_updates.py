@@ -27,6 +27,7 @@ from tests.integration.shared_vllm import (
     check_spans,
     long_models,
     shared_vllm,
+    under_way,
 )
 from tests.integration.vllm_models import model_directory
 from tests.support import run
@@ -69,16 +70,6 @@ def shared(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
             yield found
 
 
-async def wait_for_tokens(engine: VllmEngine, asked: int) -> None:
-    """Until so many completions are being sampled."""
-    while True:
-        assert engine._server is not None
-        load = await engine._server.load()
-        if load is not None and load.running >= asked:
-            return
-        await trio.sleep(0.01)
-
-
 async def check(models: dict[int, Path], groups: list[tuple[Completion, ...]]) -> None:
     """As `check_spans`, while the engine's loop goes on."""
     await trio.to_thread.run_sync(check_spans, models, PROMPTS, groups, LONG)
@@ -96,7 +87,7 @@ async def sampled_through(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generate)
         for weights, version in loads:
-            await wait_for_tokens(engine, 4)
+            await under_way(engine, 4)
             await engine.load(weights, version)
     return made
 
@@ -198,7 +189,7 @@ def test_a_load_that_goes_wrong_is_taken_back(
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generate)
-            await wait_for_tokens(engine, 4)
+            await under_way(engine, 4)
             with pytest.raises(ChildFailed, match=said) as failure:
                 await engine.load(bad, 3)
         assert "version 0 serves on" in str(failure.value)
