@@ -178,8 +178,7 @@ async def watch(broker: Broker, nodes: int, seconds: float, broker_process: psut
         before = [sum(p.cpu_times()[:2]) for p in (own, broker_process)]
         for _ in range(int(seconds)):
             await trio.sleep(1.0)
-            seen.look(time.time())
-            seen.summary(time.time())
+            seen.nodes(time.time())
         spent = [
             sum(p.cpu_times()[:2]) - b for p, b in zip((own, broker_process), before, strict=True)
         ]

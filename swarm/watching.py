@@ -5,18 +5,14 @@ the same a broker may carry anything, so each collection is bounded and each ref
 time is an argument, always unix time in seconds.
 """
 
-from array import array
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
 from enum import StrEnum
-from math import isnan, nan
 from typing import Final
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.telemetry import (
-    AlarmReport,
     NodeReport,
     Status,
     Topic,
@@ -41,25 +37,7 @@ WINDOW_FAILURES_MAX: Final = 4_096
 TOPIC_FAILURES_MIN: Final = 16  # a topic with fewer in the window is not sampled
 FAILURES_SAMPLE: Final = 4  # one of so many is looked at then
 FIGURE_MAX: Final = 1e18  # of anything that is summed over nodes
-RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
-RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
 GAP_MAX: Final = 100_000  # reports that one gap counts for
-SAMPLES_MAX: Final = 120  # of one node; when full, every other one goes
-SAMPLE_S: Final = 1.0  # from one to the next, at first
-TRAFFIC_SAMPLES_MAX: Final = 600
-
-HISTORY_METRICS: Final = (
-    "bytes_in_total",
-    "bytes_out_total",
-    "round",
-    "own_reward",
-    "held_out_ratio",
-    "tokens_per_s",
-    "staleness_max_steps",
-    "idle_ratio",
-    "external_groups",
-    "round_s",
-)
 
 
 class Drop(StrEnum):
@@ -90,58 +68,6 @@ class NodeView:
     heard_s: float  # ago
     gone: Gone | None
     lost: int  # reports of this instance that never came
-    skew_s: float  # the node's clock less ours, when its last report came; half a way is in it
-    bytes_in_per_s: float  # between the last two reports
-    bytes_out_per_s: float
-    history: "History"
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """All nodes at one moment."""
-
-    nodes: int  # those that are gone included
-    gone: int
-    roles: dict[str, int]  # of those that are there
-    bytes_in_per_s: float
-    bytes_out_per_s: float
-    groups_accepted: int
-    groups_rejected: int
-    alarms: tuple[tuple[PeerId, AlarmReport], ...]  # critical ones first
-    taken: int  # reports
-    lost: int
-    repeated: int  # that a broker delivered again, as it does to who comes back
-    dropped: dict[str, int]  # by `Drop`
-    traffic: tuple[tuple[float, float, float], ...]  # (unix time, bytes in and out a second)
-
-
-class History:
-    """A node's figures over all the time that it was watched, in at most `SAMPLES_MAX` samples:
-    where there are more, every other one goes and the steps are twice as long from then on."""
-
-    __slots__ = ("_samples", "_step_s")
-
-    def __init__(self) -> None:
-        self._samples: list[array[float]] = []
-        self._step_s = SAMPLE_S
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def add(self, now_s: float, report: NodeReport) -> None:
-        """Take a sample, unless the last one is too recent."""
-        if self._samples and abs(now_s - self._samples[-1][0]) < self._step_s:
-            return
-        if len(self._samples) >= SAMPLES_MAX:
-            self._samples = self._samples[::2]
-            self._step_s *= 2
-        values = (report.metrics.get(name, nan) for name in HISTORY_METRICS)
-        self._samples.append(array("d", (now_s, *values)))
-
-    def series(self, name: str) -> list[tuple[float, float]]:
-        """(unix time, value) of a metric of `HISTORY_METRICS`, where it was reported."""
-        column = 1 + HISTORY_METRICS.index(name)
-        return [(each[0], each[column]) for each in self._samples if not isnan(each[column])]
 
 
 @dataclass(slots=True)
@@ -149,16 +75,12 @@ class _Entry:
     report: NodeReport
     size_bytes: int
     heard_at_s: float
-    skew_s: float
     lost: int = 0
     connection: int = 0  # the highest that was online
     offline: bool = False
-    bytes_in_per_s: float = 0.0
-    bytes_out_per_s: float = 0.0
     window_from_s: float = 0.0
     window_reports: int = 0
     window_failures: int = 0
-    history: History = field(default_factory=History)
 
     def gone(self, now_s: float) -> Gone | None:
         if self.offline:
@@ -188,7 +110,6 @@ class Watch:
         self._nodes_max = nodes_max
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()  # heard of last comes last
         self._early: OrderedDict[_Key, Status] = OrderedDict()
-        self._traffic: deque[tuple[float, float, float]] = deque(maxlen=TRAFFIC_SAMPLES_MAX)
         self._held_bytes = 0
         self.taken = 0
         self.repeated = 0
@@ -226,46 +147,6 @@ class Watch:
     def lost(self) -> int:
         """Reports that never came, by the gaps in what came."""
         return self._lost_before + sum(each.lost for each in self._entries.values())
-
-    def look(self, now_s: float) -> None:
-        """Note the traffic of all nodes for `Summary.traffic`; once a second or so."""
-        there = list(self._there(now_s))
-        self._traffic.append(
-            (
-                now_s,
-                sum(each.bytes_in_per_s for each in there),
-                sum(each.bytes_out_per_s for each in there),
-            )
-        )
-
-    def summary(self, now_s: float) -> Summary:
-        """All nodes taken together; figures are of those that are there."""
-        there = list(self._there(now_s))
-        alarms = sorted(
-            ((PeerId(e.report.peer_id), alarm) for e in there for alarm in e.report.alarms),
-            key=lambda item: (item[1].level != "critical", item[1].kind, item[0]),
-        )
-        return Summary(
-            nodes=len(self._entries),
-            gone=len(self._entries) - len(there),
-            roles=dict(Counter(each.report.role for each in there)),
-            bytes_in_per_s=sum(each.bytes_in_per_s for each in there),
-            bytes_out_per_s=sum(each.bytes_out_per_s for each in there),
-            groups_accepted=sum(int(e.report.metrics.get("accepted_total", 0)) for e in there),
-            groups_rejected=sum(
-                int(sum(map(plausible, e.report.labelled.get("rejected_total", {}).values())))
-                for e in there
-            ),
-            alarms=tuple(alarms),
-            taken=self.taken,
-            lost=self.lost,
-            repeated=self.repeated,
-            dropped={str(reason): count for reason, count in sorted(self.dropped.items())},
-            traffic=tuple(self._traffic),
-        )
-
-    def _there(self, now_s: float) -> Iterator[_Entry]:
-        return (each for each in self._entries.values() if each.gone(now_s) is None)
 
     def _take(
         self, topic: str, payload: bytes, now_s: float, retained: bool
@@ -346,12 +227,11 @@ class Watch:
             raise _Refused(Drop.REPLAYED)
         if not self._make_room(key, before, size_bytes, now_s):
             raise _Refused(Drop.FULL)
-        entry = _Entry(report, size_bytes, heard_at_s, skew_s, window_from_s=now_s)
+        entry = _Entry(report, size_bytes, heard_at_s, window_from_s=now_s)
         if before is None or before.report.instance != report.instance:
             self._apply_early(key, entry, retained)
         if before is not None:
             self._follow(before, entry, retained)
-        entry.history.add(heard_at_s, report)
         self._held_bytes += size_bytes - (before.size_bytes if before else 0)
         self._entries[key] = entry
         self._entries.move_to_end(key)
@@ -365,7 +245,6 @@ class Watch:
 
     def _follow(self, before: _Entry, entry: _Entry, retained: bool) -> None:
         """Carry over what outlasts a report."""
-        entry.history = before.history
         entry.window_from_s, entry.window_reports = before.window_from_s, before.window_reports
         entry.window_failures = before.window_failures
         last, report = before.report, entry.report
@@ -375,9 +254,6 @@ class Watch:
         entry.lost = before.lost + min(GAP_MAX, report.sequence - last.sequence - 1)
         entry.connection = before.connection
         entry.offline = before.offline and retained
-        if report.sent_at_s - last.sent_at_s >= RATE_INTERVAL_S_MIN:
-            entry.bytes_in_per_s = _rate(last, report, "bytes_in_total")
-            entry.bytes_out_per_s = _rate(last, report, "bytes_out_total")
 
     def _make_room(self, key: _Key, before: _Entry | None, size_bytes: int, now_s: float) -> bool:
         """Whether a report fits; gone nodes are forgotten for it, those heard longest ago first."""
@@ -420,20 +296,10 @@ def _same(last: NodeReport, report: NodeReport) -> bool:
     return (last.instance, last.sequence) == (report.instance, report.sequence)
 
 
-def _rate(last: NodeReport, report: NodeReport, name: str) -> float:
-    """A second, by the node's clock; finite, and so are sums of many."""
-    rise = report.metrics.get(name, 0.0) - last.metrics.get(name, 0.0)
-    return min(RATE_MAX, max(0.0, rise / (report.sent_at_s - last.sent_at_s)))
-
-
 def _view(entry: _Entry, now_s: float) -> NodeView:
     return NodeView(
         report=entry.report,
         heard_s=max(0.0, now_s - entry.heard_at_s),
         gone=entry.gone(now_s),
         lost=entry.lost,
-        skew_s=entry.skew_s,
-        bytes_in_per_s=entry.bytes_in_per_s,
-        bytes_out_per_s=entry.bytes_out_per_s,
-        history=entry.history,
     )

@@ -4,7 +4,7 @@ from typing import Any
 
 from swarm.identity import Identity
 from swarm.telemetry import NodeReport, encode_report
-from swarm.watching import Gone, History, NodeView
+from swarm.watching import Gone, NodeView
 
 INSTANCE = "1"
 NOW_S = 1_800_000_000.0
@@ -26,10 +26,6 @@ def seen(peer: str, *, gone: bool = False, heard_s: float = 0.5, **changes: Any)
         heard_s=heard_s,
         gone=Gone.SILENT if gone else None,
         lost=0,
-        skew_s=0.0,
-        bytes_in_per_s=0.0,
-        bytes_out_per_s=0.0,
-        history=History(),
     )
 
 

@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from swarm.telemetry import NodeReport
-from swarm.watching import RATE_INTERVAL_S_MIN, RATE_MAX, plausible
+from swarm.watching import plausible
 
 WINDOW_S: Final = 5.0  # a rate is over at least this much, or one interval
 SAMPLES_MAX: Final = 16  # of one node
+RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
+RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
 COUNTERS: Final = ("bytes_in_total", "bytes_out_total", "accepted_total", "generated_tokens_total")
 REJECTED: Final = "rejected_total"
 

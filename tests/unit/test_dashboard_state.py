@@ -9,7 +9,7 @@ import pytest
 from swarm.dashboard.broadcasts import CELLS_MAX, ROWS_MAX, bits_of, cell_shares, levels
 from swarm.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
 from swarm.dashboard.history import FOLDED_POINTS_MAX, RECENT_POINTS, Fold, Series
-from swarm.dashboard.rates import SAMPLES_MAX, WINDOW_S, Rates
+from swarm.dashboard.rates import RATE_MAX, SAMPLES_MAX, WINDOW_S, Rates
 from swarm.dashboard.server import Frames, frame_of
 from swarm.dashboard.state import (
     ALARMS_SHOWN_MAX,
@@ -28,7 +28,7 @@ from swarm.telemetry import (
     PeerTraffic,
     WorkerRow,
 )
-from swarm.watching import RATE_MAX, NodeView
+from swarm.watching import NodeView
 from tests.dashboard_samples import NOW_S, report, seen
 
 SOURCE = Source("mqtt://127.0.0.1:1883")

@@ -7,10 +7,6 @@ import pytest
 
 from swarm.identity import Identity
 from swarm.telemetry import (
-    ADVICE,
-    METRICS,
-    Alarm,
-    AlarmReport,
     NodeReport,
     Status,
     Topic,
@@ -20,15 +16,10 @@ from swarm.telemetry import (
 from swarm.watching import (
     EARLY_MAX,
     FAILURES_SAMPLE,
-    FIGURE_MAX,
     GONE_S_MAX,
     GONE_S_MIN,
-    HISTORY_METRICS,
-    RATE_MAX,
     REPORTS_BYTES_MAX,
-    SAMPLES_MAX,
     SKEW_S_MAX,
-    TRAFFIC_SAMPLES_MAX,
     WINDOW_FAILURES_MAX,
     WINDOW_REPORTS_MAX,
     Drop,
@@ -204,7 +195,6 @@ def test_reports_of_an_earlier_process_are_not_the_node() -> None:
 def test_a_node_whose_clock_was_set_back_is_seen_when_it_starts_again() -> None:
     watch = Watch()
     assert send(watch, report_of(instance="old", sent_at_s=5_000.0), now_s=1_000.0)
-    assert view(watch, 1_000.0).skew_s == 4_000.0
     assert send(watch, report_of(instance="new", sent_at_s=1_010.0 - SKEW_S_MAX), now_s=1_010.0)
 
 
@@ -318,7 +308,7 @@ def test_the_bytes_of_all_reports_are_bounded() -> None:
     for each in who:
         send(watch, report_of(each, notes=notes), identity=each)
     assert watch.dropped[Drop.FULL] >= 5
-    assert watch.summary(100.0).nodes == len(who) - watch.dropped[Drop.FULL]
+    assert len(watch.nodes(100.0)) == len(who) - watch.dropped[Drop.FULL]
     # whoever is there already is not shut out by a report of the same size
     assert send(watch, report_of(who[0], sequence=1, notes=notes), identity=who[0])
 
@@ -329,74 +319,3 @@ def test_statuses_of_nodes_that_never_report_are_bounded() -> None:
         status = Status(run_id=RUN, instance="a", connection=1, online=True)
         watch.take(topic(who, "status"), encode_status(status, who), 100.0)
     assert len(watch._early) == EARLY_MAX
-
-
-# --- figures ------------------------------------------------------------------------------------
-
-
-def test_a_history_covers_the_whole_time_in_bounded_space() -> None:
-    watch = Watch()
-    count = 10 * SAMPLES_MAX
-    for i in range(count):
-        metrics = {"round": float(i)} | ({"own_reward": 0.5} if i % 2 else {})
-        send(watch, report_of(sequence=i, sent_at_s=100.0 + i, metrics=metrics))
-    history = view(watch, 100.0 + count).history
-    series = history.series("round")
-    assert SAMPLES_MAX / 2 <= len(series) <= SAMPLES_MAX
-    assert series[0] == (100.0, 0.0)
-    assert series[-1][1] > 0.9 * count
-    assert len(history.series("own_reward")) < len(series)
-    assert history.series("held_out_ratio") == []
-    assert set(HISTORY_METRICS) <= set(METRICS)
-
-
-def test_rates_are_by_the_clock_of_the_node() -> None:
-    watch = Watch()
-    first = {"bytes_in_total": 1_000.0, "bytes_out_total": 10.0}
-    second = {"bytes_in_total": 5_000.0, "bytes_out_total": 10.0}
-    send(watch, report_of(metrics=first))
-    send(watch, report_of(sequence=1, sent_at_s=104.0, metrics=second), now_s=101.0)
-    assert view(watch, 101.0).bytes_in_per_s == 1_000.0
-    watch.look(101.0)
-    assert watch.summary(101.0).traffic == ((101.0, 1_000.0, 0.0),)
-    send(watch, report_of(sequence=2, sent_at_s=104.0, metrics=first), now_s=102.0)
-    assert view(watch, 102.0).bytes_in_per_s == 0.0  # no time passed: no rate
-    for i in range(TRAFFIC_SAMPLES_MAX + 5):
-        watch.look(102.0 + i)
-    assert len(watch.summary(102.0).traffic) == TRAFFIC_SAMPLES_MAX
-
-
-def test_figures_that_nobody_measured_stay_finite() -> None:
-    watch = Watch()
-    huge = {"rejected_total": {"a": 1e308, "b": 1e308}}
-    first, second = {"bytes_in_total": 0.0}, {"bytes_in_total": 1e308}
-    send(watch, report_of(sent_at_s=0.0, metrics=first), now_s=100.0)
-    send(watch, report_of(sequence=1, sent_at_s=5e-324, metrics=second), now_s=100.0)
-    assert view(watch, 100.0).bytes_in_per_s == 0.0
-    send(watch, report_of(sequence=2, sent_at_s=1.0, metrics=first), now_s=100.0)
-    send(watch, report_of(sequence=3, sent_at_s=2.0, metrics=second, labelled=huge), now_s=100.0)
-    assert view(watch, 100.0).bytes_in_per_s == RATE_MAX
-    assert watch.summary(100.0).groups_rejected == 2 * int(FIGURE_MAX)
-
-
-def test_a_summary_is_of_those_that_are_there() -> None:
-    watch = Watch()
-
-    def alarm(kind: Alarm, level: Any) -> AlarmReport:
-        return AlarmReport(kind=kind, level=level, text="so", advice=ADVICE[kind])
-
-    send(
-        watch,
-        report_of(
-            metrics={"accepted_total": 4.0},
-            labelled={"rejected_total": {"expired": 1.0, "quota": 2.0}},
-            alarms=(alarm(Alarm.DISK_LOW, "warning"), alarm(Alarm.NOT_SHARING, "critical")),
-        ),
-    )
-    send(watch, report_of(OTHER, sent_at_s=112.0, role="learner"), identity=OTHER)
-    early, late = watch.summary(105.0), watch.summary(112.0)
-    assert (early.nodes, early.gone, early.roles) == (2, 0, {"node": 1, "learner": 1})
-    assert (early.groups_accepted, early.groups_rejected) == (4, 3)
-    assert [each.kind for _, each in early.alarms] == [Alarm.NOT_SHARING, Alarm.DISK_LOW]
-    assert (late.nodes, late.gone, late.roles) == (2, 1, {"learner": 1})
-    assert late.alarms == ()
