@@ -147,7 +147,9 @@ async def watched(
 def test_what_is_published_is_heard_and_kept_for_who_comes_later(tmp_path: Path) -> None:
     async def body(broker: Broker) -> None:
         async with watched(broker) as (first, sending, _):
-            for sequence in range(5):
+            sending.put(report(0))
+            await until(lambda: first.sequence == 0)  # so it has subscribed
+            for sequence in range(1, 5):
                 sending.put(report(sequence))
             await until(lambda: first.sequence == 4 and first.watch.taken == 5)
             assert (first.watch.lost, sending.dropped) == (0, 0)
