@@ -194,8 +194,10 @@ class Learner:
         self._on_phase("leaving")
 
     def _is_due(self) -> bool:
-        """Whether the policy as it is now is one to publish, and is not on offer yet."""
-        return self.version - self._outlet.newest >= self.publish_every
+        """Whether the policy as it is now is one to publish, and is not on offer yet. Beyond the
+        pacing depth no worker would get a lease for what is on offer, and no step would come."""
+        period = min(self.publish_every, self._intake.pacing + 1)
+        return self.version - self._outlet.newest >= period
 
     # --- one step --------------------------------------------------------------------------
 
@@ -209,6 +211,9 @@ class Learner:
                 leased = await self._intake.take()
             if not leased and is_over():
                 return
+            if not leased and self._is_due():  # a plan has just lowered the depth
+                await self._publish()
+                self._on_phase("waiting")
         idle_s = trio.current_time() - started_s
         with trio.CancelScope(shield=True):
             shared = await self._draw()

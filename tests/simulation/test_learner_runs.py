@@ -123,6 +123,25 @@ def test_groups_of_a_worker_with_quantised_weights_are_counted_apart(tmp_path: P
     assert any(step.groups_quantised < step.groups for step in there.steps)
 
 
+def test_a_depth_that_is_lowered_below_the_period_starves_nobody(tmp_path: Path) -> None:
+    """What is on offer is two steps old, and from now on leases want the newest."""
+
+    async def scene(there: SimulatedLearner) -> None:
+        await until_step(there, 8)
+        assert there.up is not None
+        with trio.fail_after(500.0):
+            while there.steps[-1].version - there.steps[-1].published_version < 2:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+        there.up.intake.set_pacing(0)
+        await until_step(there, there.steps[-1].step + 12)
+
+    there = Play(tmp_path, case(publish_every_steps=3)).run(scene)
+    check(there)
+    last = there.steps[-8:]  # those before had groups of leases of before
+    assert all(step.staleness_max == 0 for step in last)
+    assert all(step.published_version == step.version for step in last)
+
+
 def test_a_mismatch_is_told_of_the_plain_distribution_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
