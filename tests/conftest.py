@@ -48,6 +48,11 @@ def _no_browser() -> str | None:
     return None if there else "needs chromium: apt-get install chromium"
 
 
+def _no_prometheus() -> str | None:
+    there = shutil.which("prometheus") is not None
+    return None if there else "prometheus is not installed: apt-get install prometheus"
+
+
 # For each marker, what says why its tests cannot run here, if so.
 NEEDS = {
     "browser": _no_browser,
@@ -58,6 +63,7 @@ NEEDS = {
     "netns": missing,
     "nat": missing_for_homes,
     "broker": no_mosquitto,
+    "prometheus": _no_prometheus,
 }
 
 
