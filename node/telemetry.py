@@ -15,7 +15,7 @@ import psutil
 import trio
 
 from node.config import NodeConfig
-from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, alarms_of
+from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, alarms_of, identity_of
 from node.monitor.records import StatusSnapshot
 from node.monitor.reporting import Extras, Machine, Reporter, Traffic
 from swarm.address_book import RunSync
@@ -34,6 +34,7 @@ from swarm.telemetry import (
 
 ALARM_NOTE: Final = "alarm:"  # before its kind: the topic of an alarm among a node's notes
 BROKER_NOTE: Final = "telemetry"
+ALARMS_AGAIN_S: Final = 300.0  # an alarm that stands is told again, with its figures of then
 
 
 def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
@@ -99,7 +100,8 @@ class Telemetry:
         self._publisher = publisher
         self._now_s = now_s
         self._run_sync = run_sync
-        self._told: tuple[int, tuple[AlarmReport, ...]] | None = None  # connection, last alarms
+        self._told: object = None  # at which connection, and what stood
+        self._told_s = 0.0
         keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / interval_s) + 1))
         self._history: deque[NodeReport] = deque(maxlen=keep)
         self._history_step_s = HISTORY_S / keep
@@ -163,10 +165,12 @@ class Telemetry:
     def _publish(self, publisher: Publisher, report: NodeReport) -> None:
         peer, run_id = self._identity.peer_id, self._run_id
         topic = str(Topic(run_id, peer, "report"))
-        # Again at each new connection: what was told before may be among what was dropped.
-        told = publisher.established, report.alarms
-        if told != self._told:
-            self._told = told
+        # Again at each new connection: what was told before may be among what was dropped. The
+        # figures in the words change with each report, and are no news.
+        told = publisher.established, identity_of(report.alarms)
+        now_s = trio.current_time()
+        if told != self._told or (report.alarms and now_s - self._told_s >= ALARMS_AGAIN_S):
+            self._told, self._told_s = told, now_s
             alarms = AlarmsReport(
                 run_id=run_id,
                 instance=report.instance,

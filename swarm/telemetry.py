@@ -220,6 +220,7 @@ class AlarmReport(_Part):
     level: Level
     text: _Text  # what is so
     advice: _Text  # what to do
+    subject: Annotated[str, Field(max_length=64)] = ""  # the peer that it is about, if it is of one
 
 
 class NodeReport(_Part):

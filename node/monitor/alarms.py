@@ -20,13 +20,13 @@ DOMINATES_SHARE: Final = 0.8
 DOMINATED_GROUPS_MIN: Final = 20
 REJECTS_MIN: Final = 20
 REJECTS_SHARE: Final = 0.5  # of what came
-FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves
+FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves; a worker has a note for its learner's
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
 MEMORY_BYTES_MIN: Final = 512 << 20
 MEMORY_CRITICAL_BYTES: Final = 128 << 20
 
-Finding = tuple[Level, str] | None
+Finding = tuple[Level, str] | tuple[Level, str, str] | None  # what is so, and of which peer
 History = Sequence[NodeReport]  # of one process, the oldest first
 
 
@@ -42,11 +42,22 @@ def alarms_of(history: History) -> tuple[AlarmReport, ...]:
     ]
     found = [(alarm, check(recent)) for alarm, check in CHECKS.items()]
     standing = [
-        AlarmReport(kind=alarm, level=finding[0], text=finding[1], advice=ADVICE[alarm])
+        AlarmReport(
+            kind=alarm,
+            level=finding[0],
+            text=finding[1],
+            advice=ADVICE[alarm],
+            subject=finding[2] if len(finding) > 2 else "",
+        )
         for alarm, finding in found
         if finding is not None
     ]
     return tuple(sorted(standing, key=lambda each: each.level != "critical")[:ALARMS_MAX])
+
+
+def identity_of(alarms: Sequence[AlarmReport]) -> frozenset[tuple[Alarm, str, Level]]:
+    """What stands, whatever figures are in its words: two looks at the same are equal."""
+    return frozenset((each.kind, each.subject, each.level) for each in alarms)
 
 
 def _value(report: NodeReport, name: str) -> float:
@@ -133,7 +144,7 @@ def _one_producer(history: History) -> Finding:
     most, who = max((count, peer) for peer, count in rises.items())
     if most <= DOMINATES_SHARE * total:
         return None
-    return "warning", f"{who} made {most} of the last {total} groups; {others} are connected"
+    return "warning", f"{who} made {most} of the last {total} groups; {others} are connected", who
 
 
 def _reject_storm(history: History) -> Finding:

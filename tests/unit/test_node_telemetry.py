@@ -8,10 +8,11 @@ import pytest
 import trio
 
 from node.config import NodeConfig, load_config
-from node.monitor.alarms import DISK_FREE_BYTES_MIN, HISTORY_S, MEMORY_BYTES_MIN
+from node.monitor.alarms import DISK_FREE_BYTES_MIN, HISTORY_S, MEMORY_BYTES_MIN, identity_of
 from node.monitor.reporting import Extras, Machine, Reporter, Traffic
 from node.telemetry import (
     ALARM_NOTE,
+    ALARMS_AGAIN_S,
     BROKER_NOTE,
     Sources,
     Telemetry,
@@ -22,7 +23,7 @@ from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.mqtt import PUBLISH_QUEUE_MAX, Publisher, publisher_of
-from swarm.telemetry import Alarm, Topic, decode_alarms, decode_report, decode_status
+from swarm.telemetry import Alarm, AlarmReport, Topic, decode_alarms, decode_report, decode_status
 from swarm.transport.base import TransportCounters
 from tests.support import run
 from tests.unit.monitor_records import snapshot
@@ -132,6 +133,43 @@ def test_alarms_that_say_something_else_are_published() -> None:
         assert kinds == ["alarms", "report", "alarms", "report", "report"]
 
     run(body, virtual=True)
+
+
+def test_a_standing_alarm_whose_figure_changes_is_told_again_rarely() -> None:
+    """Less of the disk is left at each report, and the alarm says how much."""
+
+    async def body() -> None:
+        publisher = some_publisher()
+        rig = Rig(publisher)
+        texts, told, counted = set(), 0, int(2.5 * ALARMS_AGAIN_S / INTERVAL_S)
+        for number in range(counted):
+            left_bytes = DISK_FREE_BYTES_MIN - ((number + 1) << 20)
+            rig.machine = Machine(MEMORY_BYTES_MIN, left_bytes)
+            report = await rig.telemetry.report()
+            texts |= {each.text for each in report.alarms}
+            told += sum(each.kind == "alarms" for each in published(publisher))
+            await trio.sleep(INTERVAL_S)
+        assert len(texts) == counted
+        assert told == 3  # as it began, and at two refreshes
+        rig.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+        for expected in (1, 0):  # that it ended; nothing is told again of what does not stand
+            await rig.telemetry.report()
+            assert sum(each.kind == "alarms" for each in published(publisher)) == expected
+            await trio.sleep(2 * ALARMS_AGAIN_S)
+
+    run(body, virtual=True, timeout_s=20 * ALARMS_AGAIN_S)
+
+
+def test_an_alarm_of_another_peer_is_another_alarm() -> None:
+    one, other = (
+        AlarmReport(kind=Alarm.ONE_PRODUCER, level="warning", text="t", advice="a", subject=peer)
+        for peer in ("p", "q")
+    )
+    later = one.model_copy(update={"text": "t of later"})
+    assert identity_of([one]) == identity_of([later]) != identity_of([other])
+    worse = one.model_copy(update={"level": "critical"})
+    assert identity_of([worse]) != identity_of([one])
+    assert identity_of([one, other]) == identity_of([other, one])
 
 
 def test_a_broker_that_comes_back_gets_the_alarms_again() -> None:
