@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ PAGE_LISTEN: Final = f"127.0.0.1:{PORT_DEFAULT}"
 STARTS_TIMEOUT_S: Final = 30.0
 ENDS_TIMEOUT_S: Final = 3.0
 READ_BYTES: Final = 256
+DROPPED: Final = b"dropped "  # as of `embedded_broker`, which is not imported: it brings asyncio
+BROKER_DROPPED: Final = "broker_topics_dropped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
 async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_when_asked, nursery.cancel_scope)
-        async with _broker(options, say) as broker:
+        counters: Counter[str] = Counter()
+        async with _broker(options, say, counters) as broker:
             page = partial(
                 serve_broker,
                 broker,
@@ -68,6 +72,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 unix_s=time.time,
                 rng=Random(secrets.randbits(64)),
                 run_id=options.run_id,
+                counters=counters,
             )
             async with trio.open_nursery() as services:
                 url = await services.start(page)
@@ -82,11 +87,13 @@ async def _leave_when_asked(scope: trio.CancelScope) -> None:
 
 
 @asynccontextmanager
-async def _broker(options: MonitorOptions, say: Callable[[str], None]) -> AsyncIterator[Broker]:
+async def _broker(
+    options: MonitorOptions, say: Callable[[str], None], counters: Counter[str]
+) -> AsyncIterator[Broker]:
     if options.broker != EMBEDDED:
         yield Broker.parse(options.broker, password=options.password, ca_file=options.broker_ca)
         return
-    async with embedded_broker(options.broker_listen) as broker:
+    async with embedded_broker(options.broker_listen, counters) as broker:
         if broker.host not in ("127.0.0.1", "::1", "localhost"):
             say("the embedded broker lets in whoever reaches it: mosquitto can ask for passwords")
         yield broker
@@ -100,9 +107,22 @@ async def _end_with(process: trio.Process) -> None:
     )
 
 
+async def _count_dropped(stdout: trio.abc.ReceiveStream, counters: Counter[str]) -> None:
+    """What the broker says after it listens: how many topics it gave up."""
+    line = b""
+    while part := await stdout.receive_some(READ_BYTES):
+        *whole, line = (line + part).split(b"\n")
+        for each in whole:
+            if each.startswith(DROPPED) and each[len(DROPPED) :].isdigit():
+                counters[BROKER_DROPPED] = int(each[len(DROPPED) :])
+
+
 @asynccontextmanager
-async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
-    """A broker in a child process, listening at `host:port`, for the block.
+async def embedded_broker(
+    listen: str, counters: Counter[str] | None = None
+) -> AsyncIterator[Broker]:
+    """A broker in a child process, listening at `host:port`, for the block. `counters`: where it is
+    counted what it did not retain.
 
     Raises:
         ConfigError: it is no address, or it is taken.
@@ -131,6 +151,8 @@ async def embedded_broker(listen: str) -> AsyncIterator[Broker]:
             )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_with, process)
+            told = Counter() if counters is None else counters
+            nursery.start_soon(_count_dropped, process.stdout, told)
             yield broker
             nursery.cancel_scope.cancel()
     finally:
