@@ -18,8 +18,8 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -40,6 +40,7 @@ from node.membership import Membership
 from node.models import TINY, resolve_model, tiny_directory
 from node.monitor.events import EventLog, Record
 from node.monitor.live import LiveView
+from node.monitor.progress import Work, on_stderr
 from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
 from node.monitor.reporting import Extras, Reporter, Traffic
 from node.monitor.status import serve_status
@@ -150,7 +151,8 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
             return await evaluate(config.run, trainer, verifier)
 
     try:
-        return saved.progress.round if saved else 0, trio.run(measure)
+        with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"):
+            return saved.progress.round if saved else 0, trio.run(measure)
     except* (ConfigError, ChildFailed) as group:
         raise first_of(group) from None
 
@@ -271,6 +273,7 @@ class App:
         self._loading: trio.CancelScope | None = None  # while the trainer is being opened
         self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
         self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
+        self._starting: set[str] = set()  # by name, for bars
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
         self._broker = broker_of(config, os.environ.get(PASSWORD_VARIABLE))
 
@@ -396,7 +399,22 @@ class App:
             else:
                 self._node.notes.pop("reach", None)
             self._view.update(self._snapshot())
+            self._view.works(self._works())
             await trio.sleep(VIEW_INTERVAL_S)
+
+    def _works(self) -> list[Work]:
+        """What takes long just now."""
+        works = [Work(name) for name in self._starting]
+        if self._loading is not None:
+            works.append(Work("loading the policy"))
+        if self._node.phase == "evaluating":
+            works.append(Work(f"evaluating on {self._config.run.held_out.tasks} held-out tasks"))
+        if self._node.phase == "saving":
+            works.append(Work("saving a checkpoint"))
+        stock = self._node.exchange.catching_up()
+        if stock is not None:
+            works.append(Work("fetching groups of others", *stock))
+        return works
 
     def _snapshot(self) -> StatusSnapshot:
         policy = self._loaded.policy
@@ -570,7 +588,10 @@ class App:
         if config.engine != "vllm":
             raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
         info = await trainer.info()
-        with policy_files(config.data_dir, info.parameters * PARAMETER_BYTES) as files:
+        with (
+            policy_files(config.data_dir, info.parameters * PARAMETER_BYTES) as files,
+            self._under_way("starting vLLM") as started,
+        ):
             async with open_vllm(
                 await files.export(trainer, info.policy_version),
                 config.data_dir,
@@ -580,6 +601,7 @@ class App:
                 update_mode=config.engine_update,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
             ) as engine:
+                started()
                 yield engine, HandOver(trainer, engine, files, self._tell)
 
     async def _note_maker(self, maker: Maker) -> None:
@@ -595,6 +617,15 @@ class App:
         if self._node.notes.get(ENGINE_NOTE) != note:
             self._node.notes[ENGINE_NOTE] = note
             await self._tell(Trouble(note))
+
+    @contextmanager
+    def _under_way(self, name: str) -> Iterator[Callable[[], None]]:
+        """A bar until the block ends, or until what is yielded is called."""
+        self._starting.add(name)
+        try:
+            yield lambda: self._starting.discard(name)
+        finally:
+            self._starting.discard(name)
 
     async def _after_record(self, record: RoundDone | HeldOut, trainer: Trainer) -> None:
         self._node.notes.pop("trainer", None)

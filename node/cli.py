@@ -465,12 +465,14 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from node.monitor.progress import on_stderr
     from node.monitor.report import write_report
 
     for directory in options.data_dirs:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: no such directory; name a node's --data-dir")
-    summary = write_report(options.data_dirs, options.out)
+    with on_stderr().showing("drawing the report"):
+        summary = write_report(options.data_dirs, options.out)
     _say(str(summary))
     return EXIT_OK
 
@@ -483,12 +485,13 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    from node.monitor.progress import on_stderr
     from node.simulate import replay_of, simulate
     from node.simulation_report import plot, render
 
-    report = simulate(
-        replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
-    )
+    replay = replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
+    with on_stderr().showing(f"simulating {options.scenario}"):
+        report = simulate(replay)
     _say(render(report))
     if options.plot is not None:
         plot(report, options.plot)

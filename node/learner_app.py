@@ -22,6 +22,7 @@ from node.config import LearnerRules, NodeConfig
 from node.learner import Learner, intake_rules, lease_book
 from node.learner_checks import LearnerChecks, Scorer
 from node.monitor.events import Record
+from node.monitor.progress import Work, spread_work
 from node.monitor.records import (
     HeldOut,
     StepDone,
@@ -30,7 +31,7 @@ from node.monitor.records import (
     VersionSpread,
 )
 from node.outlet import Outlet
-from node.policy_weights import policy_weights, published_versions, version_directory
+from node.policy_weights import POLICY, policy_weights, published_versions, version_directory
 from node.sapo import Progress
 from node.spreading import SpreadWatch
 from node.steering import Steering
@@ -71,6 +72,7 @@ class LearnerApp(App):
     """The learner."""
 
     ROLE: Role = "learner"
+    _outlet: Outlet | None = None
 
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
@@ -158,6 +160,18 @@ class LearnerApp(App):
                 notes["coordinator"] = "the coordinator has not been heard of yet"
             else:
                 notes["coordinator"] = "the coordinator is away; its last plan stays in force"
+
+    def _works(self) -> list[Work]:
+        """See `App._works`."""
+        works = super()._works()
+        if self._outlet is None:  # nothing has begun
+            return works
+        making = self._outlet.making
+        if making is not None:
+            works.append(Work(f"publishing version {making}"))
+        head = self._service.heads.newest(POLICY)
+        spread = None if head is None else spread_work(self._service.sharing, head.version)
+        return works if spread is None else [*works, spread]
 
     def _log(self, record: Record) -> None:
         self._nursery.start_soon(self._tell, record)

@@ -17,13 +17,13 @@ from itertools import count
 from pathlib import Path
 
 from node.config import NodeConfig, RunConfig
+from node.monitor.progress import Work, on_stderr
 from node.training.recipe import TinyRecipe, recipe_key
 from swarm.errors import ChildFailed
 
 TINY = "tiny"
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 DONE_FILE = "config.json"  # part of every complete model directory
-STEP_LINES_MAX = 20
 
 
 def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
@@ -68,7 +68,12 @@ def _make_here(run: RunConfig, directory: Path) -> None:
 
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    make_tiny(_pairs(run), partial, _Progress(), TinyRecipe())
+    name = "warming the tiny policy"
+    with on_stderr().showing(name) as show:
+        make_tiny(
+            _pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
+            TinyRecipe(),
+        )  # fmt: skip
     partial.rename(directory)
 
 
@@ -83,25 +88,6 @@ def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
         problem = pose(assigned_task(run, WARM_UP_PRODUCER, index), chars_max)
         if problem.prompt not in held_out:
             yield problem.prompt, problem.answer
-
-
-class _Progress:
-    """A bar that redraws in a terminal; elsewhere a line now and then."""
-
-    def __init__(self) -> None:
-        self._interactive = sys.stderr.isatty()
-        self._shown = -1
-
-    def __call__(self, share: float, line: str) -> None:
-        step = int(share * STEP_LINES_MAX)
-        if self._interactive:
-            bar = "#" * step + "." * (STEP_LINES_MAX - step)
-            end = "\n" if share >= 1 else ""
-            sys.stderr.write(f"\r[{bar}] {share:4.0%} {line:<50.50}{end}")
-        elif step // 4 != self._shown // 4 or share >= 1:
-            sys.stderr.write(f"{share:4.0%} {line}\n")
-        sys.stderr.flush()
-        self._shown = step
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Outlet:
         self._offered = trio.Event()  # anew
         head = service.heads.newest(service.rules.policy)
         self._newest = 0 if head is None else head.version
+        self.making: int | None = None  # the version that is exported and put on offer
 
     @property
     def newest(self) -> int:
@@ -55,11 +56,13 @@ class Outlet:
         self._wanted = version
         self._offered.set()
         await self._free.acquire()
+        self.making = version
         try:
             target = self._directory / f"version-{version}"
             await self._run_sync(_make_empty, target)
             await export(target)
         except BaseException:
+            self.making = None
             self._free.release()
             raise
         self._newest = version
@@ -75,6 +78,7 @@ class Outlet:
         finally:
             with trio.CancelScope(shield=True):
                 await self._run_sync(_remove, target)
+            self.making = None
             self._free.release()
 
     async def _try(self, target: Path, version: int) -> bool:

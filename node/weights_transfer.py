@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +23,7 @@ import trio
 from node.app import AGENT, load_identity
 from node.config import NodeConfig
 from node.membership import Membership
-from node.monitor.format import amount
+from node.monitor.progress import Bars, Work, on_stderr, spread_work, version_work
 from node.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
 from swarm.address_book import AddressBook
 from swarm.discovery import Discovery
@@ -43,6 +42,7 @@ from swarm.weights.versions import MANIFEST_SUFFIX, LocalVersion
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 DEFAULT_POLICY: Final = "policy"
 LOOK_S: Final = 0.5
+BARS_S: Final = 0.25
 HEADS_WAIT_S: Final = 10.0  # for what peers know, before a number is given to a version
 WAITING_S: Final = 15.0  # until it is said what is waited for
 SETTLED_LOOKS: Final = 2  # at a directory that stays as it is, before it is published
@@ -121,6 +121,8 @@ class _Swarm:
     transport: Transport
     identity: Identity
     nursery: trio.Nursery
+    bars: Bars
+    is_making: bool = False  # a version, to publish
 
 
 @asynccontextmanager
@@ -160,7 +162,12 @@ async def _open(
                 nursery.start_soon(warden.run)
                 await nursery.start(service.run)
                 await nursery.start(discovery.run)
-                yield _Swarm(service, discovery, transport, identity, nursery)
+                swarm = _Swarm(service, discovery, transport, identity, nursery, on_stderr())
+                nursery.start_soon(_show, swarm)
+                try:
+                    yield swarm
+                finally:
+                    swarm.bars.set(())
                 nursery.cancel_scope.cancel()
 
 
@@ -219,12 +226,20 @@ async def _publish(
             with trio.move_on_after(HEADS_WAIT_S):
                 await swarm.service.heard.wait()
         signature = _signature(directory)
-        _tell_published(await publisher.publish(directory), swarm, options, say)
+        _tell_published(await _make(publisher, directory, swarm), swarm, options, say)
         swarm.nursery.start_soon(publisher.run)
         if follow:
-            swarm.nursery.start_soon(_publish_changes, publisher, directory, signature, say)
+            swarm.nursery.start_soon(_publish_changes, publisher, directory, signature, swarm, say)
         await left.wait()
     return EXIT_OK
+
+
+async def _make(publisher: Publisher, directory: Path, swarm: _Swarm) -> Published | None:
+    swarm.is_making = True
+    try:
+        return await publisher.publish(directory)
+    finally:
+        swarm.is_making = False
 
 
 def _tell_published(
@@ -257,7 +272,7 @@ def _spread_line(spread: Spread) -> str:
 
 
 async def _publish_changes(
-    publisher: Publisher, directory: Path, published: object, say: Say
+    publisher: Publisher, directory: Path, published: object, swarm: _Swarm, say: Say
 ) -> None:
     """Publish each state of a directory in which it stays for a moment."""
     before, looks = published, 0
@@ -270,7 +285,7 @@ async def _publish_changes(
             continue
         published = now
         try:
-            made = await publisher.publish(directory)
+            made = await _make(publisher, directory, swarm)
         except SwarmError as error:
             say(f"{error}; the version before stays on offer")
             continue
@@ -327,7 +342,6 @@ async def _fetch(options: TransferOptions, out: Path | None, say: Say, follow: b
         async def work() -> None:
             nonlocal status
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_show, service, swarm)
                 nursery.start_soon(_explain, service, swarm, say)
                 nursery.start_soon(_notice_current, service, send)
                 async for outcome in receive:
@@ -362,7 +376,6 @@ async def _take(outcome: Outcome, service: WeightsService, out: Path | None, say
         say(doubt)
     if applied.failure is not None:
         serving = "none" if applied.serving is None else f"version {applied.serving}"
-        _wipe()
         say(f"version {applied.wanted} failed: {applied.failure}; {serving} still serves")
         return False
     local = service.versions.get(applied.wanted)
@@ -376,7 +389,6 @@ async def _take(outcome: Outcome, service: WeightsService, out: Path | None, say
             say(f"version {applied.wanted} is in {local.directory}, not in {out}: {error}")
             return False
         where = out
-    _wipe()
     say(f"{_summary(outcome)} in {where}")
     return True
 
@@ -395,31 +407,18 @@ def _summary(outcome: Outcome) -> str:
     )
 
 
-async def _show(service: WeightsService, swarm: _Swarm) -> None:
-    """A line that is written over, on a terminal."""
-    if not sys.stderr.isatty():
-        return
-    before = 0
+async def _show(swarm: _Swarm) -> None:
+    """Bars of the version on its way, and of what others still fetch from here."""
+    service = swarm.service
     while True:
-        await trio.sleep(LOOK_S)
+        await trio.sleep(BARS_S)
+        works = [Work("making a version")] if swarm.is_making else []
         progress = service.progress()
-        if progress is None:
-            continue
-        rate = max(0, progress.fetched_bytes - before) / LOOK_S
-        before = progress.fetched_bytes
-        share = progress.fetched_bytes / progress.total_bytes if progress.total_bytes else 0.0
-        sys.stderr.write(
-            f"\r\x1b[Kversion {progress.version}: {progress.phase} "
-            f"{amount(progress.fetched_bytes, 'B')} of {amount(progress.total_bytes, 'B')}, "
-            f"{share:.0%}, {amount(rate, 'B')}/s, {len(swarm.transport.peers())} peers"
-        )
-        sys.stderr.flush()
-
-
-def _wipe() -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        if progress is not None:
+            works.append(version_work(progress))
+        head = service.heads.newest(service.rules.policy)
+        spread = None if head is None else spread_work(service.sharing, head.version)
+        swarm.bars.set(works + ([] if spread is None else [spread]))
 
 
 async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:

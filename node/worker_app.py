@@ -21,6 +21,7 @@ from node.engines.vllm_engine import NOT_INSTALLED
 from node.learner_app import rules_of
 from node.models import resolve_model
 from node.monitor.events import Record
+from node.monitor.progress import Work, version_work
 from node.monitor.records import Trouble, VersionCame, VersionComing
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
@@ -29,7 +30,7 @@ from node.training.adapter_files import is_adapter
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.telemetry import Role
-from swarm.weights.service import Outcome, Stage
+from swarm.weights.service import Outcome, Stage, WeightsService
 from swarm.weights.versions import version_of
 from swarm.work import WorkSource
 
@@ -48,6 +49,7 @@ class PolicyHost:
         self.version = 0
         self.serving: Serving | None = None
         self.ready = trio.Event()  # a version is served
+        self.starting = False  # the engine
 
     @property
     def paused_s(self) -> float | None:
@@ -94,14 +96,18 @@ class PolicyHost:
 
     async def _start(self, directory: Path) -> None:
         config = self._config
-        model = await self._base() if is_adapter(directory) else str(directory)
-        spec = replace(trainer_spec(config, model), lora_rank=0)  # a version says what it is
-        if config.engine == "vllm":
-            host: Host = await open_vllm_host(
-                spec, config.data_dir, directory, config.engine_update
-            )
-        else:
-            host = await open_torch_host(spec, config.data_dir, directory)
+        self.starting = True
+        try:
+            model = await self._base() if is_adapter(directory) else str(directory)
+            spec = replace(trainer_spec(config, model), lora_rank=0)  # a version says what it is
+            if config.engine == "vllm":
+                host: Host = await open_vllm_host(
+                    spec, config.data_dir, directory, config.engine_update
+                )
+            else:
+                host = await open_torch_host(spec, config.data_dir, directory)
+        finally:
+            self.starting = False
         self._host = host
         self.serving = Serving(host.engine, host.tokenizer, lambda: self.version)
         self.ready.set()
@@ -142,6 +148,8 @@ class WorkerApp(App):
 
     ROLE: Role = "worker"
     _unlogged = 0  # events since the last that could be logged
+    _host: PolicyHost
+    _service: WeightsService | None = None
 
     @classmethod
     def check(cls, config: NodeConfig, identity: Identity) -> None:
@@ -214,6 +222,7 @@ class WorkerApp(App):
             tell=tell,
             watch=watch,
         ) as service:
+            self._service = service
             bound = float(rules_of(config).staleness_max)
             self._extras = lambda: Extras(
                 {"staleness_bound_steps": bound},
@@ -233,6 +242,18 @@ class WorkerApp(App):
             finally:
                 with trio.CancelScope(shield=True):
                     await self._host.stop()
+
+    def _works(self) -> list[Work]:
+        """See `App._works`."""
+        works = super()._works()
+        if self._service is None:  # nothing has begun
+            return works
+        if self._host.starting:
+            works.append(Work(f"starting the engine ({self._config.engine})"))
+        progress = self._service.progress()
+        if progress is not None:
+            works.append(version_work(progress))
+        return works
 
     async def _work_on(self) -> None:
         """Work; restart the engine where it dies.
@@ -276,3 +297,15 @@ class WorkerApp(App):
                 self._node.notes["work"] = f"no work: {waiting}"
             else:
                 self._node.notes.pop("work", None)
+            self._note_clock()
+
+    def _note_clock(self) -> None:
+        """Of two clocks nobody can tell which is wrong: both are named, and no alarm is raised."""
+        ahead = self._service.ahead if self._service else None
+        if ahead is None:
+            self._node.notes.pop("clock", None)
+            return
+        self._node.notes["clock"] = (
+            f"the learner's newest version is refused, dated in the future ({ahead}): either this "
+            "machine's clock is slow or the learner's is fast; set both by NTP"
+        )

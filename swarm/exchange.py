@@ -129,6 +129,10 @@ class Exchange:
         """How often our own verifier failed on fetched groups, which are then fetched again."""
         return self._fetcher.verifier_failures
 
+    def catching_up(self) -> tuple[int, int] | None:
+        """See `Fetcher.catching_up`."""
+        return self._fetcher.catching_up()
+
     # --- what the round asks for -----------------------------------------------------------
 
     async def share(

@@ -189,6 +189,7 @@ class Fetcher:
         self._rng = rng
         self._run_sync = run_sync
         self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
+        self._stock = 0  # when it was looked at last
         self._open: Counter[PeerId] = Counter()  # requests
         self._holders = HolderSearch(rules.run_id, transport, warden.ledger, rng)
         self._wake = trio.Event()
@@ -272,10 +273,18 @@ class Fetcher:
         """Whether there is less on offer than a whole stock, so that more should be asked for."""
         return self._offers.available(trio.current_time()) < self._rules.stock_groups
 
+    def catching_up(self) -> tuple[int, int] | None:
+        """Groups that are in stock, and that shall be; None: nothing is fetched now, or enough is
+        there."""
+        wanted = self._rules.stock_groups
+        if not self._in_flight or self._stock >= wanted:
+            return None
+        return self._stock, wanted
+
     async def _missing(self) -> int:
         """How many groups short of the wanted stock we are, counting those under way that are not
         late; of those that unproven producers may never deliver, no more than half the stock."""
-        stock = sum(informative(c.rewards) for c in await self._candidates())
+        stock = self._stock = sum(informative(c.rewards) for c in await self._candidates())
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
         under_way = sum(len(b.offers) for b in self._in_flight.values() if not b.late)
         wanted = self._rules.stock_groups

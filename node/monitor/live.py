@@ -1,11 +1,12 @@
 """What `swarm-node join` shows while it runs.
 
 In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
-Elsewhere: one plain line for each round, evaluation and trouble, fit for a log file.
+Elsewhere: one plain line for each round, evaluation and trouble, fit for a log file; what takes
+long has bars on standard error, if that is a terminal.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, Self
 
 import trio
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from node.monitor.events import Record, VersionEvent
 from node.monitor.format import amount, duration, percent, printable, short_id
+from node.monitor.progress import Bars, Work, on_stderr
 from node.monitor.records import (
     Banned,
     HeldOut,
@@ -56,6 +58,7 @@ class LiveView:
         self._console = console
         self._clock = clock
         self._live = Live(console=console, auto_refresh=False) if interactive else None
+        self._bars = Bars(console, drawn_by_caller=True) if interactive else on_stderr()
         self._snapshot: StatusSnapshot | None = None
         self._drawn_at: float | None = None
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
@@ -67,6 +70,7 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._bars.set(())
         if self._live is not None:
             self._draw()
             self._live.stop()
@@ -74,6 +78,14 @@ class LiveView:
     def update(self, snapshot: StatusSnapshot) -> None:
         """Show the node as it is now."""
         self._snapshot = snapshot
+        self._redraw()
+
+    def works(self, works: Iterable[Work]) -> None:
+        """Show what takes long."""
+        self._bars.set(works)
+        self._redraw()
+
+    def _redraw(self) -> None:
         if self._live is None:
             return
         now = self._clock()
@@ -105,8 +117,15 @@ class LiveView:
         return self._first_held_out if known is None else known
 
     def _draw(self) -> None:
-        if self._live is not None and self._snapshot is not None:
-            self._live.update(_panel(self._snapshot, tuple(self._rewards)), refresh=True)
+        if self._live is None:
+            return
+        shown: list[RenderableType] = []
+        if self._snapshot is not None:
+            shown.append(_panel(self._snapshot, tuple(self._rewards)))
+        if (bars := self._bars.renderable) is not None:
+            shown.append(bars)
+        if shown:
+            self._live.update(Group(*shown), refresh=True)
 
 
 def event_line(record: Record, first_held_out: float | None = None) -> Text:

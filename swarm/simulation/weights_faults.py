@@ -278,14 +278,20 @@ async def clock_skew(hosts: Hosts) -> FaultRow:
     await hosts.publish(2)
     await trio.sleep(SETTLED_S)
     seen, meanwhile = receiver.service.refused or "nothing", receiver.serving
+    is_told = receiver.service.ahead is not None
     receiver.clock_s = 0.0
     await hosts.until_all_have(2, range(1, 2))
+    is_told_still = receiver.service.ahead is not None
     return FaultRow(
         "clock skew",
         f"a version was announced and refused: {seen}",
         f"version {meanwhile}",
         receiver.has_exactly(hosts.source(2)),
-        {"banned": int(receiver.service.warden.is_banned(hosts[PUBLISHER].peer_id))},
+        {
+            "banned": int(receiver.service.warden.is_banned(hosts[PUBLISHER].peer_id)),
+            "told of the clock": int(is_told),
+            "told of it afterwards": int(is_told_still),
+        },
     )
 
 

@@ -203,6 +203,7 @@ class WeightsService:
         self._try: _Try | None = None
         self.heard = trio.Event()  # set once any peer has answered with its heads
         self.refused: str | None = None  # why the last head was not believed
+        self.ahead: str | None = None  # how far, where a publisher's clock is ahead of this one
 
     # --- life ------------------------------------------------------------------------------
 
@@ -266,10 +267,12 @@ class WeightsService:
         except RemoteProtocolError as error:
             self.refused = error.detail
             if error.reason is Reject.FUTURE:
+                self.ahead = error.detail
                 self.refused += "; is the clock right, here and at the publisher's?"
             raise
         if verdict is HeadVerdict.OLD:
             return False
+        self.ahead = None
         self._told_by[head.root] = peer
         while len(self._told_by) > MANIFESTS_CACHED_MAX:
             self._told_by.popitem(last=False)

@@ -40,7 +40,7 @@ EXPECTED: Mapping[str, tuple[str, str, Mapping[str, range]]] = {
     "clock skew": (
         "a version was announced and refused: created 3",
         "version 1",
-        {"banned": range(1)},
+        {"banned": range(1), "told of the clock": range(1, 2), "told of it afterwards": range(1)},
     ),
     "replayed head": ("nothing", "version 2", {"offences": range(1)}),
 }
