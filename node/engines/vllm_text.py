@@ -167,7 +167,7 @@ def _tokenizer(directory: Path) -> Tokenizer:
     text = _text(directory, "tokenizer.json")
     try:
         return Tokenizer.from_str(text)
-    except Exception as error:  # noqa: BLE001 - what the library raises is Exception itself
+    except Exception as error:  # what the library raises is Exception itself
         if type(error) is not Exception:
             raise
         raise ConfigError(f"model {directory}: tokenizer.json: {error}") from None
