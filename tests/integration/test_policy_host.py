@@ -85,7 +85,8 @@ def test_a_version_that_comes_in_a_restart_leaves_one_engine(versions, tmp_path)
             await host.stop()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(host.restart)
-                await trio.sleep(0.1)
+                while not children():  # noqa: ASYNC110  of a process
+                    await trio.sleep(0.01)
                 nursery.start_soon(host.load, versions[1])
             assert (host.version, await serves(host)) == (2, 2)
             assert len(children()) == 1

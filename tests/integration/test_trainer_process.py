@@ -252,10 +252,10 @@ async def cancel_in_the_middle(trainer: Counting, weights: Path | None) -> None:
 
 def test_a_killed_child_fails_its_call_and_can_be_started_again(spec, tmp_path):
     async def body():
-        async with open_trainer(spec, tmp_path) as trainer:
+        async with open_counting(spec, tmp_path) as trainer:
 
             async def kill() -> None:
-                await trio.sleep(0.1)
+                await trainer.pass_segments(2)
                 os.kill(trainer.pid, signal.SIGKILL)
 
             async with trio.open_nursery() as nursery:

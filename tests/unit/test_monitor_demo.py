@@ -14,6 +14,7 @@ import pytest
 import trio
 from rich.console import Console
 
+from node.monitor.events import FILE_NAME
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -66,14 +67,16 @@ def play(
     async def main() -> int:
         async with trio.open_nursery() as nursery:
             if during is not None:
-                nursery.start_soon(_soon, during)
+                logs = [out / f"node-{place}" / FILE_NAME for place in range(nodes)]
+                nursery.start_soon(_once_all_run, logs, during)
             return await demo.demo(settings, Console(file=text, width=120))
 
     return run(main), text.getvalue()
 
 
-async def _soon(action: Callable[[], None]) -> None:
-    await trio.sleep(2.5)  # processes take a moment to import
+async def _once_all_run(logs: Sequence[Path], action: Callable[[], None]) -> None:
+    while not all(log.exists() for log in logs):  # noqa: ASYNC110  of processes
+        await trio.sleep(0.01)
     action()
 
 
