@@ -2,17 +2,20 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from node.monitor.events import FILE_NAME, EventLog
-from tests.integration.nodes import ENVIRON, RUN_TEXT, MakeNode, swarm_node
+from tests.integration.nodes import ENVIRON, LOOPBACK, RUN_TEXT, MakeNode, swarm_node, until
+from tests.integration.stalling import StallingWay, stalling_way
 from tests.unit.monitor_records import held_out, round_done, started
+from tests.weights_files import write_model
 
 pytestmark = pytest.mark.integration
 
@@ -59,6 +62,10 @@ class Terminal:
             if not part:
                 return
             self._parts.append(part)
+
+    def seen(self) -> str:
+        """What came so far."""
+        return b"".join(self._parts).decode(errors="replace")
 
     def text(self) -> str:
         """All of it. Once every program on it has ended."""
@@ -147,3 +154,57 @@ def test_a_node_shows_in_a_terminal_what_it_waits_for(make_node: MakeNode) -> No
     assert "round 1:" not in seen
     assert ESCAPE not in piped
     assert "loading" not in piped
+
+
+def test_a_fetch_and_its_publisher_have_bars(tmp_path: Path) -> None:
+    """The chunks stop half-way, so that both are seen while they are at it."""
+    write_model(tmp_path / "model", 1, size=500_000)
+    terminals = {name: Terminal() for name in ("publisher", "fetcher")}
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-u", "-m", "node.cli", "weights", *words),
+                    *("--data-dir", str(tmp_path / name), "--listen", LOOPBACK),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=terminals[name].slave,
+                env=ENVIRON | {"TERM": "xterm"},
+            )
+        processes.append(process)
+        return process
+
+    def said(name: str) -> str:
+        return (tmp_path / f"{name}.log").read_text()
+
+    try:
+        publisher = start("publisher", "publish", str(tmp_path / "model"))
+        until(lambda: "weights fetch " in said("publisher"), said=terminals["publisher"].seen)
+        flags = said("publisher").split("weights fetch ")[1].splitlines()[0].split()
+        port = flags[-1].split("/tcp/")[1].split("/")[0]
+        with stalling_way(int(port), 400_000) as way:
+            flags[-1] = flags[-1].replace(f"/tcp/{port}", f"/tcp/{way.port}")
+            fetcher = start("fetcher", "fetch", *flags)
+            for name, drawn in (("fetcher", "fetch "), ("publisher", "version 1 to peers")):
+                until(lambda at=name, what=drawn: what in terminals[at].seen(), said=way_said(way))
+            assert "version 1" in terminals["fetcher"].seen()
+            way.let_all_through()
+            assert fetcher.wait(TIMEOUT_S) == 0
+        publisher.send_signal(signal.SIGINT)
+        assert publisher.wait(TIMEOUT_S) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for terminal in terminals.values():
+            terminal.text()
+    assert "version 1 from nothing" in said("fetcher")
+    assert "version 1 from nothing" not in terminals["fetcher"].seen()
+    assert ESCAPE not in said("fetcher") + said("publisher")
+
+
+def way_said(way: StallingWay) -> Callable[[], str]:
+    return lambda: f"stalled: {way.stalled.is_set()}"
