@@ -32,7 +32,7 @@ from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import Maker, RolloutEngine
-from node.engines.hosts import PARAMETER_BYTES
+from node.engines.hosts import PARAMETER_BYTES, base_directory
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.evaluation import PassRate, evaluate
@@ -588,13 +588,17 @@ class App:
         if config.engine != "vllm":
             raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
         info = await trainer.info()
+        merged = config.lora_rank == 0 or config.engine_lora == "merged"
+        size_bytes = info.parameters * PARAMETER_BYTES
         with (
-            policy_files(config.data_dir, info.parameters * PARAMETER_BYTES) as files,
+            policy_files(config.data_dir, size_bytes, merged=merged) as files,
             self._under_way("starting vLLM") as started,
         ):
+            policy = await files.export(trainer, info.policy_version)
             async with open_vllm(
-                await files.export(trainer, info.policy_version),
+                policy if merged else base_directory(self._model),
                 config.data_dir,
+                adapter=None if merged else policy,
                 threads=config.threads,
                 context_tokens=info.context_tokens,
                 policy_version=info.policy_version,

@@ -374,6 +374,9 @@ class NodeConfig(_Frozen):
     engine_update: Literal["keep", "drain", "abort"] = (
         "keep"  # what vLLM does with unfinished completions when new weights come
     )
+    engine_lora: Literal["merged", "native"] = (
+        "merged"  # how vLLM gets adapters: merged into the model, or as they are, by its own LoRA
+    )
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
     group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0

@@ -102,7 +102,8 @@ class PolicyHost:
             spec = replace(trainer_spec(config, model), lora_rank=0)  # a version says what it is
             if config.engine == "vllm":
                 host: Host = await open_vllm_host(
-                    spec, config.data_dir, directory, config.engine_update
+                    *(spec, config.data_dir, directory, config.engine_update),
+                    merges=config.engine_lora == "merged",
                 )
             else:
                 host = await open_torch_host(spec, config.data_dir, directory)

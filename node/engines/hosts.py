@@ -22,7 +22,7 @@ from node.engines.vllm_engine import UpdateMode, VllmEngine, make_vllm
 from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 from swarm.weights.versions import version_of
 
 PARAMETER_BYTES: Final = 4  # of a model that is written
@@ -90,17 +90,25 @@ class VllmHost:
     """A vLLM engine and what it is checked against. Made by `open_vllm_host`.
 
     A load interrupts by itself, once all that can be done before is done; so a swap's pause, which
-    would come before that, is none. An adapter is merged into its base before.
+    would come before that, is none. An adapter is merged into its base before, unless vLLM takes it
+    as it is.
     """
 
     def __init__(
-        self, engine: VllmEngine, reference: "ReferencePolicy", tokenizer: str, stack: ExitStack
+        self,
+        engine: VllmEngine,
+        reference: "ReferencePolicy",
+        tokenizer: str,
+        stack: ExitStack,
+        *,
+        merges: bool,
     ) -> None:
         """`stack` is closed at the end."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._reference = reference
         self._stack = stack
+        self._merges = merges
 
     @property
     def alive(self) -> bool:
@@ -120,7 +128,9 @@ class VllmHost:
         """See `Engine`."""
         version = await trio.to_thread.run_sync(version_of, directory)
         try:
-            await self.engine.load(await self._reference.whole(directory, version), version)
+            if self._merges:
+                directory = await self._reference.whole(directory, version)
+            await self.engine.load(directory, version)
         finally:
             await self._reference.keep_only(self.engine.directory)
 
@@ -225,9 +235,9 @@ async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path
 
 
 async def open_vllm_host(
-    spec: TrainerSpec, data_directory: Path, weights: Path, update_mode: UpdateMode
+    spec: TrainerSpec, data_directory: Path, weights: Path, update_mode: UpdateMode, *, merges: bool
 ) -> VllmHost:
-    """As `open_torch_host`.
+    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -237,14 +247,20 @@ async def open_vllm_host(
     engine: VllmEngine | None = None
     try:
         tokenizer, context_tokens = await reference.start()
+        adapter = weights if is_adapter(weights) and not merges else None
+        if adapter is None:
+            model = await reference.whole(weights, version_of(weights))
+        else:
+            model = base_directory(spec.model)
         engine = await make_vllm(
-            await reference.whole(weights, version_of(weights)),
+            model,
             data_directory,
             threads=spec.threads,
             context_tokens=context_tokens,
             policy_version=version_of(weights),
             update_mode=update_mode,
             reference=reference.logprobs,
+            adapter=adapter,
         )
         await engine.start()
     except BaseException:
@@ -253,4 +269,18 @@ async def open_vllm_host(
         await reference.stop()
         stack.close()
         raise
-    return VllmHost(engine, reference, tokenizer, stack)
+    return VllmHost(engine, reference, tokenizer, stack, merges=merges)
+
+
+def base_directory(model: str) -> Path:
+    """Where the model lies that vLLM puts adapters on.
+
+    Raises:
+        ConfigError: nowhere here.
+    """
+    if not Path(model).is_dir():
+        raise ConfigError(
+            f"engine_lora = native: it needs a model directory, and {model} is none: name one, or "
+            "take merged"
+        )
+    return Path(model)

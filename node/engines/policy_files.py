@@ -33,11 +33,15 @@ _LOCK = "lock"
 class PolicyFiles:
     """The directories of one node. Made by `policy_files`."""
 
-    def __init__(self, parent: Path, data_directory: Path, policy_bytes: int) -> None:
-        """`parent` other than the data directory is in shared memory, which others fill as well:
-        an export that finds no room there goes to the data directory."""
+    def __init__(
+        self, parent: Path, data_directory: Path, policy_bytes: int, *, merged: bool = True
+    ) -> None:
+        """With `merged` an adapter is written as a whole model. `parent` other than the data
+        directory is in shared memory, which others fill as well: an export that finds no room there
+        goes to the data directory."""
         self.parent = parent.absolute()
         self._data = data_directory.absolute()
+        self._merged = merged
         self._export_bytes = COPIES / 2 * policy_bytes
         self._remove_but(None)
 
@@ -50,14 +54,21 @@ class PolicyFiles:
         name = f"{_PREFIX}{policy_version}"
         if self.parent != self._data and await self._fits():
             try:
-                return await _export(trainer, self.parent / name)
+                return await self._export(trainer, self.parent / name)
             except ChildFailed:
                 partly = self.parent / (name + _PARTIAL)
                 full = not await self._fits()  # asked while what was written still takes its room
                 await trio.to_thread.run_sync(_free, partly)
                 if not full:
                     raise
-        return await _export(trainer, self._data / name)
+        return await self._export(trainer, self._data / name)
+
+    async def _export(self, trainer: Trainer, final: Path) -> Path:
+        partial = final.with_name(final.name + _PARTIAL)
+        await trio.to_thread.run_sync(_make_empty, partial)
+        await (trainer.export_whole if self._merged else trainer.export)(partial)
+        await trio.to_thread.run_sync(_replace, partial, final)
+        return final
 
     async def _fits(self) -> bool:
         return await trio.to_thread.run_sync(_has_room, self.parent, self._export_bytes)
@@ -73,22 +84,19 @@ class PolicyFiles:
                     shutil.rmtree(path)
 
 
-async def _export(trainer: Trainer, final: Path) -> Path:
-    partial = final.with_name(final.name + _PARTIAL)
-    await trio.to_thread.run_sync(_make_empty, partial)
-    await trainer.export_whole(partial)
-    await trio.to_thread.run_sync(_replace, partial, final)
-    return final
-
-
 @contextmanager
 def policy_files(
-    data_directory: Path, policy_bytes: int, memory: Path = SHARED_MEMORY
+    data_directory: Path,
+    policy_bytes: int,
+    memory: Path = SHARED_MEMORY,
+    *,
+    merged: bool = True,
 ) -> Iterator[PolicyFiles]:
-    """Room for a policy of about that size, which is given back at the end of the block."""
+    """Room for a policy of about that size, which is given back at the end of the block. `merged`:
+    see `PolicyFiles`."""
     remove_abandoned(memory)
     if not _has_room(memory, COPIES * policy_bytes):
-        files = PolicyFiles(data_directory, data_directory, policy_bytes)
+        files = PolicyFiles(data_directory, data_directory, policy_bytes, merged=merged)
         try:
             yield files
         finally:
@@ -98,7 +106,7 @@ def policy_files(
     with (new / _LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         parent = new.rename(new.with_name(new.name.replace("swarm-new-", _mark())))
-        files = PolicyFiles(parent, data_directory, policy_bytes)
+        files = PolicyFiles(parent, data_directory, policy_bytes, merged=merged)
         try:
             yield files
         finally:

@@ -35,6 +35,7 @@ from node.engines.vllm_server import (
     CONNECTIONS_MAX,
     GPU_SEQUENCES_MAX,
     LOG_NAME,
+    MODEL_NAME,
     SEQUENCES_MAX,
     ServerRefused,
     ServerSettings,
@@ -45,6 +46,7 @@ from node.engines.vllm_server import (
 )
 from node.engines.vllm_text import ModelText
 from node.engines.weight_changes import changed_tensors, check_alike, tensors_of
+from node.training.adapter_files import card_of, is_adapter
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion
 
@@ -123,9 +125,10 @@ class VllmEngine:
         *,
         update_mode: UpdateMode = "keep",
         reference: probe.Reference | None = None,
+        adapter: Path | None = None,
     ) -> None:
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks."""
+        nobody checks. `adapter`: `directory` is its base, and loads are of adapters."""
         self._text = ModelText(directory)
         self.maker = Maker("vllm", self._text.quantised or dtype())
         self._settings = settings
@@ -140,7 +143,9 @@ class VllmEngine:
         self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
         self.flow = Flow(settings.sequences_max)
         self._server: VllmServer | None = None
-        self._directory = directory  # of the policy that serves
+        self._base = directory  # of adapters
+        self._model = MODEL_NAME  # what its requests are for
+        self._directory = adapter or directory  # of the policy that serves
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
@@ -262,7 +267,7 @@ class VllmEngine:
             if not self._sound:
                 raise ChildFailed("the vLLM server has lost its weights")
             version, label = self._version, self._label
-            request = self._text.generate_request(ask, work.sampling)
+            request = self._text.generate_request(ask, work.sampling, self._model)
             answer = await self._running().post("/inference/v1/generate", request)
             pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
             work.rows.take(ask, pieces, version)
@@ -365,14 +370,26 @@ class VllmEngine:
         server = self._running()
         self._sound = False
         await server.order("/pause?mode=abort&clear_cache=true")
-        arguments = [str(weights), names]
-        await server.order("/collective_rpc", {"method": "reload_directory", "args": arguments})
+        if is_adapter(weights):
+            await self._put_adapter(weights)
+        else:
+            arguments = [str(weights), names]
+            await server.order("/collective_rpc", {"method": "reload_directory", "args": arguments})
         answer = json.loads(await server.order("/reset_prefix_cache"))
         if not answer["success"]:
             raise ChildFailed("vLLM kept keys and values of the weights before")
         await self._relabel()
         await server.order("/resume")
         return await self._probe(expected)
+
+    async def _put_adapter(self, weights: Path) -> None:
+        """Have the server serve an adapter on its base. Each has a name of its own: under the name
+        of another one, vLLM would go on with that one's keys and values."""
+        before, self._model = self._model, f"{MODEL_NAME}-{self._loads + 1}"
+        names = {"lora_name": self._model, "lora_path": str(weights)}
+        await self._running().order("/v1/load_lora_adapter", names)
+        if before != MODEL_NAME:
+            await self._running().order("/v1/unload_lora_adapter", {"lora_name": before})
 
     async def _relabel(self) -> None:
         """Name the weights that the server has now; each token comes back with the name."""
@@ -428,7 +445,7 @@ class VllmEngine:
             raise ChildFailed("vLLM still samples with the weights before")
 
     async def _logprobs(self, row: Sequence[int]) -> list[float]:
-        request = self._text.probe_request(row)
+        request = self._text.probe_request(row, self._model)
         answer = await self._running().post("/inference/v1/generate", request)
         return self._text.probe_answer(row, answer)
 
@@ -444,7 +461,11 @@ class VllmEngine:
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
-                self._server = await VllmServer.start(self._directory, self._settings, self._log)
+                base = self._base if is_adapter(self._directory) else self._directory
+                self._server = await VllmServer.start(base, self._settings, self._log)
+                self._model = MODEL_NAME
+                if base != self._directory:
+                    await self._put_adapter(self._directory)
                 break
             except ServerRefused:
                 raise
@@ -511,8 +532,10 @@ async def make_vllm(
     start_timeout_s: float = START_TIMEOUT_S,
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
+    adapter: Path | None = None,
 ) -> VllmEngine:
-    """An engine on a complete model directory, to be started and closed.
+    """An engine on a complete model directory, to be started and closed. With an adapter it serves
+    this one, and then others of its shape, by vLLM's own LoRA.
 
     `threads` 0 takes one less than the cores. The context is at most the model's own. For
     `update_mode` and `reference` see `VllmEngine`.
@@ -532,6 +555,7 @@ async def make_vllm(
         cache_bytes=text.cache_bytes(context),
         start_timeout_s=start_timeout_s,
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
+        adapter=None if adapter is None else card_of(adapter).shape,
     )
     return VllmEngine(
         model_directory,
@@ -540,6 +564,7 @@ async def make_vllm(
         data_directory / LOG_NAME,
         update_mode=update_mode,
         reference=reference,
+        adapter=adapter,
     )
 
 

@@ -26,6 +26,7 @@ import trio
 from node.child_environment import child_environ
 from node.engines.flow import EngineLoad
 from node.engines.gate import Gate
+from node.training.adapter_files import AdapterShape
 from swarm.errors import ChildFailed
 
 LOG_NAME: Final = "vllm.log"
@@ -41,6 +42,7 @@ SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
 GPU_SEQUENCES_MAX: Final = 1024
 CONNECTIONS_MAX: Final = 256  # of requests for completions
 CONTROL_CONNECTIONS_MAX: Final = 8  # besides these: what interrupts must not wait for them
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM may make room
 REQUEST_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 15.0
 _HEALTH_INTERVAL_S: Final = 0.25
@@ -86,6 +88,7 @@ class ServerSettings:
     cache_bytes: int  # for keys and values, on CPUs
     start_timeout_s: float
     sequences_max: int = SEQUENCES_MAX  # sampled at a time
+    adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
 
 
 def is_installed(package: str) -> bool:
@@ -336,6 +339,11 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
     }
     # tokens in and out are what vLLM counts among its routes for scaling out
     switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
+    if settings.adapter is not None:
+        ranks = (rank for rank in LORA_RANKS if rank >= settings.adapter.rank)
+        flags |= {"max-loras": "1", "max-cpu-loras": "1", "max-lora-rank": str(next(ranks))}
+        # Without names the head is wrapped as well, which on CPUs fails for log-probs of prompts
+        switches += ["--enable-lora", "--lora-target-modules", *settings.adapter.targets]
     if is_cpu_build():
         flags |= {
             "kv-cache-memory-bytes": str(settings.cache_bytes),
@@ -356,6 +364,8 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
     extra = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": str(settings.threads)}
     if is_cpu_build():
         extra["TORCHDYNAMO_DISABLE"] = "1"
+    if settings.adapter is not None:
+        extra["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     return {**child_environ(), **_ENVIRONMENT, **extra}
 
 

@@ -77,10 +77,10 @@ class ModelText:
             return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
         return {"model": MODEL_NAME, "prompt": prompt}
 
-    def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
-        """What to ask `/inference/v1/generate` for completions."""
+    def generate_request(self, ask: Ask, sampling: Sampling, model: str) -> dict[str, Any]:
+        """What to ask `/inference/v1/generate` for completions. `model`: its name at the server."""
         return {
-            "model": MODEL_NAME,
+            "model": model,
             "token_ids": ask.token_ids,
             "sampling_params": {
                 "n": len(ask.rows),
@@ -123,10 +123,10 @@ class ModelText:
             raise ChildFailed(f"vLLM sampled with weights {made_by}, not with {label}")
         return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
 
-    def probe_request(self, row: Sequence[int]) -> dict[str, Any]:
+    def probe_request(self, row: Sequence[int], model: str) -> dict[str, Any]:
         """What to ask `/inference/v1/generate` for the log-probs of a row's tokens."""
         return {
-            "model": MODEL_NAME,
+            "model": model,
             "token_ids": row,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
         }

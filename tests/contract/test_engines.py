@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
+from node.training import adapters, checkpoint
+from node.training.adapter_files import AdapterShape
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
 from swarm import codec
@@ -21,7 +24,7 @@ from swarm.rollouts import Completion, FinishReason, version_spans
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
 from tests.integration.vllm_models import model_directory
 from tests.support import run
-from tests.unit.training_support import gpt2_directory, qwen_directory
+from tests.unit.training_support import gpt2_directory, open_policy, qwen_directory
 from tests.wire_samples import ALICE, sample_group
 
 PROMPTS = ("1+1=", "12+30=", "1+1=")
@@ -108,7 +111,20 @@ def other_skill(directory: Path) -> Path:
     return directory
 
 
+def other_adapter(directory: Path) -> Path:
+    """A version that the policy takes, as an adapter on what it began with."""
+    policy = open_policy(qwen_directory(directory / "base"))
+    adapters.attach(policy, AdapterShape(4, 8.0, ()), 0)
+    with torch.no_grad():
+        for number, factor in enumerate(adapters.factors(policy).values()):
+            factor.normal_(0.0, 0.2, generator=torch.Generator().manual_seed(number))
+    (directory / "version").mkdir()
+    checkpoint.export(directory / "version", policy)
+    return directory / "version"
+
+
 CASES = {
+    "torch-adapter": Case(torch_lean, other_adapter),
     "scripted": Case(scripted, other_skill),
     "torch": Case(torch_lean, other_qwen),
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),

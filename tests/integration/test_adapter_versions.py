@@ -15,6 +15,7 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.engines.base import Sampling
 from node.engines.hosts import ReferencePolicy, VllmHost
+from node.engines.vllm_engine import VllmEngine
 from node.monitor.records import StepDone, VersionCame, WorkDone
 from node.training import adapters, checkpoint
 from node.training.adapter_files import BASE_FILE, WEIGHTS_FILE, AdapterShape
@@ -25,7 +26,7 @@ from swarm.errors import ChildFailed
 from swarm.messages import CHUNKS_PROTOCOL
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
-from tests.integration.nodes import MakeFed
+from tests.integration.nodes import MakeFed, MakeNode
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
@@ -35,7 +36,12 @@ pytestmark = pytest.mark.integration
 RUN = RunConfig.model_validate({"name": "host", "environments": [{"name": "scripted_sum"}]})
 SHORT, LONG = Sampling(max_new_tokens=4), Sampling(max_new_tokens=300)
 VLLM_TIMEOUT_S = 400.0
+PROMPT = "1+1=" * 40  # over a block of vLLM's cache, which must not outlive a version
 ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
+WAYS = [
+    pytest.param({"engine": "vllm", "engine_lora": way}, marks=pytest.mark.vllm, id=f"vllm-{way}")
+    for way in ("merged", "native")
+]
 
 
 def adapter(model: Path, directory: Path, seed: int) -> Path:
@@ -62,7 +68,7 @@ def check(made: list[Completion], policies: dict[int, Policy], sampling: Samplin
     for completion in made:
         begin = 0
         for version, count in version_spans(completion):
-            said = reference_logprobs(policies[version], "1+1=", completion, sampling)
+            said = reference_logprobs(policies[version], PROMPT, completion, sampling)
             part = slice(begin, begin + count)
             assert completion.logprobs[part] == pytest.approx(said[part], abs=2e-3)
             begin += count
@@ -71,13 +77,13 @@ def check(made: list[Completion], policies: dict[int, Policy], sampling: Samplin
 
 async def sampled(host: PolicyHost, sampling: Sampling = SHORT, count: int = 2) -> list[Completion]:
     assert host.serving is not None
-    [group] = await host.serving.engine.generate(["1+1="], count, sampling, 3)
+    [group] = await host.serving.engine.generate([PROMPT], count, sampling, 3)
     return list(group)
 
 
-@ENGINES
+@pytest.mark.parametrize("engine", [pytest.param({"engine": "torch"}, id="torch"), *WAYS])
 def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
-    engine: str, tmp_path: Path
+    engine: dict[str, str], tmp_path: Path
 ) -> None:
     model = model_directory(tmp_path / "base", 1, stops=False, context_tokens=512)
     versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2, 3)]
@@ -101,8 +107,7 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
 
     async def body() -> None:
         config = NodeConfig.model_validate(
-            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "engine": engine}
-            | {"model": str(model)}
+            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)} | engine
         )
         host = PolicyHost(config)
         try:
@@ -128,32 +133,37 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
     assert not list((tmp_path / "data").glob("policy-*"))
 
 
-@pytest.mark.vllm
+@pytest.mark.parametrize("engine", WAYS)
 def test_an_adapter_that_vllm_got_wrong_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "node.engines.vllm_server.WORKER_EXTENSION",
         "tests.integration.failing_worker.FailingExtension",
     )
-    model = model_directory(tmp_path / "base", 1)
+    model = model_directory(tmp_path / "base", 1, context_tokens=512)
     versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
     policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
+    wrong = adapter(model, tmp_path / "wrong", 7)
     merge: Callable[..., Any] = ReferencePolicy._merge
+    put: Callable[..., Any] = VllmEngine._put_adapter
     spoils = [False]
 
-    async def spoilt(self: ReferencePolicy, weights: Path, version: int) -> Path:
+    async def merge_spoilt(self: ReferencePolicy, weights: Path, version: int) -> Path:
         made: Path = await merge(self, weights, version)
         if spoils[0]:
             (made / CORRUPT).touch()
         return made
 
-    monkeypatch.setattr(ReferencePolicy, "_merge", spoilt)
+    async def put_another(self: VllmEngine, weights: Path) -> None:
+        await put(self, wrong if spoils[0] and weights == versions[1] else weights)
+
+    monkeypatch.setattr(ReferencePolicy, "_merge", merge_spoilt)
+    monkeypatch.setattr(VllmEngine, "_put_adapter", put_another)
 
     async def body() -> None:
         config = NodeConfig.model_validate(
-            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "engine": "vllm"}
-            | {"model": str(model)}
+            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)} | engine
         )
         host = PolicyHost(config)
         try:
@@ -209,3 +219,24 @@ def test_a_learner_ships_adapters_and_a_worker_feeds_it(
     assert "resuming after round" in learner.until(lambda: learner.address() and learner.said())
     assert learner.interrupt() == 0
     assert len(learner.events(StepDone)) >= steps
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("way", ["merged", "native"])
+def test_a_node_trains_an_adapter_and_samples_with_vllm(
+    way: str, make_node: MakeNode, tmp_path: Path, prepared: tuple[Path, Path]
+) -> None:
+    flags = ("--engine", "vllm", "--external", "0", "--evaluate-every", "0", "--lora-rank", "4")
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(prepared[0].read_text() + f'\n[node]\nengine_lora = "{way}"\n')
+    node = make_node("a", *flags)
+    node.run_file = run_file
+    node.start()
+    node.until(lambda: node.last_round() >= 3)
+    assert node.troubles() == []
+    for record in node.rounds():
+        assert record.paused_s is not None
+        if record.informative_groups:
+            assert record.mismatch_max is not None
+            assert record.mismatch_max < 1e-3
+    assert node.interrupt() == 0
