@@ -604,6 +604,7 @@ class App:
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
+                tell=lambda text: self._tell(Trouble(text)),
             ) as engine:
                 started()
                 yield engine, HandOver(trainer, engine, files, self._tell)

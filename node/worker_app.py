@@ -17,7 +17,7 @@ import trio
 from node.app import RESTART_DELAY_S, RESTARTS_MAX, App, trainer_spec
 from node.config import NodeConfig
 from node.engines.hosts import Host, open_torch_host, open_vllm_host
-from node.engines.vllm_engine import NOT_INSTALLED
+from node.engines.vllm_engine import NOT_INSTALLED, Tell
 from node.learner_app import rules_of
 from node.models import resolve_model
 from node.monitor.events import Record
@@ -40,9 +40,16 @@ EVENTS_MAX = 128  # of broadcasts that wait to be logged
 class PolicyHost:
     """The engine of a worker, from the first version on; `swarm.weights.swap.Engine`."""
 
-    def __init__(self, config: NodeConfig, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        say: Callable[[str], None] = lambda _: None,
+        tell: Tell | None = None,
+    ) -> None:
+        """`say` gets what a model's download says, `tell` what went wrong and was mended."""
         self._config = config
         self._say = say
+        self._tell = tell
         self._lock = trio.Lock()  # a version may come while the engine is being restarted
         self._host: Host | None = None
         self._directory: Path | None = None
@@ -104,6 +111,7 @@ class PolicyHost:
                 host: Host = await open_vllm_host(
                     *(spec, config.data_dir, directory, config.engine_update),
                     merges=config.engine_lora == "merged",
+                    tell=self._tell,
                 )
             else:
                 host = await open_torch_host(spec, config.data_dir, directory)
@@ -176,7 +184,7 @@ class WorkerApp(App):
         config, node = self._config, self._node
         learner = PeerId(rules_of(config).peer)
         node.discovery.sought = learner
-        self._host = PolicyHost(config, self._say)
+        self._host = PolicyHost(config, self._say, lambda text: self._tell(Trouble(text)))
         send, receive = trio.open_memory_channel[Record](EVENTS_MAX)
 
         def log(record: Record) -> None:

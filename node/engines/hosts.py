@@ -18,7 +18,7 @@ from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.probe import LogProbs, Rows
 from node.engines.swapping import SwappingEngine
-from node.engines.vllm_engine import UpdateMode, VllmEngine, make_vllm
+from node.engines.vllm_engine import Tell, UpdateMode, VllmEngine, make_vllm
 from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
@@ -235,9 +235,16 @@ async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path
 
 
 async def open_vllm_host(
-    spec: TrainerSpec, data_directory: Path, weights: Path, update_mode: UpdateMode, *, merges: bool
+    spec: TrainerSpec,
+    data_directory: Path,
+    weights: Path,
+    update_mode: UpdateMode,
+    *,
+    merges: bool,
+    tell: Tell | None = None,
 ) -> VllmHost:
-    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are.
+    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. For `tell` see
+    `VllmEngine`.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -261,6 +268,7 @@ async def open_vllm_host(
             update_mode=update_mode,
             reference=reference.logprobs,
             adapter=adapter,
+            tell=tell,
         )
         await engine.start()
     except BaseException:

@@ -62,6 +62,7 @@ LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
 
 UpdateMode = Literal["keep", "drain", "abort"]
+Tell = Callable[[str], Awaitable[None]]
 T = TypeVar("T")
 
 
@@ -126,15 +127,18 @@ class VllmEngine:
         update_mode: UpdateMode = "keep",
         reference: probe.Reference | None = None,
         adapter: Path | None = None,
+        tell: Tell | None = None,
     ) -> None:
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
-        nobody checks. `adapter`: `directory` is its base, and loads are of adapters."""
+        nobody checks. `adapter`: `directory` is its base, and loads are of adapters. `tell` gets a
+        sentence for each server that ended by itself or had to be ended."""
         self._text = ModelText(directory)
         self.maker = Maker("vllm", self._text.quantised or dtype())
         self._settings = settings
         self._log = log
         self._mode = update_mode
         self._reference = reference
+        self._tell = tell
         self._rows = probe.probe_rows(self._text.vocabulary, settings.context_tokens)
         self._tolerance = probe.FP32 if is_cpu_build() else probe.BF16
         self._lifecycle = trio.Lock()  # starts and loads, one at a time
@@ -458,6 +462,11 @@ class VllmEngine:
             return
         if self._server is not None:
             self.restarts += 1
+            if self._tell is not None:
+                await self._tell(
+                    f"vLLM could not go on and is started again ({self.restarts} so far); what it "
+                    f"said is in {self._log}"
+                )
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
@@ -533,12 +542,13 @@ async def make_vllm(
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
     adapter: Path | None = None,
+    tell: Tell | None = None,
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed. With an adapter it serves
     this one, and then others of its shape, by vLLM's own LoRA.
 
     `threads` 0 takes one less than the cores. The context is at most the model's own. For
-    `update_mode` and `reference` see `VllmEngine`.
+    `update_mode`, `reference` and `tell` see `VllmEngine`.
 
     Raises:
         ConfigError: vLLM is not installed, or the directory holds no model.
@@ -565,6 +575,7 @@ async def make_vllm(
         update_mode=update_mode,
         reference=reference,
         adapter=adapter,
+        tell=tell,
     )
 
 

@@ -55,8 +55,15 @@ async def wait_until(is_so: Callable[[], bool]) -> None:
 def test_a_server_killed_at_any_time_comes_back(model: Path, tmp_path: Path) -> None:
     """While it starts, and while it samples: all is sampled, as if nothing had happened."""
 
+    told: list[str] = []
+
+    async def tell(text: str) -> None:
+        told.append(text)
+
     async def body() -> None:
-        engine = await make_vllm(model, tmp_path / "data", threads=1, context_tokens=CONTEXT_TOKENS)
+        engine = await make_vllm(
+            model, tmp_path / "data", threads=1, context_tokens=CONTEXT_TOKENS, tell=tell
+        )
         pids: list[int] = []
         spawn = trio.lowlevel.open_process
 
@@ -90,7 +97,8 @@ def test_a_server_killed_at_any_time_comes_back(model: Path, tmp_path: Path) -> 
                     kill(engine)
                     with suppress(ProcessLookupError):  # all of it was killed
                         os.killpg(engine.pid, signal.SIGCONT)
-                assert engine.restarts == number
+                assert engine.restarts == len(told) == number
+                assert f"started again ({number} so far)" in told[-1]
                 assert [[c.token_ids for c in group] for group in made] == [
                     [c.token_ids for c in group] for group in calm
                 ]
