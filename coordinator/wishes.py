@@ -1,9 +1,13 @@
 """What people want of a coordinator while it works: who shall not, and how stale to plan.
 
-Small files in its data directory, which it reads at each look.
+Small files in its data directory, which it reads at each look. Those who write take turns: actions
+of its page run in threads, and the command line is a process of its own.
 """
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +18,7 @@ from swarm.files import write_whole
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
 DEPTH_FILE: Final = "depth.json"
+LOCK_FILE: Final = "wishes.lock"  # held for as long as a small file is read and written
 
 
 def read_drained(data_dir: Path) -> frozenset[str]:
@@ -36,11 +41,12 @@ def drain(data_dir: Path, name: str, *, undo: bool) -> None:
     Raises:
         ConfigError: there are too many, or the list is damaged.
     """
-    names = set(read_drained(data_dir))
-    (names.discard if undo else names.add)(name)
-    if len(names) > DRAINED_MAX:
-        raise ConfigError(f"{DRAINED_MAX} are drained already")
-    _write(data_dir / DRAINED_FILE, sorted(names))
+    with _turn(data_dir):
+        names = set(read_drained(data_dir))
+        (names.discard if undo else names.add)(name)
+        if len(names) > DRAINED_MAX:
+            raise ConfigError(f"{DRAINED_MAX} are drained already")
+        write_whole(data_dir / DRAINED_FILE, json.dumps(sorted(names)))
 
 
 def read_depth(data_dir: Path) -> int | None:
@@ -66,7 +72,8 @@ def set_depth(data_dir: Path, depth: int | None) -> None:
     """
     if depth is not None:
         check_depth(depth)
-    _write(data_dir / DEPTH_FILE, depth)
+    with _turn(data_dir):
+        write_whole(data_dir / DEPTH_FILE, json.dumps(depth))
 
 
 def _read(path: Path, unasked: Any, instead: str) -> Any:
@@ -83,6 +90,10 @@ def _damaged(path: Path, why: object, instead: str) -> ConfigError:
     return ConfigError(f"{path}: {why}; delete it to {instead}")
 
 
-def _write(path: Path, wish: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(wish))
+@contextmanager
+def _turn(data_dir: Path) -> Iterator[None]:
+    """Blocks while another thread or process writes a wish; the turn ends with its process."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,15 +1,23 @@
 """Small files that are there whole or not at all."""
 
+import os
+import threading
 from pathlib import Path
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """
+    """Of several that write at the same time, threads or processes, one is the last.
+
     Raises:
         OSError: what was there before is there still.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    writer = f"{os.getpid()}-{threading.get_ident()}"  # its own file: none takes another's away
+    partial = path.with_name(f"{path.name}.{writer}.partial")
     partial.unlink(missing_ok=True)  # whose mode may be another
-    partial.touch(mode=mode)
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    partial.replace(path)
+    try:
+        partial.touch(mode=mode)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
