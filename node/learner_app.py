@@ -218,7 +218,7 @@ class LearnerApp(App):
         intake = await self._restored(resumed, progress, policy.tokenizer)
         await self._tell(self._started(policy, progress))
         await self._note_maker(trainer.maker)
-        self._node.progress = progress
+        self._node.progress, self._node.last_step = progress, None
         learner = Learner(
             self._config,
             self._rules,
@@ -318,6 +318,7 @@ class LearnerApp(App):
                 bytes_in_total=counters.bytes_in.total(),
                 bytes_out_total=counters.bytes_out.total(),
             )
+            self._node.last_step = record
         self._node.notes.pop("trainer", None)
         self._loaded.memory_bytes = await trainer.memory_bytes()
         await self._tell(record)

@@ -7,6 +7,7 @@ network under a virtual clock, and in experiments with many nodes in one process
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from random import Random
 
 import trio
@@ -14,8 +15,17 @@ import trio
 from node.checkpoints import Checkpoints
 from node.config import NodeConfig
 from node.engines.base import RolloutEngine
+from node.learner import version_after
 from node.leaving import unless
-from node.monitor.records import BanStatus, HeldOut, PeerStatus, RoundDone, StatusSnapshot
+from node.monitor.records import (
+    BanStatus,
+    HeldOut,
+    PeerStatus,
+    RoundDone,
+    StatusSnapshot,
+    StepDone,
+    WorkDone,
+)
 from node.sapo import Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
@@ -82,6 +92,8 @@ class Node:
         self.precision = ""  # of the engine
         self.progress = Progress()
         self.last_round: RoundDone | None = None
+        self.last_step: StepDone | None = None  # of a learner
+        self.last_work: WorkDone | None = None  # of a worker
         self.notes: dict[str, str] = {}  # by topic, so that a healed trouble disappears
         self.warden = Warden(transport, Ledger(), admits=world.admits)
         self.guard = HeldOutGuard(config.run, verifier)
@@ -234,9 +246,7 @@ class Node:
 
     async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
         record = await sapo.round()
-        seconds = record.generate_s
-        if seconds > 0:
-            self._rates = [*self._rates, record.generated_tokens / seconds][-TOKENS_PER_S_ROUNDS:]
+        self._note_rate(record)
         counters = self._transport.counters
         record = replace(
             record,
@@ -250,6 +260,16 @@ class Node:
         self._note_sharing(record)
         with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
             await on_record(record)
+
+    def note_work(self, record: WorkDone) -> None:
+        """A worker has made a batch."""
+        self.last_work = record
+        self._note_rate(record)
+
+    def _note_rate(self, record: RoundDone | WorkDone) -> None:
+        if record.generate_s > 0:
+            rate = record.generated_tokens / record.generate_s
+            self._rates = [*self._rates, rate][-TOKENS_PER_S_ROUNDS:]
 
     def _note_sharing(self, record: RoundDone) -> None:
         """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
@@ -287,7 +307,7 @@ class Node:
         """The node as it is now; quick, for the loop answers `swarm-node status` with it."""
         last, progress, counters = self.last_round, self.progress, self._transport.counters
         names = sorted(set(counters.bytes_in) | set(counters.bytes_out))
-        return StatusSnapshot(
+        snapshot = StatusSnapshot(
             peer_id=self._identity.peer_id,
             run_id=self._config.run.run_id,
             agent=self._world.agent,
@@ -326,6 +346,47 @@ class Node:
             peers=self._peer_statuses(),
             bans=self._ban_statuses(),
             notes=(*self.notes.values(), *self.discovery.notes),
+            groups_quantised=last.groups_quantised if last else 0,
+        )
+        return self._of_learners_run(snapshot)
+
+    def _of_learners_run(self, snapshot: StatusSnapshot) -> StatusSnapshot:
+        """With what a learner or its worker has done, where the run has a learner."""
+        rules = self._config.run.learner
+        if rules is None:
+            return snapshot
+        if rules.peer != self._identity.peer_id:
+            work = self.last_work
+            return replace(
+                snapshot,
+                role="worker",
+                round=work.batch if work else 0,
+                policy_version=work.policy_version if work else 0,
+                local_groups=work.groups if work else 0,
+                external_groups_wanted=0,
+                staleness_bound=rules.staleness_max,
+                work=work,
+            )
+        snapshot = replace(
+            snapshot,
+            role="learner",
+            policy_version=version_after(self.progress),
+            external_groups_wanted=rules.pool_groups_per_step,
+            staleness_bound=rules.staleness_max,
+        )
+        step = self.last_step
+        if step is None:
+            return snapshot
+        return replace(
+            snapshot,
+            policy_version=step.version,
+            local_groups=step.groups - step.shared_groups,
+            external_groups=step.shared_groups,
+            own_reward=step.reward if isfinite(step.reward) else None,
+            mismatch_k3=step.mismatch_k3,
+            effective_share=step.effective_share,
+            groups_quantised=step.groups_quantised,
+            step=step,
         )
 
     def _pool_age_s(self) -> float | None:

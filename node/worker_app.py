@@ -22,7 +22,7 @@ from node.learner_app import rules_of
 from node.models import resolve_model
 from node.monitor.events import Record
 from node.monitor.progress import Work, version_work
-from node.monitor.records import Trouble, VersionCame, VersionComing
+from node.monitor.records import StatusSnapshot, Trouble, VersionCame, VersionComing, WorkDone
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
@@ -219,7 +219,7 @@ class WorkerApp(App):
             source,
             node.guard,
             now_s=time.time,
-            on_work=self._tell,
+            on_work=self._tell_work,
             tokens_per_s_max=config.tokens_per_s_max,
         )
         with policy_weights(
@@ -251,6 +251,17 @@ class WorkerApp(App):
             finally:
                 with trio.CancelScope(shield=True):
                     await self._host.stop()
+
+    async def _tell_work(self, record: WorkDone) -> None:
+        self._node.note_work(record)
+        await self._tell(record)
+
+    def _snapshot(self) -> StatusSnapshot:
+        """See `App._snapshot`; the policy is the run's."""
+        snapshot = replace(super()._snapshot(), model=rules_of(self._config).model)
+        if self._service is None:  # nothing has begun
+            return snapshot
+        return replace(snapshot, policy_version=self._host.version)
 
     def _works(self) -> list[Work]:
         """See `App._works`."""

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.monitor.events import Record, VersionEvent
+from node.monitor.figures import now_line, role_lines
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.progress import Bars, Work, on_stderr
 from node.monitor.records import (
@@ -94,7 +95,8 @@ class LiveView:
             self._draw()
 
     def event(self, record: Record) -> None:
-        """Tell of something that happened. In a terminal, rounds show in the redrawn lines only."""
+        """Tell of something that happened. In a terminal, rounds, steps and batches show in the
+        redrawn lines only."""
         if isinstance(record, RoundDone):
             self._rewards.append(record.own_reward)
         if isinstance(record, StepDone):
@@ -234,19 +236,28 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True, width=10)
     table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row("now", f"round {s.round}, {s.phase}, up {duration(s.uptime_s)}")
-    table.add_row("held-out", _held_out(s))
-    reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
-    table.add_row("own reward", Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
-    table.add_row(
-        "trained on",
-        f"{s.local_groups} own + {s.external_groups} foreign groups"
-        f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
-    )
+    if s.role == "node":
+        table.add_row("now", f"round {s.round}, {s.phase}, up {duration(s.uptime_s)}")
+    else:
+        table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
+    if s.role != "worker":
+        table.add_row("held-out", _held_out(s))
+        reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
+        name = "reward" if s.role == "learner" else "own reward"
+        table.add_row(name, Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
+    for name, value in role_lines(s):
+        table.add_row(name, Text(value))
+    if s.role == "node":
+        table.add_row(
+            "trained on",
+            f"{s.local_groups} own + {s.external_groups} foreign groups"
+            f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
+        )
+    pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
     table.add_row(
         "swarm",
-        f"{_peers(len(s.peers))}, {s.accepted} groups in, {sum(s.rejected.values())} rejected,"
-        f" {amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
+        f"{_peers(len(s.peers))}, {pool if s.role == 'node' else ''}"
+        f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
     )
     notes = [Text(f"! {printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")

@@ -269,3 +269,8 @@ class StatusSnapshot:
     effective_share: float | None = None
     paused_s: float | None = None
     precision: str = ""  # of the engine; empty: unsaid
+    role: str = "node"  # or learner, or worker: a step or a batch is its round
+    step: StepDone | None = None  # a learner's last
+    work: WorkDone | None = None  # a worker's last
+    staleness_bound: int | None = None  # S, of a run with a learner
+    groups_quantised: int = 0  # of those last trained on: by engines with quantised weights

@@ -25,6 +25,7 @@ from rich.text import Text
 
 from node.answering import CLIENTS_MAX, serve_answers
 from node.monitor.events import plain_json
+from node.monitor.figures import mismatch_lines, now_line, quantised, role_lines
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.records import BanStatus, PeerStatus, StatusSnapshot
 from swarm.errors import ConfigError, RequestTimeout
@@ -218,28 +219,14 @@ def _engine(s: StatusSnapshot) -> str:
 
 
 def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
-    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
+    sizes = f"{amount(s.parameters)} parameters, " if s.parameters else ""  # a worker never knows
     lines = [
         ("node", s.peer_id),
         ("run", f"{s.run_id}, up {duration(s.uptime_s)}, {s.agent}"),
-        ("policy", f"{s.model}, {amount(s.parameters)} parameters, {_engine(s)}"),
-        ("now", f"{s.phase}, round {s.round}, policy version {s.policy_version}"),
-        ("held-out", _held_out(s)),
-        ("own reward", f"{reward} (last round, own completions only)"),
-        (
-            "trained on",
-            f"{s.local_groups} own groups, {wanted} from others (last round)",
-        ),
-        ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
-        (
-            "pool",
-            f"{s.pool_groups} groups, {s.pool_foreign} of others, {amount(s.pool_bytes, 'B')}",
-        ),
-        (
-            "from peers",
-            f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected",
-        ),
+        ("policy", f"{s.model}, {sizes}{_engine(s)}"),
+        ("now", now_line(s)),
+        *_done_lines(s),
+        *_pool_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
     for protocol, (taken, given) in sorted(s.bytes_by_protocol.items()):
@@ -249,9 +236,45 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
                 f"{printable(protocol, 48)}: {amount(taken, 'B')} in, {amount(given, 'B')} out",
             )
         )
-    trainer = amount(s.trainer_memory_bytes, "B")
-    lines.append(("memory", f"{amount(s.memory_bytes, 'B')} node, {trainer} trainer"))
+    trainer = f", {amount(s.trainer_memory_bytes, 'B')} trainer" if s.role != "worker" else ""
+    lines.append(("memory", f"{amount(s.memory_bytes, 'B')} node{trainer}"))
     return lines
+
+
+def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    if s.role == "worker":
+        return role_lines(s)
+    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
+    if s.role == "learner":
+        return [("held-out", _held_out(s)), ("reward", f"{reward} (last step)"), *role_lines(s)]
+    wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
+    return [
+        ("held-out", _held_out(s)),
+        ("own reward", f"{reward} (last round, own completions only)"),
+        (
+            "trained on",
+            f"{s.local_groups} own groups, {wanted} from others"
+            f"{quantised(s.groups_quantised)} (last round)",
+        ),
+        *mismatch_lines(s),
+        ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
+    ]
+
+
+def _pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Of shared rollouts, in which learners may and workers do not take part."""
+    if s.role != "node" and not (s.pool_groups or s.accepted or s.rejected):
+        return []
+    return [
+        (
+            "pool",
+            f"{s.pool_groups} groups, {s.pool_foreign} of others, {amount(s.pool_bytes, 'B')}",
+        ),
+        (
+            "from peers",
+            f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected",
+        ),
+    ]
 
 
 def _held_out(s: StatusSnapshot) -> str:

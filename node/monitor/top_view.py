@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.monitor.figures import mismatch_lines, now_line, role_lines
 from node.monitor.format import amount, duration, percent, printable, short_id
 from node.monitor.live import bar_chart
 from node.monitor.records import StatusSnapshot
@@ -127,22 +128,19 @@ def node_screen(
 ) -> Screen:
     """A node and its peers. `taken` and `given`: bytes a second of late; `rewards`: of the last
     rounds."""
-    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}  {_bars(rewards)}"
+    pool, groups = [], ""
+    if s.role == "node":
+        size = amount(s.pool_bytes, "B")
+        pool = [("pool", f"{s.pool_groups} groups, {s.pool_foreign} foreign, {size}")]
+        groups = f"{s.accepted} groups accepted, {sum(s.rejected.values())} refused, "
     facts = (
-        ("now", f"{s.phase}, round {s.round}, policy version {s.policy_version}"),
-        ("reward", reward),
-        ("held-out", percent(s.held_out_passed)),
-        (
-            "trained on",
-            f"{s.local_groups} own and {s.external_groups} of {s.external_groups_wanted} foreign"
-            f" groups, {s.tokens_per_s:,.0f} tokens/s",
-        ),
+        ("now", now_line(s)),
+        *_done(s, rewards),
         ("traffic", traffic(taken, given)),
-        ("pool", f"{s.pool_groups} groups, {s.pool_foreign} foreign, {amount(s.pool_bytes, 'B')}"),
+        *pool,
         (
             "peers",
-            f"{len(s.peers)}; {s.accepted} groups accepted, {sum(s.rejected.values())} refused,"
-            f" {len(s.bans)} banned",
+            f"{len(s.peers)}; {groups}{len(s.bans)} banned",
         ),
         ("versions", versions([s.agent, *(peer.agent for peer in s.peers)])),
     )
@@ -170,6 +168,20 @@ def node_screen(
         ),
         rows=rows,
     )
+
+
+def _done(s: StatusSnapshot, rewards: Sequence[float]) -> list[tuple[str, str]]:
+    if s.role == "worker":
+        return role_lines(s)
+    reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}  {_bars(rewards)}"
+    lines = [("reward", reward), ("held-out", percent(s.held_out_passed))]
+    if s.role == "learner":
+        return lines + role_lines(s)
+    trained = (
+        f"{s.local_groups} own and {s.external_groups} of {s.external_groups_wanted} foreign"
+        f" groups, {s.tokens_per_s:,.0f} tokens/s"
+    )
+    return [*lines, ("trained on", trained), *mismatch_lines(s)]
 
 
 def _bars(rewards: Sequence[float]) -> str:
