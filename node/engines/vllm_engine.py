@@ -153,6 +153,7 @@ class VllmEngine:
         self._version = policy_version
         self._line = 0  # of versions; those of one line only grow
         self._loads = 0
+        self._adapters = 0  # that were asked for, so that no name comes twice
         self._sound = False  # the server's weights are those of the directory
         self._expected: probe.LogProbs | None = None  # of the probe, under these
         self._said: probe.LogProbs | None = None  # by a server that had these
@@ -389,9 +390,11 @@ class VllmEngine:
     async def _put_adapter(self, weights: Path) -> None:
         """Have the server serve an adapter on its base. Each has a name of its own: under the name
         of another one, vLLM would go on with that one's keys and values."""
-        before, self._model = self._model, f"{MODEL_NAME}-{self._loads + 1}"
-        names = {"lora_name": self._model, "lora_path": str(weights)}
+        self._adapters += 1
+        name = f"{MODEL_NAME}-{self._adapters}"
+        names = {"lora_name": name, "lora_path": str(weights)}
         await self._running().order("/v1/load_lora_adapter", names)
+        before, self._model = self._model, name
         if before != MODEL_NAME:
             await self._running().order("/v1/unload_lora_adapter", {"lora_name": before})
 

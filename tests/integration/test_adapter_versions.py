@@ -16,6 +16,7 @@ from node.config import NodeConfig, RunConfig
 from node.engines.base import Sampling
 from node.engines.hosts import ReferencePolicy, VllmHost
 from node.engines.vllm_engine import VllmEngine
+from node.engines.vllm_server import VllmServer
 from node.monitor.records import StepDone, VersionCame, WorkDone
 from node.training import adapters, checkpoint
 from node.training.adapter_files import BASE_FILE, WEIGHTS_FILE, AdapterShape
@@ -181,6 +182,53 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
             assert check(await sampled(host), policies, SHORT) == {1}
             await host.load(versions[1])
             assert check(await sampled(host), policies, SHORT) == {2}
+        finally:
+            await host.stop()
+
+    run(body, timeout_s=VLLM_TIMEOUT_S)
+
+
+@pytest.mark.vllm
+def test_an_adapter_that_vllm_refuses_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_directory(tmp_path / "base", 1, context_tokens=512)
+    versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
+    policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
+    order: Callable[..., Any] = VllmServer.order
+    refused: list[str] = []
+
+    async def misdirected(
+        self: VllmServer, route: str, body: dict[str, Any] | None = None
+    ) -> bytes:
+        """vLLM is sent where the second version is not, twice."""
+        if body and body.get("lora_path") == str(versions[1]) and len(refused) < 2:
+            refused.append(body["lora_name"])
+            body = body | {"lora_path": str(tmp_path / "nowhere")}
+        answer: bytes = await order(self, route, body)
+        return answer
+
+    monkeypatch.setattr(VllmServer, "order", misdirected)
+
+    async def body() -> None:
+        config = NodeConfig.model_validate(
+            {"run": RUN, "data_dir": tmp_path / "data", "threads": 1, "model": str(model)}
+            | {"engine": "vllm", "engine_lora": "native"}
+        )
+        host = PolicyHost(config)
+        try:
+            await host.load(versions[0])
+            assert isinstance(host._host, VllmHost)
+            process = host._host.engine.pid
+            for times in (1, 2):
+                with pytest.raises(ChildFailed, match="load_lora_adapter"):
+                    await host.load(versions[1])
+                assert len(refused) == times
+                assert check(await sampled(host), policies, SHORT) == {1}
+            await host.load(versions[1])
+            assert check(await sampled(host), policies, SHORT) == {2}
+            assert host._host.engine.pid == process  # it could go on each time
+            assert host._host.engine.restarts == 0
         finally:
             await host.stop()
 
