@@ -31,7 +31,7 @@ from pydantic import (
 from node.config_errors import Source, config_error
 from node.engines.base import Sampling
 from node.tasks.registry import environment
-from node.training.adapter_files import RANK_MAX, TARGETS_MAX
+from node.training.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
 from swarm.brokers import PASSWORD_VARIABLE, Broker
 from swarm.errors import ConfigError, RemoteProtocolError
@@ -394,7 +394,7 @@ class NodeConfig(_Frozen):
     lora_rank: Annotated[int, Field(ge=0, le=RANK_MAX)] = (
         0  # train an adapter of this rank in place of the model; 0: the model
     )
-    lora_alpha: Annotated[float, Field(gt=0)] | None = None  # None: twice the rank
+    lora_alpha: Annotated[float, Field(gt=0, le=ALPHA_MAX)] | None = None  # None: twice the rank
     lora_targets: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=64)], ...],
         BeforeValidator(_split),
@@ -477,6 +477,9 @@ class NodeConfig(_Frozen):
                 "ones would never end",
                 "keep",
             )
+        for name in ("lora_alpha", "lora_targets"):
+            if getattr(self, name) and not self.lora_rank:
+                raise _Conflict("lora_rank", f"{name} is of an adapter, and none is trained", "16")
         least = 2 if self.local_groups > 0 else 1
         if self.group_size < least:
             raise _Conflict("group_size", f"must be at least {least}", "8")

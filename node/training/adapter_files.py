@@ -18,6 +18,7 @@ CONFIG_FILE: Final = "adapter_config.json"
 BASE_FILE: Final = "base.json"
 FORMAT: Final = 1
 RANK_MAX: Final = 512
+ALPHA_MAX: Final = 1_000_000.0  # more would soon be more than fp32 holds
 TARGETS_MAX: Final = 64
 CONFIG_BYTES_MAX: Final = 1_048_576
 _NOT_OURS: Final = (  # settings of PEFT's that make something else of the same matrices
@@ -74,7 +75,7 @@ def card_of(directory: Path) -> AdapterCard:
         not isinstance(rank, int)
         or not 1 <= rank <= RANK_MAX
         or not isinstance(alpha, int | float)
-        or not alpha > 0
+        or not 0 < alpha <= ALPHA_MAX
         or not isinstance(targets, list)
         or not 1 <= len(targets) <= TARGETS_MAX
         or not all(isinstance(name, str) for name in targets)

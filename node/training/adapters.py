@@ -109,22 +109,21 @@ def load(policy: Policy, directory: Path) -> None:
         ConfigError: it is damaged, for another base, or of another shape than the one before.
     """
     card = card_of(directory)
-    weights = _read(directory / WEIGHTS_FILE)
+    weights, what = _read(directory / WEIGHTS_FILE), f"adapter {directory}"
     base = base_hash(policy.model) if policy.adapter is None else policy.adapter.base
     if card.base != base:
         raise ConfigError(
-            f"adapter {directory} is for the base {card.base[:12]}, and {policy.name} is "
+            f"{what} is for the base {card.base[:12]}, and {policy.name} is "
             f"{base[:12]}: give the model that it was trained on with --model"
         )
     if policy.adapter is None:
+        _check(weights, _shapes(policy, card.shape), what)
         attach(policy, card.shape, 0, base)
-    assert policy.adapter is not None
-    if card.shape != policy.adapter.shape:
+    elif card.shape != policy.adapter.shape:
         raise ConfigError(
-            f"adapter {directory}: it is {_told(card.shape)}, and this policy's is "
-            f"{_told(policy.adapter.shape)}"
+            f"{what}: it is {_told(card.shape)}, and this policy's is {_told(policy.adapter.shape)}"
         )
-    put(policy, weights, f"adapter {directory}")
+    put(policy, weights, what)
 
 
 def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
@@ -134,13 +133,7 @@ def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
         ConfigError: others than the policy's, of other shapes, or not finite.
     """
     target = factors(policy)
-    for name in sorted(target.keys() ^ weights.keys()):
-        raise ConfigError(f"{what}: {name} is {'missing' if name in target else 'none of ours'}")
-    for name, value in weights.items():
-        if value.shape != target[name].shape:
-            raise ConfigError(f"{what}: {name} has shape {tuple(value.shape)}")
-        if not torch.isfinite(value).all():
-            raise ConfigError(f"{what}: {name} is not finite")
+    _check(weights, {name: tuple(value.shape) for name, value in target.items()}, what)
     with torch.no_grad():
         for name, value in weights.items():
             target[name].copy_(value)
@@ -199,6 +192,39 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head
     ]
+
+
+def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
+    """What `factors` would have once such an adapter is attached.
+
+    Raises:
+        ConfigError: as `targets_of`.
+    """
+    wanted = targets_of(policy.model, shape, policy.name)
+    found: dict[str, tuple[int, ...]] = {}
+    for path, layer in _linear_layers(policy.model):
+        if path.rpartition(".")[2] in wanted:
+            rows, columns = layer.weight.shape
+            out, into = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+            found[f"{_PREFIX}{path}.lora_A.weight"] = (shape.rank, into)
+            found[f"{_PREFIX}{path}.lora_B.weight"] = (out, shape.rank)
+    return found
+
+
+def _check(
+    weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    """
+    Raises:
+        ConfigError: see `put`.
+    """
+    for name in sorted(shapes.keys() ^ weights.keys()):
+        raise ConfigError(f"{what}: {name} is {'missing' if name in shapes else 'none of ours'}")
+    for name, value in weights.items():
+        if tuple(value.shape) != shapes[name]:
+            raise ConfigError(f"{what}: {name} has shape {tuple(value.shape)}")
+        if not torch.isfinite(value).all():
+            raise ConfigError(f"{what}: {name} is not finite")
 
 
 def _config(shape: AdapterShape, policy: Policy) -> LoraConfig:

@@ -160,10 +160,11 @@ def _check_adapter(directory: Path, saved: Mapping[str, Any] | None, policy: Pol
     if saved == ours:
         return
     if saved is None or ours is None:
-        kinds = ("a whole model", "an adapter")
+        kinds, rank = ("a whole model", "an adapter"), saved["rank"] if saved else 0
         raise ConfigError(
             f"checkpoint {directory} is of {kinds[saved is not None]}, and this node trains "
-            f"{kinds[ours is not None]}: set lora_rank as it was, or use another --data-dir"
+            f"{kinds[ours is not None]}: set lora_rank = {rank} as it was, "
+            "or use another --data-dir"
         )
     name = next(name for name in ours if saved.get(name) != ours[name])
     raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from node.training.adapter_files import RANK_MAX, TARGETS_MAX, AdapterShape
+from node.training.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape
 from swarm.errors import ConfigError, require
 
 Aggregation = Literal["token_mean", "sequence_mean"]
@@ -154,7 +154,11 @@ class TrainerSpec:
                 "take a natural log-prob below 0",
             ),
             ("lora_rank", 0 <= self.lora_rank <= RANK_MAX, f"take 0 (none) to {RANK_MAX}"),
-            ("lora_alpha", self.lora_alpha is None or self.lora_alpha > 0, "take a number above 0"),
+            (
+                "lora_alpha",
+                self.lora_alpha is None or 0 < self.lora_alpha <= ALPHA_MAX,
+                f"take a number above 0, at most {ALPHA_MAX:g}",
+            ),
             ("lora_targets", len(self.lora_targets) <= TARGETS_MAX, f"at most {TARGETS_MAX} names"),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),

@@ -222,6 +222,9 @@ class _Server:
             return _failure(request, "memory", f"out of GPU memory: {_line(error)}")
         except ConfigError as error:
             return _failure(request, "config", str(error))
+        except ModuleNotFoundError as error:
+            words = f"{error.name} is not installed here: pip install {error.name}"
+            return _failure(request, "config", words)
         except CannotGoOn as error:
             self.is_over = True
             return _failure(request, "error", str(error))

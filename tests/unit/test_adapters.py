@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from node.config import load_config
 from node.engines.base import Sampling
 from node.engines.torch_engine import generate
-from node.training import adapters, checkpoint, lean, memory
+from node.training import adapters, checkpoint, lean, memory, worker
 from node.training.adapter_files import BASE_FILE, CONFIG_FILE, WEIGHTS_FILE, AdapterShape
 from node.training.policy import Policy
 from node.training.process import InProcessTrainer
@@ -174,8 +176,8 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     plain = open_policy(model)
     checkpoint.save(whole, plain, trained(plain, 1).optimizer, 1)
     for directory, made, words in (
-        (saved, open_policy(model), r"of an adapter, and this node trains a whole model"),
-        (whole, adapted(model), r"of a whole model, and this node trains an adapter"),
+        (saved, open_policy(model), r"trains a whole model: set lora_rank = 4 as it was"),
+        (whole, adapted(model), r"trains an adapter: set lora_rank = 0 as it was"),
         (saved, adapted(other), "with base"),
         (saved, adapted(model, shape=replace(SHAPE, rank=2)), "with rank 4, not 2"),
         (saved, adapted(model, shape=replace(SHAPE, alpha=2.0)), "with alpha"),
@@ -279,6 +281,11 @@ def _tensor(version: Path, value: torch.Tensor | None) -> None:
     save_file(weights, version / WEIGHTS_FILE)
 
 
+def _not_a_number(version: Path) -> None:
+    weights = load_file(version / WEIGHTS_FILE)
+    _tensor(version, torch.full_like(weights[min(weights)], float("nan")))
+
+
 def _config(version: Path, **changes: object) -> None:
     config = json.loads((version / CONFIG_FILE).read_text())
     (version / CONFIG_FILE).write_text(json.dumps(config | changes))
@@ -289,9 +296,11 @@ FAULTS = {
     "no weights": (lambda v: (v / WEIGHTS_FILE).unlink(), "adapter_model.safetensors"),
     "a tensor is missing": (lambda v: _tensor(v, None), "is missing"),
     "a tensor of another shape": (lambda v: _tensor(v, torch.zeros(3, 3)), "has shape"),
-    "not a number": (lambda v: _tensor(v, torch.full((4, 48), float("nan"))), "not finite"),
+    "not a number": (_not_a_number, "not finite"),
     "another rank": (lambda v: _config(v, r=2), "of rank 2"),
     "another scale": (lambda v: _config(v, lora_alpha=1.0), "alpha 1,"),
+    "an infinite scale": (lambda v: _config(v, lora_alpha=float("inf")), "makes no sense"),
+    "no scale": (lambda v: _config(v, lora_alpha=float("nan")), "makes no sense"),
     "another kind": (lambda v: _config(v, use_dora=True), "only plain LoRA"),
     "nonsense": (lambda v: _config(v, r="4"), "makes no sense"),
     "no JSON": (lambda v: (v / CONFIG_FILE).write_text("{"), "is damaged"),
@@ -325,6 +334,25 @@ def test_a_version_that_does_not_fit_is_refused_and_the_old_one_serves(tmp_path,
         assert await engine.logprobs(rows) != before
 
     run(body)
+
+
+@KINDS
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - {"another scale"}))
+def test_a_first_version_that_does_not_fit_leaves_the_policy_as_it_was(tmp_path, make, fault):
+    spoil, words = FAULTS[fault]
+    model = make(tmp_path / "model")
+    good = exported(adapted(model, 1), tmp_path / "good")
+    bad = shutil.copytree(good, tmp_path / "bad")
+    spoil(bad)
+    policy = open_policy(model)
+    before, names = logits(policy.model), [name for name, _ in policy.model.named_parameters()]
+    with pytest.raises(ConfigError, match="has shape" if fault == "another rank" else words):
+        load_version(policy, bad)
+    assert policy.adapter is None
+    assert names == [name for name, each in policy.model.named_parameters() if each.requires_grad]
+    assert torch.equal(logits(policy.model), before)
+    load_version(policy, good)
+    assert torch.equal(logits(policy.model), logits(adapted(model, 1).model))
 
 
 def test_an_adapter_and_a_whole_model_do_not_replace_each_other(tmp_path):
@@ -382,7 +410,30 @@ def test_a_trainer_is_built_with_its_adapter(tmp_path):
     assert not equal(numbers(core.policy), numbers(other.policy))
 
 
-@pytest.mark.parametrize("wrong", [{"lora_rank": -1}, {"lora_rank": 513}, {"lora_alpha": 0.0}])
+def test_what_is_not_installed_is_a_matter_of_settings(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "node.training.adapters")
+    monkeypatch.delattr("node.training.adapters")
+    spec = TrainerSpec(str(qwen_directory(tmp_path / "model")), lora_rank=3, threads=1)
+    request = {"id": 1, "op": "load", "spec": spec.to_record(), "checkpoint": None}
+    answer = worker._Server(TrainerCore).answer(request)
+    assert (answer["error"], answer["message"]) == (
+        "config",
+        "peft is not installed here: pip install peft",
+    )
+
+
+@pytest.mark.parametrize("setting", [{"lora_alpha": "8"}, {"lora_targets": "q_proj"}])
+def test_settings_of_an_adapter_need_one(setting):
+    assert load_config(setting | {"lora_rank": "4"}, {}).lora_rank == 4
+    with pytest.raises(ConfigError, match=f"lora-rank 0: {next(iter(setting))} is of") as caught:
+        load_config(setting, {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lora_rank": -1}, {"lora_rank": 513}, {"lora_alpha": 0.0}, {"lora_alpha": math.inf}]
+)
 def test_settings_out_of_range_are_refused(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         TrainerSpec("model", **wrong)
