@@ -15,7 +15,7 @@ import psutil
 import trio
 
 from node.config import NodeConfig
-from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, alarms_of, identity_of
+from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, ROUNDS_KEPT, alarms_of, identity_of
 from node.monitor.records import StatusSnapshot
 from node.monitor.reporting import Extras, Machine, Reporter, Traffic
 from swarm.address_book import RunSync
@@ -105,6 +105,7 @@ class Telemetry:
         keep = max(2, min(HISTORY_REPORTS, int(HISTORY_S / interval_s) + 1))
         self._history: deque[NodeReport] = deque(maxlen=keep)
         self._history_step_s = HISTORY_S / keep
+        self._rounds: deque[NodeReport] = deque(maxlen=ROUNDS_KEPT)  # the first report of each
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -130,7 +131,7 @@ class Telemetry:
             now_s=self._now_s(),
             dropped=dropped,
         )
-        alarms = alarms_of((*self._history, report))
+        alarms = alarms_of((*self._rounds, *self._history, report))
         report = report.model_copy(update={"alarms": alarms})
         self._remember(report)
         self._note(alarms)
@@ -145,6 +146,9 @@ class Telemetry:
         last = self._history[-1] if self._history else None
         if last is None or not 0 <= report.sent_at_s - last.sent_at_s < self._history_step_s:
             self._history.append(report)
+        before = self._rounds[-1].metrics.get("round") if self._rounds else None
+        if not self._rounds or report.metrics.get("round") != before:
+            self._rounds.append(report)
 
     def _note(self, alarms: tuple[AlarmReport, ...]) -> None:
         for topic in [each for each in self._notes if each.startswith(ALARM_NOTE)]:

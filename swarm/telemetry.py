@@ -61,7 +61,7 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     ),
     Alarm.NO_FOREIGN: (
         "Wait until peers have finished a round; if it stays, ask for fewer foreign groups with "
-        "--external-groups, or for easier tasks, so that not all groups pass or fail alike."
+        "--external, or for easier tasks, so that not all groups pass or fail alike."
     ),
     Alarm.LEARNER_STARVING: (
         "Start more rollout workers, or ask `swarm-coordinator plan` how many are needed."
@@ -77,7 +77,10 @@ ADVICE: Final[Mapping[Alarm, str]] = {
         "Look which peer and which reason it is in `swarm-node status`; a peer that goes on is "
         "banned by itself, one reason from many peers is a difference in versions or rules."
     ),
-    Alarm.DISK_LOW: "Free space where the data directory is, or lower --pool-bytes-max.",
+    Alarm.DISK_LOW: (
+        "Free space where the data directory is, or lower pool_bytes_max under [node] of the run "
+        "file."
+    ),
     Alarm.MEMORY_LOW: (
         "End other programs on this machine, or take a smaller model or fewer groups in a round."
     ),
@@ -87,6 +90,12 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     ),
 }
 """What to do, by alarm: one sentence each."""
+
+ALONE_ADVICE: Final = (
+    "Name a node of the run with --peer or --invite, see with `swarm-node doctor` whether it can "
+    "be reached, or train alone with --external 0."
+)
+"""What to do about `Alarm.NO_FOREIGN` where no peer is connected."""
 
 
 @dataclass(frozen=True, slots=True)

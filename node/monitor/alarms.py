@@ -1,23 +1,36 @@
-"""What is wrong with a node, by its own reports of the last minutes. Pure.
+"""What is wrong with a node, by its own reports of the last minutes and the last rounds. Pure.
 
 An alarm stands as long as what it tells of is so. Each threshold leaves room for what happens in a
-healthy swarm: a slow first round, one bad group, a burst of traffic.
+healthy swarm: a slow first round, one bad group, a burst of traffic. A round takes a second here
+and ten minutes there: what depends on rounds is counted in them.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from swarm.telemetry import ADVICE, ALARMS_MAX, Alarm, AlarmReport, Level, NodeReport, PeerTraffic
+from swarm.telemetry import (
+    ADVICE,
+    ALARMS_MAX,
+    ALONE_ADVICE,
+    Alarm,
+    AlarmReport,
+    Level,
+    NodeReport,
+    PeerTraffic,
+)
 
 HISTORY_REPORTS: Final = 64
-HISTORY_S: Final = 120.0  # how far back an alarm looks
+HISTORY_S: Final = 120.0  # how far back an alarm looks that depends on no rounds
+ROUNDS_KEPT: Final = 8  # of each the first report, however long ago
 PATIENCE_S: Final = 60.0  # for which something must be so, where it may be a passing state
-ROUNDS_WITHOUT_FOREIGN: Final = 3
+ROUNDS_MIN: Final = 3  # for which something must be so, where it is of rounds or steps
 IDLE_RATIO_MAX: Final = 0.5
 STALENESS_SHARE: Final = 0.8  # of S, in the mean
 DOMINATES_SHARE: Final = 0.8
 DOMINATED_GROUPS_MIN: Final = 20
+PRODUCERS_MIN: Final = 3  # connected: of two, one always makes most
 REJECTS_MIN: Final = 20
 REJECTS_SHARE: Final = 0.5  # of what came
 FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves; a worker has a note for its learner's
@@ -26,28 +39,81 @@ DISK_CRITICAL_BYTES: Final = 256 << 20
 MEMORY_BYTES_MIN: Final = 512 << 20
 MEMORY_CRITICAL_BYTES: Final = 128 << 20
 
-Finding = tuple[Level, str] | tuple[Level, str, str] | None  # what is so, and of which peer
 History = Sequence[NodeReport]  # of one process, the oldest first
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is so. `subject`: the peer that it is about; `advice` None: that of the alarm."""
+
+    level: Level
+    text: str
+    subject: str = ""
+    advice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What an alarm looks at, each up to now and never empty: the reports of `HISTORY_S`, and the
+    first of each of the last rounds, which may be older."""
+
+    recent: History
+    rounds: History
+
+    @property
+    def now(self) -> NodeReport:
+        """The last report."""
+        return self.recent[-1]
+
+    @property
+    def all(self) -> History:
+        """Both, each report once."""
+        return _in_order((*self.rounds, *self.recent))
+
+    def since(self, rounds: int, span_s: float) -> History:
+        """From that many rounds ago, and that many seconds; empty: it does not go back so far."""
+        now, history = self.now, self.all
+        for index in range(len(history) - 1, -1, -1):
+            was = history[index]
+            if _round(now) - _round(was) >= rounds and now.sent_at_s - was.sent_at_s >= span_s:
+                return history[index:]
+        return ()
+
+
+def past_of(history: History) -> Past:
+    """Of the process of the last report."""
+    now = history[-1]
+    ours = _in_order([each for each in history if each.instance == now.instance])
+    recent = [each for each in ours if now.sent_at_s - HISTORY_S <= each.sent_at_s]
+    return Past(recent, _first_of_each_round(ours)[-ROUNDS_KEPT:])
+
+
+def _in_order(reports: History) -> History:
+    return sorted(
+        {each.sequence: each for each in reports}.values(), key=lambda each: each.sequence
+    )
+
+
+def _first_of_each_round(reports: History) -> History:
+    first: dict[float, NodeReport] = {}
+    for each in reports:
+        first.setdefault(_round(each), each)
+    return list(first.values())
 
 
 def alarms_of(history: History) -> tuple[AlarmReport, ...]:
     """The alarms that stand, by the last reports of one process; critical ones first."""
     if not history:
         return ()
-    now = history[-1]
-    recent = [
-        each
-        for each in history
-        if each.instance == now.instance and now.sent_at_s - HISTORY_S <= each.sent_at_s
-    ]
-    found = [(alarm, check(recent)) for alarm, check in CHECKS.items()]
+    past = past_of(history)
+    found = [(alarm, check(past)) for alarm, check in CHECKS.items()]
     standing = [
         AlarmReport(
             kind=alarm,
-            level=finding[0],
-            text=finding[1],
-            advice=ADVICE[alarm],
-            subject=finding[2] if len(finding) > 2 else "",
+            level=finding.level,
+            text=finding.text,
+            advice=finding.advice or ADVICE[alarm],
+            subject=finding.subject,
         )
         for alarm, finding in found
         if finding is not None
@@ -64,6 +130,10 @@ def _value(report: NodeReport, name: str) -> float:
     return report.metrics.get(name, 0.0)
 
 
+def _round(report: NodeReport) -> float:
+    return _value(report, "round")
+
+
 def _rise(history: History, name: str) -> float:
     return _value(history[-1], name) - _value(history[0], name)
 
@@ -77,103 +147,136 @@ def _span_s(history: History) -> float:
     return history[-1].sent_at_s - history[0].sent_at_s
 
 
-def _not_sharing(history: History) -> Finding:
+def _not_sharing(past: Past) -> Finding | None:
     """Peers have been there all along, rounds go by, and nothing of theirs is accepted."""
-    if history[-1].role != "node" or _span_s(history) < PATIENCE_S:
+    history = past.since(ROUNDS_MIN, PATIENCE_S)
+    if past.now.role != "node" or not history:
         return None
     peers = min(_value(each, "peers") for each in history)
-    wanted = _value(history[-1], "external_groups_wanted")
-    if not peers or not wanted or _rise(history, "round") < 1 or _rise(history, "accepted_total"):
+    if not peers or not _value(past.now, "external_groups_wanted"):
         return None
-    return (
+    if _rise(history, "accepted_total"):
+        return None
+    return Finding(
         "critical",
         f"{peers:.0f} peers are connected, and no group of theirs was accepted for "
         f"{_span_s(history):.0f} s",
     )
 
 
-def _no_foreign(history: History) -> Finding:
+def _no_foreign(past: Past) -> Finding | None:
     """Effective J is zero round after round."""
-    if _rise(history, "round") < ROUNDS_WITHOUT_FOREIGN:
+    history = past.since(ROUNDS_MIN, 0.0)
+    wanted = _value(past.now, "external_groups_wanted")
+    if not history or not wanted:
         return None
-    wanted = _value(history[-1], "external_groups_wanted")
-    used = max(_value(each, "external_groups") for each in history)
-    if not wanted or used:
+    # The first is of the round before them; where rounds are short, all that is recent counts.
+    looked_at = (*history[1:], *past.recent)
+    if any(_value(each, "external_groups") for each in looked_at):
         return None
-    rounds = _rise(history, "round")
-    return "warning", f"the last {rounds:.0f} rounds trained on no foreign group, of {wanted:.0f}"
+    rounds = _round(past.now) - _round(min(history[0], past.recent[0], key=_round))
+    alone = not any(_value(each, "peers") for each in looked_at)
+    return Finding(
+        "warning",
+        f"the last {rounds:.0f} rounds trained on no foreign group, of {wanted:.0f}"
+        + (": no peer is connected" if alone else ""),
+        advice=ALONE_ADVICE if alone else None,
+    )
 
 
-def _learner_starving(history: History) -> Finding:
-    if history[-1].role != "learner" or _rise(history, "round") < 2:
+def _learner_starving(past: Past) -> Finding | None:
+    """The mean of the last steps, each once: of `HISTORY_S`, or a few where they take longer."""
+    if past.now.role != "learner":
         return None
-    idle = fmean(_value(each, "idle_ratio") for each in history)
+    steps = [each for each in _first_of_each_round(past.all) if "idle_ratio" in each.metrics]
+    if len(steps) < ROUNDS_MIN:
+        return None
+    recent = [each for each in steps if past.now.sent_at_s - each.sent_at_s <= HISTORY_S]
+    idle = fmean(_value(each, "idle_ratio") for each in max(recent, steps[-ROUNDS_MIN:], key=len))
     if idle <= IDLE_RATIO_MAX:
         return None
-    return "warning", f"the learner waits for groups {idle:.0%} of the time"
+    return Finding("warning", f"the learner waits for groups {idle:.0%} of the time")
 
 
-def _staleness_near_bound(history: History) -> Finding:
-    now = history[-1]
+def _staleness_near_bound(past: Past) -> Finding | None:
+    now = past.now
     bound, mean = _value(now, "staleness_bound_steps"), _value(now, "staleness_mean_steps")
     queued = _value(now, "queued_staleness_max_steps")
     if bound < 1 or max(mean, queued - 1) < STALENESS_SHARE * bound:
         return None
-    return (
+    return Finding(
         "warning",
         f"groups are {mean:.1f} steps old in the mean, at most {queued:.0f} in the queue; the "
         f"bound is {bound:.0f}",
     )
 
 
-def _one_producer(history: History) -> Finding:
-    """One of several feeds all: workers of a learner, or peers of a node."""
-    now, first = history[-1], history[0]
+def _one_producer(past: Past) -> Finding | None:
+    """One of several feeds all: workers of a learner, or peers of a node. What it did before the
+    others came does not count."""
+    now, first = past.now, None
+    for each in reversed(past.all):
+        if _producers(each) < PRODUCERS_MIN:
+            break
+        first = each
+    if first is None:
+        return None
     if now.workers:
         before = {row.peer_id or row.name: row.admitted for row in first.workers}
         counts = {row.peer_id or row.name: row.admitted for row in now.workers}
-        others = sum(row.phase in ("working", "idle") for row in now.workers)
     else:
         before = {row.peer_id: row.groups_trained for row in first.peers}
         counts = {row.peer_id: row.groups_trained for row in now.peers}
-        others = sum(row.connected for row in now.peers)
     rises = {who: count - before.get(who, 0) for who, count in counts.items()}
     total = sum(rises.values())
-    if others < 3 or total < DOMINATED_GROUPS_MIN:
+    if total < DOMINATED_GROUPS_MIN:
         return None
     most, who = max((count, peer) for peer, count in rises.items())
     if most <= DOMINATES_SHARE * total:
         return None
-    return "warning", f"{who} made {most} of the last {total} groups; {others} are connected", who
+    return Finding(
+        "warning",
+        f"{who} made {most} of the last {total} groups; {_producers(now)} are connected",
+        who,
+    )
 
 
-def _reject_storm(history: History) -> Finding:
+def _producers(report: NodeReport) -> int:
+    if report.workers:
+        return sum(row.phase in ("working", "idle") for row in report.workers)
+    return sum(row.connected for row in report.peers)
+
+
+def _reject_storm(past: Past) -> Finding | None:
+    history = past.recent
     rises = _labelled_rise(history, "rejected_total")
     total = sum(rises.values())
     came = total + _rise(history, "accepted_total")
     if total < REJECTS_MIN or total <= REJECTS_SHARE * came:
         return None
     most = max(rises, key=lambda reason: (rises[reason], reason))
-    return (
+    return Finding(
         "critical",
         f"{total:.0f} of {came:.0f} records were refused within {_span_s(history):.0f} s, most as "
         f"{most}",
     )
 
 
-def _low(name: str, what: str, warn: int, critical: int) -> Callable[[History], Finding]:
-    def check(history: History) -> Finding:
-        left = history[-1].metrics.get(name)
+def _low(name: str, what: str, warn: int, critical: int) -> Callable[[Past], Finding | None]:
+    def check(past: Past) -> Finding | None:
+        left = past.now.metrics.get(name)
         if left is None or left >= warn:
             return None
-        return "critical" if left < critical else "warning", f"{left / 2**20:,.0f} MiB {what}"
+        level: Level = "critical" if left < critical else "warning"
+        return Finding(level, f"{left / 2**20:,.0f} MiB {what}")
 
     return check
 
 
-def _clock_skew(history: History) -> Finding:
+def _clock_skew(past: Past) -> Finding | None:
     """What most peers date is in our future: ours is slow. Of one or two it says nothing, however
     many records they are: their clocks are fast, and this node's alarm would blame its own."""
+    history = past.since(ROUNDS_MIN, HISTORY_S) or past.recent
     before = {row.peer_id: row for row in history[0].peers}
     rises = []  # of each peer that was heard from: records dated in the future
     for row in history[-1].peers:
@@ -183,15 +286,15 @@ def _clock_skew(history: History) -> Finding:
     fast = sum(rise > 0 for rise in rises)
     if fast < FUTURE_PEERS_MIN or 2 * fast <= len(rises):
         return None
-    return (
+    return Finding(
         "warning",
         f"records of {fast} of {len(rises)} peers were dated in the future of this clock",
     )
 
 
-def _version_split(history: History) -> Finding:
+def _version_split(past: Past) -> Finding | None:
     """Workers that get leases all the same are further behind than S."""
-    now = history[-1]
+    now, history = past.now, past.recent
     published, bound = _value(now, "published_version"), _value(now, "staleness_bound_steps")
 
     def behind(report: NodeReport) -> set[str]:
@@ -207,14 +310,14 @@ def _version_split(history: History) -> Finding:
     late = set.intersection(*(behind(each) for each in history))
     if not late:
         return None
-    return (
+    return Finding(
         "warning",
         f"{len(late)} of {len(now.workers)} workers are more than {max(1.0, bound):.0f} versions "
         f"behind {published:.0f}, {min(late)} for one",
     )
 
 
-CHECKS: Final[dict[Alarm, Callable[[History], Finding]]] = {
+CHECKS: Final[dict[Alarm, Callable[[Past], Finding | None]]] = {
     Alarm.NOT_SHARING: _not_sharing,
     Alarm.NO_FOREIGN: _no_foreign,
     Alarm.LEARNER_STARVING: _learner_starving,

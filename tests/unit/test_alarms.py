@@ -1,10 +1,14 @@
 """Each alarm: that it fires when it should, and does not where all is well."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from coordinator.cli import parser as coordinator_parser
+from node.cli import _parser
+from node.config import NodeConfig
 from node.monitor.alarms import (
     CHECKS,
     DISK_CRITICAL_BYTES,
@@ -15,10 +19,23 @@ from node.monitor.alarms import (
     MEMORY_BYTES_MIN,
     PATIENCE_S,
     REJECTS_MIN,
+    ROUNDS_KEPT,
+    ROUNDS_MIN,
     alarms_of,
 )
-from swarm.telemetry import ADVICE, ALARMS_MAX, Alarm, NodeReport, PeerTraffic, WorkerRow
+from swarm.telemetry import (
+    ADVICE,
+    ALARMS_MAX,
+    ALONE_ADVICE,
+    Alarm,
+    NodeReport,
+    PeerTraffic,
+    WorkerRow,
+)
+from tests.architecture.test_cli_surface import surface
 
+SLOW_S = 300.0  # a round
+LOOK_S = 2.0
 At = Callable[[int], dict[str, Any]]
 
 
@@ -148,7 +165,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(), {}),
-    (Alarm.NOT_SHARING, node(accepted_total=9, peers=lambda i: min(i, 1)), {}),  # just came
+    (Alarm.NOT_SHARING, node(accepted_total=9, peers=lambda i: int(i > 5)), {}),  # just came
     (Alarm.NOT_SHARING, node(accepted_total=9, round=3), {}),  # nobody has made a round
     (Alarm.NOT_SHARING, node(accepted_total=9, external_groups_wanted=0), {}),
     (Alarm.NO_FOREIGN, node(external_groups=lambda i: int(i == 4)), {}),
@@ -221,3 +238,101 @@ def test_passing_states_are_given_time() -> None:
     soon = int(PATIENCE_S / 10)
     assert Alarm.NOT_SHARING not in kinds(history(node(accepted_total=9), soon))
     assert Alarm.NOT_SHARING in kinds(history(node(accepted_total=9), soon + 1))
+
+
+# --- rounds of any length ----------------------------------------------------------------------
+
+Slow = Callable[[float, int], dict[str, float]]
+
+
+def stood(of: Slow, round_s: float, rounds: int, role: str = "node") -> list[set[Alarm]]:
+    """Which alarms stood at each look, with as much of the past as a node keeps; `of` gives the
+    metrics by the time and the rounds done."""
+    recent: list[NodeReport] = []
+    first: list[NodeReport] = []
+    found = []
+    for n in range(int(rounds * round_s / LOOK_S) + 1):
+        at_s = n * LOOK_S
+        done = int(at_s // round_s)
+        metrics = {"round": float(done)} | of(at_s, done)
+        [report] = history(lambda i: {}, 1, role=role, metrics=metrics, sequence=n, sent_at_s=at_s)
+        found.append(kinds([*first, *recent, report]))
+        recent = [*(r for r in recent if r.sent_at_s > at_s - HISTORY_S), report]
+        if not first or first[-1].metrics["round"] != done:
+            first = [*first, report][-ROUNDS_KEPT:]
+    return found
+
+
+@pytest.mark.parametrize("round_s", [2.0, 40.0, 120.0, SLOW_S, 3000.0])
+def test_a_healthy_swarm_has_no_alarm_however_long_its_rounds_are(round_s: float) -> None:
+    def of(at_s: float, done: int) -> dict[str, float]:
+        theirs = 4.0 * ((at_s + round_s / 2) // round_s)  # of peers that are half a round off
+        foreign = 4.0 * (done > 0)
+        return {
+            "peers": 3,
+            "accepted_total": theirs,
+            "external_groups": foreign,
+            "external_groups_wanted": 4,
+        }
+
+    assert set().union(*stood(of, round_s, 10)) == set()
+
+
+@pytest.mark.parametrize("round_s", [20.0, 60.0, 130.0, SLOW_S])
+def test_what_goes_on_for_rounds_is_seen_however_long_they_are(round_s: float) -> None:
+    def none_trained_on(at_s: float, done: int) -> dict[str, float]:
+        return {"peers": 3, "accepted_total": at_s, "external_groups_wanted": 4}
+
+    def none_accepted(at_s: float, done: int) -> dict[str, float]:
+        return {"peers": 3, "external_groups_wanted": 4, "external_groups": 4}
+
+    def starving(at_s: float, done: int) -> dict[str, float]:
+        return {"idle_ratio": 0.95} if done else {}
+
+    looks = int(ROUNDS_MIN * round_s / LOOK_S)
+    for of, alarm, role in (
+        (none_trained_on, Alarm.NO_FOREIGN, "node"),
+        (none_accepted, Alarm.NOT_SHARING, "node"),
+        (starving, Alarm.LEARNER_STARVING, "learner"),
+    ):
+        found = stood(of, round_s, ROUNDS_MIN + 5, role)
+        assert not any(alarm in each for each in found[:looks])
+        assert all(each == {alarm} for each in found[looks + 1 :])
+
+
+def test_one_slow_step_is_no_starving() -> None:
+    def of(at_s: float, done: int) -> dict[str, float]:
+        return {"idle_ratio": 1.0 if done == 1 else 0.1} if done else {}
+
+    assert set().union(*stood(of, SLOW_S, 10, "learner")) == set()
+
+
+def test_who_worked_alone_before_the_others_came_does_not_feed_all() -> None:
+    def at(i: int) -> dict[str, Any]:
+        made = [10 * min(i, 5), 0, 0] if i < 6 else [50 + i, i, i]
+        peers = [PeerTraffic(peer_id=f"p{n}", groups_trained=m) for n, m in enumerate(made)]
+        return node()(i) | {"peers": tuple(peers[: 1 if i < 6 else 3])}
+
+    assert Alarm.ONE_PRODUCER not in kinds(history(at))
+
+
+# --- advice ------------------------------------------------------------------------------------
+
+
+def test_a_node_without_peers_is_told_another_thing() -> None:
+    [alone] = alarms_of(history(node(external_groups=0, peers=0, accepted_total=0)))
+    assert alone.kind is Alarm.NO_FOREIGN
+    assert alone.advice == ALONE_ADVICE
+    [among] = alarms_of(history(node(external_groups=0)))
+    assert among.advice == ADVICE[Alarm.NO_FOREIGN]
+
+
+def test_advice_names_what_there_is() -> None:
+    flags = " ".join((surface(_parser()) | surface(coordinator_parser())).values()).split()
+    advice = " ".join((*ADVICE.values(), ALONE_ADVICE))
+    named = re.findall(r"--[a-z][a-z-]*", advice)
+    assert "--external" in named
+    assert set(named) <= set(flags)
+    assert set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", advice)) <= set(NodeConfig.model_fields)
+    commands = surface(_parser()) | surface(coordinator_parser())
+    assert set(re.findall(r"`swarm-[a-z]+ ([a-z]+)`", advice)) <= set(commands)

@@ -8,7 +8,13 @@ import pytest
 import trio
 
 from node.config import NodeConfig, load_config
-from node.monitor.alarms import DISK_FREE_BYTES_MIN, HISTORY_S, MEMORY_BYTES_MIN, identity_of
+from node.monitor.alarms import (
+    DISK_FREE_BYTES_MIN,
+    HISTORY_S,
+    MEMORY_BYTES_MIN,
+    ROUNDS_KEPT,
+    identity_of,
+)
 from node.monitor.reporting import Extras, Machine, Reporter, Traffic
 from node.telemetry import (
     ALARM_NOTE,
@@ -39,12 +45,13 @@ class Rig:
     def __init__(self, publisher: Publisher | None = None) -> None:
         self.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
         self.notes = {"work": "no work"}
+        self.round = 1
         self.telemetry = Telemetry(
             Reporter(NODE.peer_id, RUN, "node", "test", instance="i", interval_s=INTERVAL_S),
             NODE,
             RUN,
             Sources(
-                lambda: snapshot(notes=tuple(self.notes.values())),
+                lambda: snapshot(notes=tuple(self.notes.values()), round=self.round),
                 lambda: Traffic(TransportCounters(), ()),
                 Extras,
                 lambda: self.machine,
@@ -82,7 +89,7 @@ def test_an_alarm_is_a_note_as_long_as_it_stands() -> None:
         rig.machine = Machine(MEMORY_BYTES_MIN, 0)
         first, second = await rig.telemetry.report(), await rig.telemetry.report()
         assert [each.kind for each in second.alarms] == [Alarm.DISK_LOW]
-        assert "--pool-bytes-max" in rig.notes[ALARM_NOTE + Alarm.DISK_LOW]
+        assert "pool_bytes_max" in rig.notes[ALARM_NOTE + Alarm.DISK_LOW]
         assert first.notes == second.notes == ("no work",)  # the alarm is told of once
         rig.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
         assert (await rig.telemetry.report()).alarms == ()
@@ -103,6 +110,20 @@ def test_reports_come_each_interval_and_the_history_goes_back_far_enough() -> No
         assert HISTORY_S * 0.9 <= span_s <= HISTORY_S * 1.1
 
     run(body, virtual=True, timeout_s=10 * HISTORY_S)
+
+
+def test_a_report_of_each_of_the_last_rounds_is_kept_however_long_they_take() -> None:
+    async def body() -> None:
+        rig = Rig()
+        for _ in range(ROUNDS_KEPT + 3):
+            rig.round += 1
+            for _ in range(5):
+                await rig.telemetry.report()
+                await trio.sleep(HISTORY_S)
+        kept = [each.metrics["round"] for each in rig.telemetry._rounds]
+        assert kept == [float(n) for n in range(5, ROUNDS_KEPT + 5)]
+
+    run(body, virtual=True, timeout_s=100 * HISTORY_S)
 
 
 def test_alarms_are_published_when_they_change() -> None:
