@@ -132,7 +132,6 @@ class _Reading:
                     row.bars.append(Bar("made", start_s, 0.0))
                 case VersionSpread():
                     row = self._row(event.version, PUBLISHER, self._name)
-                    row.bars = [bar for bar in row.bars if bar.phase != "spread"]
                     row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
                     if event.bound_s is not None:
                         row.bound_s = at_s - event.spread_s + event.bound_s

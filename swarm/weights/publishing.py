@@ -43,11 +43,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """All peers that took part have a version. `bound_s` None: their links are not known."""
+    """All peers that took part have a version. `bound_s` None: their links are not known, or some
+    had it before and it is of those who came since."""
 
     version: int
     peers: int
-    time_s: float  # since it was announced, or since the first peer came if there was none
+    time_s: float  # since it was announced, or since one came who lacked it where nobody did
     bound_s: float | None
 
 
@@ -64,7 +65,7 @@ class Publisher:
         self._identity = identity
         self._tell = tell
         self._manifest: Manifest | None = None  # of the newest version of ours
-        self._began_s: float | None = None  # when the first peer lacked it
+        self._began_s = 0.0  # when it was announced, or the last look at which nobody lacked it
         self._planned_s = 0.0
         self._planned_for: frozenset[PeerId] = frozenset()
         self._told = (0, 0)  # version and peers of the last spread that was told of
@@ -168,7 +169,7 @@ class Publisher:
 
     def _begin(self) -> None:
         self._planned_s = trio.current_time()
-        self._began_s = self._planned_s if self._planned_for else None
+        self._began_s = self._planned_s
 
     def _let_go(self, newest: int) -> None:
         """Older versions are given on as deltas alone, for those who come from further back."""
@@ -221,11 +222,13 @@ class Publisher:
                 continue
             sharing = self._service.sharing
             lacking = sharing.unfinished(manifest.version)
-            if lacking and self._began_s is None:
-                self._began_s = trio.current_time()
             self._tell_of_spread(manifest, lacking)
             links = sharing.peer_links(without=self._identity.peer_id)
             there = frozenset(link.peer for link in links)
+            if not lacking and (self._told[0] == manifest.version or not there):
+                # Who comes now comes late. One that is done by the next look is told of from here:
+                # a second too much, where the time since the announcement says nothing.
+                self._began_s = trio.current_time()
             is_due = trio.current_time() - self._planned_s >= REPLAN_S
             if lacking and is_due and there != self._planned_for:
                 await self._replan(manifest)
@@ -246,13 +249,15 @@ class Publisher:
     def _tell_of_spread(self, manifest: Manifest, lacking: tuple[PeerId, ...]) -> None:
         sharing = self._service.sharing
         finished = sharing.finished(manifest.version)
+        first = self._told[0] != manifest.version
+        if not first and finished < self._told[1]:  # some left, which is no news
+            self._told = (manifest.version, finished)
         if lacking or not finished or self._told == (manifest.version, finished):
             return
         self._told = (manifest.version, finished)
         peers = sharing.peer_links(without=self._identity.peer_id)
         up = sharing.up_bytes_per_s
         bound = None
-        if up and peers and all(peer.down_bytes_per_s for peer in peers):
+        if first and up and peers and all(peer.down_bytes_per_s for peer in peers):
             bound = bound_s(self._usual(manifest).size_bytes, up, peers)
-        time_s = trio.current_time() - (self._began_s or self._planned_s)
-        self._tell(Spread(manifest.version, finished, time_s, bound))
+        self._tell(Spread(manifest.version, finished, trio.current_time() - self._began_s, bound))

@@ -22,8 +22,18 @@ from swarm.quotas import RATES, Kind
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.weights_faults import FAST, SETTLED_S
-from swarm.simulation.weights_hosts import LINK, POLICY, PUBLISHER, RUN_ID, Host, Hosts, open_hosts
+from swarm.simulation.weights_hosts import (
+    LINK,
+    LOOK_S,
+    POLICY,
+    PUBLISHER,
+    RUN_ID,
+    Host,
+    Hosts,
+    open_hosts,
+)
 from swarm.weights import wire
+from swarm.weights.publishing import PLAN_LOOK_S
 from swarm.weights.topology import Strategy
 
 Play = Callable[[Hosts], Awaitable[None]]
@@ -172,6 +182,32 @@ def test_a_publisher_that_lost_its_disk_counts_on_from_what_peers_know(tmp_path:
         assert hosts[1].has_exactly(hosts.source(6))
 
     play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("wait_s", [0.3, 39.4, 600.0])
+def test_who_comes_late_is_no_slow_broadcast(wait_s: float, tmp_path: Path) -> None:
+    """However long nobody was there, or all who were had it: that is not the network's time."""
+
+    async def scene(hosts: Hosts) -> None:
+        publisher = await hosts.start(PUBLISHER)
+        await hosts.publish(1)
+        for late in (1, 2, 3):
+            await trio.sleep(wait_s)
+            came_s = trio.current_time()
+            await hosts.start(late)
+            assert await hosts.until_all_have(1, range(late, late + 1))
+            assert await hosts.until(lambda late=late: len(publisher.spreads) >= late)  # type: ignore[misc]
+            spread = publisher.spreads[-1]
+            assert spread.peers == late
+            taken_s = trio.current_time() - came_s
+            assert 0.0 < spread.time_s <= taken_s + PLAN_LOOK_S + LOOK_S
+            assert late == 1 or spread.bound_s is None
+        await hosts.kill(3)
+        await trio.sleep(60.0)
+        assert [each.peers for each in publisher.spreads] == [1, 2, 3]  # who leaves is no news
+
+    wide = LinkProfile(latency_s=0.02, up_bytes_per_s=2e7, down_bytes_per_s=2e7)
+    play(scene, tmp_path, link=wide)
 
 
 def test_the_publisher_plans_once_it_knows_links_and_again_when_peers_leave(
