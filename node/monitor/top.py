@@ -32,7 +32,7 @@ from node.monitor.top_view import (
 from swarm.brokers import Broker
 from swarm.dashboard.listening import Listening
 from swarm.dashboard.state import State
-from swarm.errors import SwarmError, first_of
+from swarm.errors import SwarmError, TransportError, first_of
 from swarm.watching import Watch
 
 INTERVAL_S: Final = 1.0
@@ -116,6 +116,16 @@ class WholeSwarm:
         source = self._listening.source()
         return swarm_screen(self._state.look(self._watch.nodes(now_s), {}, source, now_s))
 
+    def check(self) -> None:
+        """
+        Raises:
+            SwarmError: the broker did not answer by now.
+        """
+        source = self._listening.source()
+        if not source.connected:
+            why = self._listening.failure or f"no answer within {GATHER_S:.0f} s"
+            raise TransportError(f"{source.name}: {why}; start it, or name another with --broker")
+
 
 def top(what: Looks, console: Console) -> int:
     """Show it until `q` or Ctrl-C; without a terminal print it once, plainly. The exit status.
@@ -144,6 +154,7 @@ async def _print_once(what: Looks, console: Console) -> None:
         nursery.start_soon(what.run)
         if isinstance(what, WholeSwarm):
             await trio.sleep(GATHER_S)
+            what.check()
         plain.print(render(await what.look()))
         nursery.cancel_scope.cancel()
 

@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -242,6 +243,18 @@ def test_without_a_terminal_it_prints_once_and_without_a_node_it_says_so(tmp_pat
     assert done.returncode == 0
     assert done.stdout.startswith("swarm-node abcdefgh")
     assert "\x1b" not in done.stdout
+
+
+@pytest.mark.integration
+def test_without_a_terminal_a_broker_that_does_not_answer_is_one_line() -> None:
+    with socket.socket() as bound:  # nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        command = top("--broker", f"mqtt://127.0.0.1:{bound.getsockname()[1]}")
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "mqtt://127.0.0.1" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.integration
