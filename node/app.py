@@ -136,10 +136,14 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
     policy's if there is no checkpoint yet.
 
     Raises:
-        ConfigError: the checkpoint is of another run or model.
+        ConfigError: there is no such directory, or the checkpoint is of another run or model.
     """
+    if not config.data_dir.is_dir():
+        raise ConfigError(f"--data-dir {config.data_dir}: no such directory; name a node's")
     model = resolve_model(config, say)
     saved = checkpoints_of(config).latest()
+    if saved is None:
+        say(f"{config.data_dir}: no checkpoint yet; this is the model as it was before training")
 
     async def measure() -> PassRate:
         async with (

@@ -107,6 +107,18 @@ def test_an_interrupted_node_leaves_in_order_and_can_be_asked_before_and_after(
     )
     assert rate.returncode == 0, rate.stderr
     assert f"after round {last}: " in rate.stdout
+    assert "no checkpoint" not in rate.stdout + rate.stderr
+    (tmp_path / "empty").mkdir()
+    fresh = swarm_node(
+        "eval", "--run", run_file, "--data-dir", tmp_path / "empty", SWARM_NODE_CACHE_DIR=str(cache)
+    )
+    assert fresh.returncode == 0, fresh.stderr
+    assert "no checkpoint yet; this is the model as it was before training" in fresh.stdout
+    mistyped = swarm_node("eval", "--run", run_file, "--data-dir", tmp_path / "mistyped")
+    assert mistyped.returncode == 2
+    assert mistyped.stderr.count("\n") == 1
+    assert "no such directory" in mistyped.stderr
+    assert not (tmp_path / "mistyped").exists()
     report = swarm_node("report", node.data_dir, "--out", tmp_path / "report")
     assert report.returncode == 0, report.stderr
     assert peer_id_in_key(node)[-6:] in (tmp_path / "report" / "report.html").read_text()
