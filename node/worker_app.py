@@ -22,11 +22,20 @@ from node.learner_app import rules_of
 from node.models import resolve_model
 from node.monitor.events import Record
 from node.monitor.progress import Work, version_work
-from node.monitor.records import StatusSnapshot, Trouble, VersionCame, VersionComing, WorkDone
+from node.monitor.records import (
+    Started,
+    StatusSnapshot,
+    Trouble,
+    VersionCame,
+    VersionComing,
+    WorkDone,
+)
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
 from node.rollout_worker import RolloutWorker, Serving
+from node.sapo import Progress
 from node.training.adapter_files import is_adapter
+from node.training.base import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.telemetry import Role
@@ -204,6 +213,7 @@ class WorkerApp(App):
         def watch(stage: Stage) -> None:
             log(VersionComing(self._identity.peer_id, stage.version, stage.phase))
 
+        await self._tell(self._joined())
         source = WorkSource(
             config.run.run_id,
             learner,
@@ -252,7 +262,24 @@ class WorkerApp(App):
                 with trio.CancelScope(shield=True):
                     await self._host.stop()
 
+    def _joined(self) -> Started:
+        """Nothing is known of the policy before it is here."""
+        rules = rules_of(self._config)
+        policy = PolicyInfo(rules.model, 0, "", 0, 0, clipping_active=False)
+        return replace(
+            self._started(policy, Progress()),
+            local_groups=0,
+            external_groups=0,
+            group_size=rules.group_size,
+        )
+
     async def _tell_work(self, record: WorkDone) -> None:
+        counters = self._transport.counters
+        record = replace(
+            record,
+            bytes_in_total=counters.bytes_in.total(),
+            bytes_out_total=counters.bytes_out.total(),
+        )
         self._node.note_work(record)
         await self._tell(record)
 

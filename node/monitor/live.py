@@ -134,12 +134,12 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
     """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
     match record:
         case Started():
-            parameters = f"{amount(record.parameters)} parameters"
+            size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
             start = f"round {record.round}" if record.round else "the beginning"
             return Text(
                 f"{short_id(record.peer_id)} starts from {start}: "
                 f"run {printable(record.run_id, 80)}, "
-                f"{printable(record.model, 80)} ({parameters}), {record.engine} engine"
+                f"{printable(record.model, 80)}{size}, {record.engine} engine"
             )
         case RoundDone():
             return _round_line(record)

@@ -112,6 +112,8 @@ class WorkDone:
     generate_s: float
     wait_s: float  # for the lease
     verdicts_total: dict[str, int]  # of the learner on groups handed in
+    bytes_in_total: int = 0
+    bytes_out_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,24 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from node.monitor.bands import band_of
 from node.monitor.events import FILE_NAME, History, history, read_events
 from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import RoundDone, VersionCame, VersionComing
+from node.monitor.learner_report import (
+    STEPS_COLUMNS,
+    WORK_COLUMNS,
+    StepsSummary,
+    WorkSummary,
+    grown,
+    steps_summary,
+    work_sentence,
+    work_summary,
+)
+from node.monitor.records import RoundDone, StepDone, VersionCame, VersionComing, WorkDone
 from node.monitor.waterfall import waterfall
 from swarm.errors import ConfigError
 
@@ -42,9 +53,9 @@ class NodeSummary:
     evaluations: int
     held_out_first: float | None
     held_out_last: float | None
-    reward_first: float | None  # mean over the first tenth of the rounds
+    reward_first: float | None  # mean over the first tenth of the rounds or steps
     reward_last: float | None  # mean over the last tenth
-    local_groups_mean: float  # effective I
+    local_groups_mean: float  # effective I; of a learner, groups of its workers
     external_groups_mean: float  # effective J
     foreign_groups: int  # groups of others trained on, in all
     groups_shared: int
@@ -53,6 +64,23 @@ class NodeSummary:
     bytes_in: int
     bytes_out: int
     troubles: int
+    groups_quantised: int = 0  # trained on, and sampled by engines with quantised weights
+    steps: StepsSummary | None = None  # of a learner
+    work: WorkSummary | None = None  # of a worker
+
+    @property
+    def extent(self) -> str:
+        """How much it did, in words."""
+        if self.steps is not None and not self.rounds:
+            return _count(self.steps.steps, "step")
+        if self.work is not None and not self.rounds:
+            return _count(self.work.batches, "batch", "es")
+        return _count(self.rounds, "round")
+
+    @property
+    def learns(self) -> bool:
+        """Whether there can be a pass rate and a reward of it; workers have none."""
+        return self.work is None or bool(self.rounds) or self.steps is not None
 
     @property
     def rise_points(self) -> float | None:
@@ -77,12 +105,18 @@ class ReportSummary:
         return sum(rises) / len(rises) if rises else None
 
     def __str__(self) -> str:
-        lines = [
-            f"{n.name}: held-out {percent(n.held_out_first)} to {percent(n.held_out_last)}"
-            f" ({_points(n.rise_points)} points) in {_count(n.rounds, 'round')}"
-            for n in self.nodes
-        ]
+        lines = [_line(node) for node in self.nodes]
         return "\n".join([*lines, f"report: {self.html}", *(f"curve: {p}" for p in self.pictures)])
+
+
+def _line(node: NodeSummary) -> str:
+    if node.work is not None and not node.learns:
+        taken = f"{node.work.accepted:,} of {_count(node.work.handed_in, 'group')} accepted"
+        return f"{node.name}: {taken} in {node.extent}"
+    return (
+        f"{node.name}: held-out {percent(node.held_out_first)} to {percent(node.held_out_last)}"
+        f" ({_points(node.rise_points)} points) in {node.extent}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +179,16 @@ def _peer_of(life: History) -> str:
 def summarise(name: str, life: History) -> NodeSummary:
     """A node's numbers from its history."""
     rounds = [record for _, record in life.rounds]
+    steps = [record for _, record in life.steps]
+    work = [record for _, record in life.work]
+    counted: Sequence[RoundDone | StepDone | WorkDone] = rounds or steps or work
     last = rounds[-1] if rounds else None
     times = _times(life)
-    tenth = max(1, len(rounds) // 10)
+    done, made = steps_summary(steps), work_summary(work)
+    own_groups = [r.local_groups for r in rounds] or [s.groups - s.shared_groups for s in steps]
+    others_groups = [r.external_groups for r in rounds] or [s.shared_groups for s in steps]
+    rewards = [r.own_reward for r in rounds] or [s.reward for s in steps if isfinite(s.reward)]
+    tenth = max(1, len(rewards) // 10)
     return NodeSummary(
         name=name,
         peer_id=_peer_of(life),
@@ -155,22 +196,26 @@ def summarise(name: str, life: History) -> NodeSummary:
         engine=life.started.engine if life.started else "",
         starts=life.starts,
         rounds=len(rounds),
-        generated_tokens=last.generated_tokens_total if last else 0,
+        generated_tokens=(last.generated_tokens_total if last else 0)
+        + (made.generated_tokens if made else 0),
         seconds=max(times) - min(times) if times else 0.0,
         evaluations=len(life.held_out),
         held_out_first=life.held_out_first,
         held_out_last=life.held_out_last,
-        reward_first=_mean([r.own_reward for r in rounds[:tenth]]),
-        reward_last=_mean([r.own_reward for r in rounds[-tenth:]]),
-        local_groups_mean=_mean([r.local_groups for r in rounds]) or 0.0,
-        external_groups_mean=_mean([r.external_groups for r in rounds]) or 0.0,
-        foreign_groups=sum(r.external_groups for r in rounds),
-        groups_shared=sum(r.groups_shared for r in rounds),
-        accepted=last.accepted_total if last else 0,
+        reward_first=_mean(rewards[:tenth]),
+        reward_last=_mean(rewards[-tenth:]),
+        local_groups_mean=_mean(own_groups) or 0.0,
+        external_groups_mean=_mean(others_groups) or 0.0,
+        foreign_groups=sum(r.external_groups for r in rounds) + (done.groups if done else 0),
+        groups_shared=sum(r.groups_shared for r in rounds) + (made.handed_in if made else 0),
+        accepted=last.accepted_total if last else done.groups if done else 0,
         rejected=dict(last.rejected_total) if last else {},
-        bytes_in=last.bytes_in_total if last else 0,
-        bytes_out=last.bytes_out_total if last else 0,
+        bytes_in=grown(each.bytes_in_total for each in counted),
+        bytes_out=grown(each.bytes_out_total for each in counted),
         troubles=len(life.troubles),
+        groups_quantised=sum(each.groups_quantised for each in (*rounds, *steps)),
+        steps=done,
+        work=made,
     )
 
 
@@ -196,7 +241,9 @@ def _draw(nodes: Sequence[_Node]) -> dict[str, "Picture"]:
     counted = [node for node in nodes if node.life.rounds or node.life.steps]
     if counted:
         pictures["own_reward"] = plots.own_reward(_reward_curves(counted))
-        pictures["traffic"] = plots.traffic(*_traffic_curves(counted))
+    measured = [node for node in nodes if node in counted or _counts_bytes(node.life)]
+    if measured:
+        pictures["traffic"] = plots.traffic(*_traffic_curves(measured))
     if trained:
         producers, groups = sharing_matrix(trained)
         learners = [node.name for node in trained]
@@ -243,6 +290,10 @@ def _reward_curves(nodes: Sequence[_Node]) -> list["Curve"]:
     ]
 
 
+def _counts_bytes(life: History) -> bool:
+    return any(record.bytes_in_total or record.bytes_out_total for _, record in life.work)
+
+
 def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"]]:
     """(received, sent): bytes over minutes since the first event of all."""
     from node.monitor.plots import Curve
@@ -250,7 +301,7 @@ def _traffic_curves(nodes: Sequence[_Node]) -> tuple[list["Curve"], list["Curve"
     start_s = min(time_s for node in nodes for time_s in _times(node.life))
 
     def curve(node: _Node, total: str) -> Curve:
-        records = node.life.rounds or node.life.steps
+        records = node.life.rounds or node.life.steps or node.life.work
         minutes = [(time_s - start_s) / 60 for time_s, _ in records]
         values = [getattr(record, total) for _, record in records]
         return Curve(node.name, node.place, minutes, values)
@@ -428,15 +479,33 @@ def _prose(summaries: Sequence[NodeSummary]) -> str:
     tokens = sum(node.generated_tokens for node in summaries)
     foreign = sum(node.foreign_groups for node in summaries)
     longest = max(node.seconds for node in summaries)
-    rounds = sum(node.rounds for node in summaries)
-    extent = f"{_count(len(summaries), 'node')} in {_count(rounds, 'round')}"
+    extent = f"{_count(len(summaries), 'node')} in {_extent(summaries)}"
     sentences = [
         f"{extent} over {duration(longest)}, {tokens:,} tokens generated.",
         f"Groups of others were trained on {_count(foreign, 'time')}.",
         _rise_sentence(summaries),
         _rejected_sentence(summaries),
+        *work_sentence([node.work for node in summaries if node.work]),
+        *_quantised_sentence(summaries),
     ]
     return "\n".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+
+
+def _extent(summaries: Sequence[NodeSummary]) -> str:
+    rounds = sum(node.rounds for node in summaries)
+    steps = sum(node.steps.steps for node in summaries if node.steps)
+    batches = sum(node.work.batches for node in summaries if node.work)
+    parts = [_count(rounds, "round")] if rounds or not (steps or batches) else []
+    parts += [_count(steps, "step")] if steps else []
+    parts += [_count(batches, "batch", "es")] if batches else []
+    return " and ".join(parts)
+
+
+def _quantised_sentence(summaries: Sequence[NodeSummary]) -> list[str]:
+    groups = sum(node.groups_quantised for node in summaries)
+    if not groups:
+        return []
+    return [f"{_count(groups, 'group')} trained on came from engines with quantised weights."]
 
 
 def _rise_sentence(summaries: Sequence[NodeSummary]) -> str:
@@ -462,14 +531,14 @@ def _rejected_sentence(summaries: Sequence[NodeSummary]) -> str:
     return f"{accepted} from peers accepted, {totals.total():,} records rejected: {reasons}."
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, many: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else many}"
 
 
 _LEARNING: Final = (
     "node", "held-out<br>start", "held-out<br>end", "rise<br>(points)",
-    "own reward<br>start → end", "rounds", "generated<br>tokens", "own groups<br>a round (I)",
-    "foreign groups<br>a round (J)",
+    "own reward<br>start → end", "rounds<br>or steps", "generated<br>tokens",
+    "own groups<br>a round (I)", "foreign groups<br>a round (J)",
 )  # fmt: skip
 _NETWORK: Final = (
     "node", "groups<br>shared", "groups<br>accepted", "records<br>rejected", "bytes<br>in",
@@ -506,12 +575,13 @@ def _nodes_tables(summaries: Sequence[NodeSummary]) -> str:
             percent(node.held_out_last),
             _points(node.rise_points),
             f"{_reward(node.reward_first)} → {_reward(node.reward_last)}",
-            f"{node.rounds:,}",
+            f"{node.steps.steps if node.steps and not node.rounds else node.rounds:,}",
             amount(node.generated_tokens),
             f"{node.local_groups_mean:.1f}",
             f"{node.external_groups_mean:.1f}",
         )
         for place, node in enumerate(summaries)
+        if node.learns
     ]
     network = [
         (
@@ -526,12 +596,25 @@ def _nodes_tables(summaries: Sequence[NodeSummary]) -> str:
         )
         for place, node in enumerate(summaries)
     ]
-    return (
+    shown = (
         f"<h2>Learning</h2>{_table(_LEARNING, learning, _mean_row(summaries))}"
         '<p class="soft">Own reward is the mean over the first and over the last tenth of the'
-        " rounds; I and J are means over all rounds of what was really trained on.</p>"
+        " rounds or steps; I and J are means over all of them of what was really trained on, and a"
+        " learner's I are groups of its workers.</p>"
+    )
+    return (
+        f"{shown if learning else ''}{_role_tables(summaries)}"
         f"<h2>Network</h2>{_table(_NETWORK, network)}"
     )
+
+
+def _role_tables(summaries: Sequence[NodeSummary]) -> str:
+    """Of a run with a learner; empty without one."""
+    placed = list(enumerate(summaries))
+    steps = [(_node_cell(at, node), *node.steps.cells()) for at, node in placed if node.steps]
+    work = [(_node_cell(at, node), *node.work.cells()) for at, node in placed if node.work]
+    tables = f"<h2>Steps</h2>{_table(STEPS_COLUMNS, steps)}" if steps else ""
+    return tables + (f"<h2>Work</h2>{_table(WORK_COLUMNS, work)}" if work else "")
 
 
 def _mean_row(summaries: Sequence[NodeSummary]) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from node.monitor.records import (
     VersionSpread,
     VersionSpreading,
 )
+from node.monitor.report import NodeSummary, summarise
 from node.monitor.waterfall import PUBLISHER, Waterfall, waterfall
 from tests.integration.nodes import MakeFed, NodeProcess, swarm_node, until
 
@@ -33,6 +35,44 @@ def at_version(node: NodeProcess, version: int) -> list[VersionCame]:
     return [each for each in node.events(VersionCame) if each.version >= version]
 
 
+def check_status(learner: NodeProcess, workers: list[NodeProcess]) -> None:
+    """Each says what it did by its role."""
+    shown = learner.until(lambda: told(learner, "step", VERSION))
+    assert shown.role == "learner"
+    assert shown.round >= VERSION - 1
+    for worker in workers:
+        shown = worker.until(lambda worker=worker: told(worker, "work", VERSION))
+        assert (shown.role, shown.parameters) == ("worker", 0)
+        assert shown.round == shown.work.batch >= 1
+        assert shown.tokens_per_s > 0
+
+
+def told(node: NodeProcess, what: str, version: int) -> Any:
+    """Its status, once it has that record and that version."""
+    shown = node.status()
+    if shown is None or getattr(shown, what) is None or shown.policy_version < version:
+        return None
+    return shown
+
+
+def check_figures(learner: NodeProcess, workers: list[NodeProcess]) -> None:
+    """What a report says of each in numbers."""
+    node = summarised(learner)
+    assert node.steps is not None
+    assert node.steps.steps >= VERSION - 1
+    assert min(node.starts, node.bytes_in, node.bytes_out, node.accepted) >= 1
+    for worker in workers:
+        node = summarised(worker)
+        assert node.work is not None
+        assert node.starts == 1
+        assert min(node.bytes_in, node.bytes_out, node.generated_tokens) > 0
+    assert sum(node.work.accepted for node in map(summarised, workers) if node.work) > 0
+
+
+def summarised(node: NodeProcess) -> NodeSummary:
+    return summarise("", history(read_events(node.data_dir / FILE_NAME)))
+
+
 def test_a_report_draws_what_two_workers_did_with_each_version(
     tmp_path: Path, make_fed: MakeFed
 ) -> None:
@@ -49,6 +89,7 @@ def test_a_report_draws_what_two_workers_did_with_each_version(
         return set(ids) <= {each for event in seen for each in event.using}
 
     learner.until(spread)
+    check_status(learner, workers)
     nodes = (learner, *workers)
     for node in nodes:
         assert node.interrupt() == 0, node.said()
@@ -57,6 +98,7 @@ def test_a_report_draws_what_two_workers_did_with_each_version(
     check_logs(learner, workers, ids)
     directories = [node.data_dir for node in nodes]
     check_rows(drawn(*directories), ids)
+    check_figures(learner, workers)
     check_partial_logs(tmp_path, learner, workers, ids)
     done = swarm_node("report", *directories, "--out", tmp_path / "report")
     assert done.returncode == 0, done.stderr

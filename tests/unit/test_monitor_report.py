@@ -1,6 +1,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from node.monitor.bands import NODES_MIN, band_of, interval
 from node.monitor.events import FILE_NAME, EventLog, Record, history
+from node.monitor.learner_report import STEPS_COLUMNS, WORK_COLUMNS
 from node.monitor.plots import POINTS_MAX, colour, line_style, smooth, thin
 from node.monitor.records import Trouble
 from node.monitor.report import summarise, write_report
@@ -201,8 +203,67 @@ def test_a_learner_and_its_worker_show_staleness(tmp_path: Path) -> None:
         "staleness",
         "behind",
     }
+    assert [node.starts for node in summary.nodes] == [1, 1]
+    assert "32 of 32 groups accepted in 8 batches" in str(summary)
+    assert "in 12 steps" in str(summary)
     text = summary.html.read_text()
+    words = " ".join(Page(text).texts)
+    assert "2 nodes in 12 steps and 8 batches over" in words
+    assert "8,000 tokens generated." in words
+    assert "Workers handed in 32 groups: accepted 32." in words
+    assert "96 groups from peers accepted" in words
+    assert "quantised" not in words
     assert "Versions between the policy that a worker generates with" in text
+
+
+def test_a_learner_s_summary_is_of_its_steps() -> None:
+    steps = [
+        step_done(
+            n,
+            reward=0.1 * n,
+            shared_groups=2,
+            groups_quantised=1,
+            mismatch_k3=0.01 * n,
+            discarded_total={"expired": n},
+        )
+        for n in range(1, 5)
+    ]
+    node = summarise("x", history(enumerate([started(), *steps])))
+    assert (node.rounds, node.reward_first, node.reward_last) == (0, 0.1, 0.4)
+    assert (node.local_groups_mean, node.external_groups_mean) == (6.0, 2.0)
+    assert (node.foreign_groups, node.accepted, node.groups_quantised) == (32, 32, 4)
+    assert (node.bytes_in, node.bytes_out) == (20_000, 16_000)
+    assert node.steps is not None
+    assert (node.steps.steps, node.steps.groups, node.steps.shared_groups) == (4, 32, 8)
+    assert (node.steps.workers, node.steps.trained_tokens, node.steps.discarded) == (1, 6_000, 4)
+    assert node.steps.idle_share == pytest.approx(0.2)
+    assert (node.steps.staleness_mean, node.steps.staleness_max) == (1.5, 3)
+    assert node.steps.mismatch_k3 == pytest.approx(0.025)
+    assert node.steps.effective_share is None
+    assert len(node.steps.cells()) == len(STEPS_COLUMNS) - 1
+
+
+def test_a_worker_s_totals_go_on_over_its_starts() -> None:
+    first = [replace(work_done(n), bytes_out_total=100 * n) for n in (1, 2, 3)]
+    second = [
+        replace(work_done(n), bytes_out_total=70 * n, verdicts_total={"accepted": 1, "stale": n})
+        for n in (1, 2)
+    ]
+    node = summarise("x", history(enumerate([started(), *first, started(), *second])))
+    assert (node.starts, node.rounds, node.generated_tokens) == (2, 0, 5_000)
+    assert (node.bytes_in, node.bytes_out, node.groups_shared) == (0, 440, 15)
+    assert node.work is not None
+    assert (node.work.batches, node.work.handed_in, node.work.accepted) == (5, 15, 13)
+    assert node.work.verdicts == {"accepted": 13, "stale": 2}
+    assert node.work.tokens_per_s == pytest.approx(1000)
+    assert not node.learns
+    assert len(node.work.cells()) == len(WORK_COLUMNS) - 1
+
+
+def test_groups_of_quantised_engines_are_said_where_there_are_any(tmp_path: Path) -> None:
+    life = [started(), round_done(1, groups_quantised=3), round_done(2)]
+    text = write_report([log(tmp_path / "a", life)], tmp_path / "out").html.read_text()
+    assert "3 groups trained on came from engines with quantised weights." in text
 
 
 def test_steps_that_a_restart_undid_do_not_count() -> None:
