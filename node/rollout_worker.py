@@ -6,8 +6,9 @@ completion says which version made which of them.
 """
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -16,10 +17,23 @@ from node.engines.base import RolloutEngine
 from node.monitor.records import WorkDone
 from node.tasks.held_out import HeldOutGuard
 from swarm.identity import PeerId
+from swarm.intake import STANDBY
 from swarm.rollouts import Completion, RolloutGroup, Task
+from swarm.staleness import Denial
 from swarm.work import Declined, Lease, WorkSource
 
 SUBMISSIONS_MAX = 64  # on their way; then generation waits
+NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a moment now and then
+
+IN_WORDS: Final[Mapping[str, str]] = {
+    Denial.NO_CREDIT: "the learner has as many groups as it can use for now",
+    Denial.WOULD_BE_STALE: "begun with this policy it would come too late; the next one is awaited",
+    Denial.UNKNOWN_VERSION: "the learner does not know the policy version that is here",
+    Denial.LEASES_OPEN: "the learner waits for groups that this worker took on before",
+    Denial.WORKERS_FULL: "the learner has as many workers as it takes",
+    STANDBY: "its coordinator has this worker stand by",
+}
+"""Why a learner gives no work, for people; what is not in here is said as the learner says it."""
 
 OnWork = Callable[[WorkDone], Awaitable[None]]
 
@@ -31,6 +45,22 @@ class Serving:
     engine: RolloutEngine
     tokenizer: str  # fingerprint
     version: Callable[[], int]  # that serves now
+
+
+class IdleNote:
+    """What to tell of a worker without work, once it has lasted. Pure."""
+
+    def __init__(self) -> None:
+        self._worked_s: float | None = None
+        self._batches = 0
+
+    def look(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
+        """The note; None: none is due. `batches`: done by now."""
+        if waiting_for is None or batches != self._batches or self._worked_s is None:
+            self._worked_s, self._batches = now_s, batches
+        if waiting_for is None or now_s - self._worked_s < NOTE_AFTER_S:
+            return None
+        return f"no work: {waiting_for}"
 
 
 class RolloutWorker:
@@ -58,7 +88,7 @@ class RolloutWorker:
         self._on_work = on_work
         self._tokens_per_s_max = tokens_per_s_max
         self._places = trio.Semaphore(SUBMISSIONS_MAX)
-        self.waiting_for: str | None = "the learner's first policy"
+        self.waiting_for: str | None = "the learner's first policy has not come"
         self.batches = 0
         self.tokens = 0
 
@@ -73,7 +103,7 @@ class RolloutWorker:
                 waited_from_s = trio.current_time()
                 lease = await self._source.lease(serving.version())
                 if isinstance(lease, Declined):
-                    self.waiting_for = lease.reason
+                    self.waiting_for = IN_WORDS.get(lease.reason, lease.reason)
                     await trio.sleep(lease.retry_s)
                     continue
                 self.waiting_for = None

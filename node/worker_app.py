@@ -32,7 +32,7 @@ from node.monitor.records import (
 )
 from node.monitor.reporting import Extras, broadcast_row
 from node.policy_weights import policy_weights
-from node.rollout_worker import RolloutWorker, Serving
+from node.rollout_worker import IdleNote, RolloutWorker, Serving
 from node.sapo import Progress
 from node.training.adapter_files import is_adapter
 from node.training.base import PolicyInfo
@@ -336,12 +336,14 @@ class WorkerApp(App):
                 )
 
     async def _note_waiting(self) -> None:
+        idle = IdleNote()
         while True:
             await trio.sleep(1.0)
             waiting = self._worker.waiting_for
             self._node.phase = "waiting" if waiting else "generating"
-            if waiting:
-                self._node.notes["work"] = f"no work: {waiting}"
+            note = idle.look(waiting, self._worker.batches, trio.current_time())
+            if note is not None:
+                self._node.notes["work"] = note
             else:
                 self._node.notes.pop("work", None)
             self._note_clock()

@@ -49,7 +49,9 @@ def _router(interface: str | None) -> Any:
         upnp.discover()
         upnp.selectigd()
     except Exception as error:  # noqa: BLE001  what miniupnpc raises is Exception itself
-        raise NoRouter(str(error) or "no router answers") from None
+        # Where none is there, it names the last error of the system, which may be none.
+        why = str(error)
+        raise NoRouter("none answers" if why in ("", "Success") else why) from None
     return upnp
 
 

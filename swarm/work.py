@@ -94,7 +94,8 @@ class WorkSource:
                 LEASE_TIMEOUT_S,
             )
         except RequestRefused as error:
-            return Declined(str(error), self._wait_s())
+            why = str(error).strip("'")
+            return Declined(f"the learner turns requests away ({why})", self._wait_s())
         except TransportError:
             return Declined("the learner does not answer", self._wait_s())
         except RemoteProtocolError as error:
