@@ -287,6 +287,8 @@ def broadcasts(drawn: Waterfall) -> Picture:
     """A row of bars for each receiver and version, over seconds since it was published."""
     rows = drawn.rows
     versions = sorted({row.version for row in rows})
+    made = [row.version for row in rows if not row.peer]
+    several = len(set(made)) < len(made)  # learners
     title = f"Broadcasts of versions {versions[0]} to {versions[-1]}"
     if len(versions) == 1:
         title = f"Broadcast of version {versions[0]}"
@@ -313,10 +315,10 @@ def broadcasts(drawn: Waterfall) -> Picture:
                 label=label,
             )
         _broadcast_marks(ax, rows)
-        ax.set_yticks(range(len(rows)), [_row_name(row) for row in rows])
+        ax.set_yticks(range(len(rows)), [_row_name(row, several) for row in rows])
         ax.set_ylim(len(rows) - 0.4, -0.6)
         for at in range(1, len(rows)):
-            if rows[at].version != rows[at - 1].version:
+            if rows[at].version != rows[at - 1].version or not rows[at].peer:
                 ax.axhline(at - 0.5, color=_GRID, alpha=0.4, linewidth=0.6)
         ax.set_xlabel("seconds since the version was published")
         ax.set_title(title, loc="left")
@@ -350,8 +352,10 @@ def _broadcast_marks(ax: Axes, rows: Sequence[Row]) -> None:
             )  # fmt: skip
 
 
-def _row_name(row: Row) -> str:
-    return f"version {row.version}" if not row.peer else f"{row.version} · {row.name}"
+def _row_name(row: Row, several: bool) -> str:
+    if row.peer:
+        return f"{row.version} · {row.name}"
+    return f"version {row.version}" + (f" of {row.name}" if several else "")
 
 
 def _lines(

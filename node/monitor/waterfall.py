@@ -75,18 +75,17 @@ class Waterfall:
 
 def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
     """The newest broadcasts of these nodes, by name and life; None: no log tells of any."""
-    logs = [(name, life.versions) for name, life in lives if life.versions]
-    zero_s = _zeros(event for _, events in logs for event in events)
-    if not zero_s:
+    logs = _logs(lives)
+    if not logs:
         return None
-    rows: dict[tuple[int, str], Row] = {}
-    for name, events in logs:
-        _Reading(name, zero_s, rows).read(events)
-    _hear(logs, zero_s, rows)
-    by_version: dict[int, list[Row]] = {}
-    for row in rows.values():
+    rows: _Rows = {}
+    for log in logs:
+        _Reading(log, rows).read(log.events)
+    _hear(logs, rows)
+    by_version: dict[tuple[int, int], list[Row]] = {}
+    for (origin, version, _), row in rows.items():
         if row.bars or row.end_s > 0.0 or row.note:
-            by_version.setdefault(row.version, []).append(row)
+            by_version.setdefault((version, origin), []).append(row)
     drawn: list[Row] = []
     versions = sorted(by_version, reverse=True)
     for place, version in enumerate(versions):
@@ -97,27 +96,77 @@ def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
     return Waterfall(tuple(drawn), 0)
 
 
-def _zeros(events: Iterable[tuple[float, VersionEvent]]) -> dict[int, float]:
-    """Unix time of each version's publication; where its learner's log does not tell, of the first
-    that is known of it."""
-    published: dict[int, float] = {}
-    first: dict[int, float] = {}
-    for time_s, event in events:
-        if isinstance(event, VersionPublished):
-            published.setdefault(event.version, time_s - event.announced_ago_s)
-        else:
-            first[event.version] = min(time_s, first.get(event.version, time_s))
-    return first | published
+@dataclass(slots=True)
+class _Log:
+    """One log, and of each version in it whose broadcast it tells of: numbers are those of each
+    learner, and several may be among the logs."""
+
+    name: str
+    run: str  # empty: it does not say
+    events: Sequence[tuple[float, VersionEvent]]
+    zero_s: dict[int, float] = field(default_factory=dict)  # unix time of the publication
+    origin: dict[int, int] = field(default_factory=dict)  # the place of its learner's log, or < 0
+
+
+_Rows = dict[tuple[int, int, str], Row]  # by origin, version and peer
+
+
+def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
+    logs = [
+        _Log(name, life.started.run_id if life.started else "", life.versions)
+        for name, life in lives
+        if life.versions
+    ]
+    runs = sorted({log.run for log in logs} - {""})
+    for log in logs:
+        if len(runs) == 1:
+            log.run = runs[0]
+    offers = _offers(logs)
+    first: dict[tuple[str, int], float] = {}
+    for log in logs:
+        for time_s, event in log.events:
+            key = log.run, event.version
+            first[key] = min(time_s, first.get(key, time_s))
+    for place, log in enumerate(logs):
+        for time_s, event in log.events:
+            if event.version in log.origin:
+                continue
+            fitting = [
+                (zero_s, at)
+                for zero_s, at in offers.get(event.version, ())
+                if not log.run or logs[at].run in ("", log.run)
+            ]
+            own = [offer for offer in fitting if offer[1] == place]
+            zero_s, origin = min(
+                own or fitting,
+                key=lambda offer, time_s=time_s: abs(offer[0] - time_s),  # type: ignore[misc]
+                # where no learner's log tells, the first that is known of it
+                default=(first[log.run, event.version], -1 - [*runs, ""].index(log.run)),
+            )
+            log.zero_s[event.version], log.origin[event.version] = zero_s, origin
+    return logs
+
+
+def _offers(logs: Sequence[_Log]) -> dict[int, list[tuple[float, int]]]:
+    """(unix time, place of the log) of each version's publications; a log's first counts."""
+    offers: dict[int, list[tuple[float, int]]] = {}
+    for place, log in enumerate(logs):
+        for time_s, event in log.events:
+            if not isinstance(event, VersionPublished):
+                continue
+            known = offers.setdefault(event.version, [])
+            if all(at != place for _, at in known):
+                known.append((time_s - event.announced_ago_s, place))
+    return offers
 
 
 class _Reading:
     """One log, from its first event to its last."""
 
-    def __init__(
-        self, name: str, zero_s: dict[int, float], rows: dict[tuple[int, str], Row]
-    ) -> None:
-        self._name = name
-        self._zero_s = zero_s
+    def __init__(self, log: _Log, rows: _Rows) -> None:
+        self._log = log
+        self._name = log.name
+        self._zero_s = log.zero_s
         self._rows = rows
         self._open: tuple[VersionComing, float] | None = None  # and when it began
         self._fetching_s: float | None = None  # when the try began to
@@ -186,32 +235,28 @@ class _Reading:
             row.note = f"no more is known after {event.phase} began"
 
     def _row(self, version: int, peer: str, name: str) -> Row:
-        return _row_of(self._rows, version, peer, name)
+        return _row_of(self._rows, self._log, version, peer, name)
 
 
-def _row_of(rows: dict[tuple[int, str], Row], version: int, peer: str, name: str) -> Row:
-    return rows.setdefault((version, peer), Row(version, peer, name))
+def _row_of(rows: _Rows, log: _Log, version: int, peer: str, name: str) -> Row:
+    return rows.setdefault((log.origin[version], version, peer), Row(version, peer, name))
 
 
-def _hear(
-    logs: Sequence[tuple[str, Sequence[tuple[float, VersionEvent]]]],
-    zero_s: dict[int, float],
-    rows: dict[tuple[int, str], Row],
-) -> None:
+def _hear(logs: Sequence[_Log], rows: _Rows) -> None:
     """What learners heard of their workers."""
     told = {key for key, row in rows.items() if row.bars}
-    for _, events in logs:
-        for time_s, event in events:
+    for log in logs:
+        for time_s, event in log.events:
             if not isinstance(event, VersionSpreading):
                 continue
-            at_s = time_s - zero_s[event.version]
+            at_s = time_s - log.zero_s[event.version]
             for peer, share in event.shares.items():
-                row = _row_of(rows, event.version, peer, short_id(peer))
-                if (event.version, peer) not in told:
+                row = _row_of(rows, log, event.version, peer, short_id(peer))
+                if (log.origin[event.version], event.version, peer) not in told:
                     row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
                     row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
                 if share >= 1.0 and row.had_s is None:
                     row.had_s = at_s
             for peer in event.using:
-                row = _row_of(rows, event.version, peer, short_id(peer))
+                row = _row_of(rows, log, event.version, peer, short_id(peer))
                 row.used_s = at_s if row.used_s is None else row.used_s

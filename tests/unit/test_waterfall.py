@@ -1,5 +1,6 @@
 """Broadcasts in logs: what a learner notes of them, and what is drawn."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,7 +17,7 @@ from node.monitor.records import (
 from node.monitor.report import write_report
 from node.monitor.waterfall import PUBLISHER, ROWS_MAX, Bar, Row, Waterfall, waterfall
 from node.spreading import MARKS, WATCHED_MAX, SpreadWatch
-from tests.unit.monitor_records import PEER_A, PEER_B
+from tests.unit.monitor_records import PEER_A, PEER_B, started
 
 Event = tuple[float, Record]
 
@@ -145,6 +146,46 @@ def test_of_many_versions_the_newest_are_drawn_and_the_rest_counted() -> None:
     assert found.versions_left_out == 70
     crowd = [(1.0, VersionSpreading(1, {f"p{n:03}": 1.0 for n in range(200)}, (), 0))]
     assert len(draw(learner=crowd).rows) == ROWS_MAX
+
+
+def of_run(run_id: str, events: list[Event], peer: str = PEER_A) -> list[Event]:
+    return [(events[0][0] - 1.0, replace(started(peer), run_id=run_id)), *events]
+
+
+def test_versions_of_two_runs_are_told_apart() -> None:
+    late = [(time_s + 500.0, event) for time_s, event in LEARNER]
+    logs = {
+        "one": of_run("a", LEARNER[:1]),
+        "two": of_run("b", late[:1]),
+        "of_one": of_run("a", fetched(2, 450.0), PEER_B),  # nearer to the other run's
+        "of_two": of_run("b", fetched(2, 600.25), PEER_B),
+    }
+    rows = draw(**logs).rows
+    assert [(row.name, len(row.bars)) for row in rows] == [
+        ("one", 1),
+        ("of_one", 4),
+        ("two", 1),
+        ("of_two", 4),
+    ]
+    assert [row.bars[0].start_s for row in rows if row.peer] == [350.0, 0.25]
+
+
+@pytest.mark.parametrize("run_id", [None, "a"])
+def test_two_learners_logs_of_one_run_have_rows_of_their_own(run_id: str | None) -> None:
+    """As of one run that was begun twice, with a data directory for each."""
+    late = [(time_s + 500.0, event) for time_s, event in LEARNER]
+    logs = {"one": LEARNER, "two": late, "worker": fetched(2, 600.25)}
+    if run_id is not None:
+        logs = {name: of_run(run_id, events) for name, events in logs.items()}
+    rows = draw(**logs).rows
+    assert [(row.name, row.bars[0].phase) for row in rows] == [
+        ("one", "made"),
+        (PEER_B[-8:], "heard"),
+        ("two", "made"),
+        ("worker", "manifest"),
+    ]
+    assert rows[3].bars[0].start_s == 0.25
+    assert (rows[1].had_s, rows[3].had_s) == (2.0, 2.0)
 
 
 def test_a_log_in_any_order_and_from_anybody_draws_without_a_fault(tmp_path: Path) -> None:
