@@ -143,6 +143,8 @@ METRICS: Final = _named(
     Metric("staleness_mean_steps", "gauge", "of the groups of a learner's last step"),
     Metric("staleness_max_steps", "gauge", "the oldest of these"),
     Metric("staleness_bound_steps", "gauge", "S of the run"),
+    Metric("mismatch_k3_nats", "gauge", "KL from what generates to what is trained, by k3"),
+    Metric("effective_sample_ratio", "gauge", "effective sample size of that, over its tokens"),
     Metric("in_flight_groups", "gauge", "groups in workers' hands"),
     Metric("queued_groups", "gauge", "groups handed in and not trained on yet"),
     Metric("queued_staleness_max_steps", "gauge", "the oldest of these, in steps"),

@@ -67,6 +67,8 @@ def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
         "pool_age_s": snapshot.pool_age_s,
         "own_reward": snapshot.own_reward,
         "held_out_ratio": snapshot.held_out_passed,
+        "mismatch_k3_nats": snapshot.mismatch_k3,
+        "effective_sample_ratio": snapshot.effective_share,
     }
     return {
         "uptime_s": snapshot.uptime_s,

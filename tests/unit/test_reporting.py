@@ -101,6 +101,13 @@ def make(made: Reporter, extras: Extras = NO_EXTRAS, **changes: Any) -> NodeRepo
     return made.make(snapshot(**changes), traffic(), MACHINE, extras, now_s=50.0, dropped=3)
 
 
+def test_a_report_has_the_mismatch_where_it_was_measured() -> None:
+    measured = make(reporter(), mismatch_k3=0.002, effective_share=0.97).metrics
+    assert (measured["mismatch_k3_nats"], measured["effective_sample_ratio"]) == (0.002, 0.97)
+    without = make(reporter()).metrics
+    assert not {"mismatch_k3_nats", "effective_sample_ratio"} & without.keys()
+
+
 def test_a_report_has_the_figures_of_status_traffic_and_round() -> None:
     made = reporter()
     made.note(round_done(9, external_groups=2))
