@@ -66,10 +66,13 @@ class PolicyHost:
         self.serving: Serving | None = None
         self.ready = trio.Event()  # a version is served
         self.starting = False  # the engine
+        self._first = True  # nothing was served when the last version came
 
     @property
     def paused_s(self) -> float | None:
-        """See `Host`."""
+        """See `Host`. The first start of the engine keeps nothing from sampling."""
+        if self._first:
+            return 0.0
         return None if self._host is None else self._host.paused_s
 
     async def pause(self) -> None:
@@ -80,6 +83,7 @@ class PolicyHost:
     async def load(self, directory: Path) -> None:
         """See `Engine`. The first version starts the engine, and so does one that finds it dead."""
         async with self._lock:
+            self._first = self.serving is None
             if self._host is None or not self._host.alive:
                 await self._start(directory)
             else:

@@ -19,6 +19,7 @@ from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.probe import LogProbs, Rows
 from node.engines.swapping import SwappingEngine
 from node.engines.vllm_engine import Tell, UpdateMode, VllmEngine, make_vllm
+from node.engines.vllm_server import GPU_MEMORY_SHARE_ALONE
 from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
@@ -268,6 +269,7 @@ async def open_vllm_host(
             update_mode=update_mode,
             reference=reference.logprobs,
             adapter=adapter,
+            gpu_memory_share=GPU_MEMORY_SHARE_ALONE,  # the reference is on the CPU
             tell=tell,
         )
         await engine.start()

@@ -33,6 +33,7 @@ from node.engines.gate import Gate
 from node.engines.unfinished import Ask, Unfinished
 from node.engines.vllm_server import (
     CONNECTIONS_MAX,
+    GPU_MEMORY_SHARE,
     GPU_SEQUENCES_MAX,
     LOG_NAME,
     MODEL_NAME,
@@ -545,6 +546,7 @@ async def make_vllm(
     update_mode: UpdateMode = "keep",
     reference: probe.Reference | None = None,
     adapter: Path | None = None,
+    gpu_memory_share: float = GPU_MEMORY_SHARE,
     tell: Tell | None = None,
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed. With an adapter it serves
@@ -568,6 +570,7 @@ async def make_vllm(
         cache_bytes=text.cache_bytes(context),
         start_timeout_s=start_timeout_s,
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
+        gpu_memory_share=gpu_memory_share,
         adapter=None if adapter is None else card_of(adapter).shape,
     )
     return VllmEngine(

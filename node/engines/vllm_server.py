@@ -38,6 +38,7 @@ CPU_CACHE_BYTES_MAX: Final = 1_073_741_824  # for keys and values
 BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
+GPU_MEMORY_SHARE_ALONE: Final = 0.9  # where no trainer is on the same GPU
 SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
 GPU_SEQUENCES_MAX: Final = 1024
 CONNECTIONS_MAX: Final = 256  # of requests for completions
@@ -75,7 +76,11 @@ _ENVIRONMENT: Final = {
 }
 
 
-class ServerRefused(ChildFailed):
+class ServerFailed(ChildFailed):
+    """The server ended, did not answer, or answered that it cannot go on."""
+
+
+class ServerRefused(ServerFailed):
     """The server said no, and would say no again: to a request, or to its start."""
 
 
@@ -88,6 +93,7 @@ class ServerSettings:
     cache_bytes: int  # for keys and values, on CPUs
     start_timeout_s: float
     sequences_max: int = SEQUENCES_MAX  # sampled at a time
+    gpu_memory_share: float = GPU_MEMORY_SHARE
     adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
 
 
@@ -316,7 +322,7 @@ class VllmServer:
         started, self._failed = self._started, True
         lines = await trio.to_thread.run_sync(_lines, self._log)
         cause, its_own = _cause(lines)
-        kind = ServerRefused if its_own and not started else ChildFailed
+        kind = ServerRefused if its_own and not started else ServerFailed
         error = kind(f"the vLLM server {what}{cause} (log: {self._log})")
         error.add_note("\n".join(lines[-_NOTE_LINES:]))
         return error
@@ -352,7 +358,7 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         # The CPU's generators cannot be wound back, which a seeded request cut in chunks needs.
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     else:
-        flags["gpu-memory-utilization"] = str(GPU_MEMORY_SHARE)
+        flags["gpu-memory-utilization"] = str(settings.gpu_memory_share)
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *(part for name, value in flags.items() for part in (f"--{name}", value)),

@@ -27,7 +27,7 @@ PHASES: Final = {  # in the order in which they are explained
     "manifest": "worker learns what to fetch",
     "fetch": "worker fetches",
     "patch": "worker patches",
-    "load": "engine paused, and loads",
+    "load": "engine paused or starting, and loads",
     "heard": "worker fetches, as the learner heard",
 }
 

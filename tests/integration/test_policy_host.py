@@ -9,8 +9,10 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig
+from node.engines import vllm_server
 from node.engines.base import Sampling
 from node.engines.hosts import TorchHost, VllmHost
+from node.engines.vllm_engine import VllmEngine
 from node.worker_app import PolicyHost
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
@@ -97,6 +99,13 @@ def test_a_version_that_comes_in_a_restart_leaves_one_engine(versions, tmp_path)
     run(body)
 
 
+def gpu_flags(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a build of vLLM for GPUs would be started."""
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_server, "is_cpu_build", lambda: False)
+        return " ".join(vllm_server._command(engine.directory, engine._settings, Path("x")))
+
+
 @pytest.mark.vllm
 def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(
@@ -121,6 +130,7 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
             await host.load(first)
             assert host.serving is not None
             assert host.serving.tokenizer == open_policy(first).fingerprint
+            assert host.paused_s == 0.0  # nothing was sampled before
             assert len(children()) == 2  # the server's keeper, and who says what is right
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(generate, host)
@@ -130,6 +140,8 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
                 await host.load(second)
                 await host.resume()
             assert host.paused_s is not None
+            assert host.paused_s > 0
+            assert "--gpu-memory-utilization 0.9" in gpu_flags(host._host.engine, monkeypatch)
             assert (host.version, await serves(host)) == (2, 2)
             (third / CORRUPT).touch()
             with pytest.raises(ChildFailed, match="differ from the trainer's"):
