@@ -35,6 +35,7 @@ from node.engines.base import Maker, RolloutEngine
 from node.engines.hosts import PARAMETER_BYTES, base_directory
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm_engine import VllmEngine, open_vllm
+from node.engines.vllm_server import ServerFailed
 from node.evaluation import PassRate, evaluate
 from node.membership import Membership
 from node.models import TINY, resolve_model, tiny_directory
@@ -125,6 +126,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         lora_rank=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
+        writes_merged=config.engine == "vllm" and config.engine_lora == "merged",
         **config.run.training.model_dump(),
         seed=config.seed,
         threads=config.threads,
@@ -509,8 +511,9 @@ class App:
                     await self._tell(Trouble(f"the trainer failed: {error}"))
                     raise
                 failures = 1 if self._node.progress.round > before else failures + 1
-                await self._tell(Trouble(f"the trainer failed and is restarted: {error}"))
-                self._node.notes["trainer"] = f"the trainer failed {failures} times: {error}"
+                what = "vLLM" if isinstance(error, ServerFailed) else "the trainer"
+                await self._tell(Trouble(f"{what} failed and is restarted: {error}"))
+                self._node.notes["trainer"] = f"{what} failed {failures} times: {error}"
                 if failures >= RESTARTS_MAX:
                     raise
             else:
@@ -546,6 +549,8 @@ class App:
         assert policy is not None
         if not policy.clipping_active:
             self._say("one update per batch: every ratio is 1, so clipping is inactive")
+        if policy.adapted:
+            self._say(f"training an adapter {policy.adapted}")
         await self._tell(self._started(policy, progress))
         async with self._engine(trainer) as (engine, after_update):
             await self._note_maker(engine.maker)

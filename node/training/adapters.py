@@ -31,6 +31,7 @@ from swarm.errors import ConfigError
 
 NAME: Final = "default"  # of the one adapter, within PEFT
 _PREFIX: Final = "base_model.model."  # that PEFT's files put before each name
+EXPERTS_DIM: Final = 3  # of weights that hold all experts of a layer
 _ROUTERS: Final = frozenset({"gate", "router", "shared_expert_gate"})  # choose experts
 
 
@@ -124,6 +125,15 @@ def load(policy: Policy, directory: Path) -> None:
             f"{what}: it is {_told(card.shape)}, and this policy's is {_told(policy.adapter.shape)}"
         )
     put(policy, weights, what)
+
+
+def described(policy: Policy) -> str:
+    """What the adapter is, on which layers, and whether there are experts that it leaves alone: in
+    a mixture's 3-D weights nothing is adapted."""
+    assert policy.adapter is not None
+    named = policy.model.named_parameters()
+    stacked = any(value.dim() == EXPERTS_DIM and "expert" in name for name, value in named)
+    return _told(policy.adapter.shape) + ("; experts are left as they are" if stacked else "")
 
 
 def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:

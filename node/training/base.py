@@ -84,6 +84,7 @@ class PolicyInfo:
     context_tokens: int
     clipping_active: bool
     precision: str = ""  # what it computes in
+    adapted: str = ""  # what the adapter is on, in words; empty: there is none
 
 
 class Trainer(Protocol):

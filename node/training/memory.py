@@ -24,6 +24,7 @@ MICRO_BATCH_TOKENS_MIN = 256
 _FLOAT = 4  # bytes
 _COPIES = 4  # weights, gradients, two moments
 _FROZEN = 1  # weights alone
+_MERGED = 1  # weights, while an adapter is written merged into them
 _GATHERED = 1  # weights, while rank 0 of several samples or writes
 _USABLE = 0.9  # of what is free: the rest is for everybody else
 
@@ -64,7 +65,9 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         available = int(free_bytes(device) * _USABLE)
         if ranks is not None and device.type == "cpu":
             available //= ranks.local_size
-    copies: float = _COPIES if spec.adapter is None else _FROZEN
+    copies: float = _COPIES
+    if spec.adapter is not None:
+        copies = _FROZEN + _MERGED * spec.writes_merged
     if ranks is not None:
         copies = copies / ranks.size + _GATHERED
     return fit(

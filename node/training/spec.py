@@ -131,6 +131,7 @@ class TrainerSpec:
     lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
     lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank
     lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
+    writes_merged: bool = False  # an engine gets the adapter merged into the model
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"

@@ -79,7 +79,15 @@ class TrainerCore:
             context_tokens=self.policy.context_tokens,
             clipping_active=self.spec.updates_per_batch > 1,
             precision=self.policy.precision,
+            adapted=self._adapted(),
         )
+
+    def _adapted(self) -> str:
+        if self.policy.adapter is None:
+            return ""
+        from node.training import adapters  # brings PEFT in
+
+        return adapters.described(self.policy)
 
     def begin(
         self,

@@ -11,8 +11,9 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from node.app import trainer_spec
 from node.config import load_config
 from node.engines.base import Sampling
 from node.engines.torch_engine import generate
@@ -136,6 +137,25 @@ def test_the_lean_pass_and_the_module_have_the_same_gradients(tmp_path, monkeypa
 def test_some_layers_may_be_named(tmp_path):
     policy = adapted(qwen_directory(tmp_path / "m"), shape=AdapterShape(2, 2.0, ("q_proj",)))
     assert {name.split(".")[-3] for name in adapters.factors(policy)} == {"q_proj"}
+
+
+def test_it_is_said_what_is_adapted_and_that_experts_are_not(tmp_path):
+    policy = adapted(qwen_directory(tmp_path / "m"), shape=AdapterShape(2, 4.0, ("q_proj",)))
+    assert adapters.described(policy) == "of rank 2, alpha 4, on q_proj"
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3MoeConfig(
+        **sizes,
+        vocab_size=64,
+        num_hidden_layers=1,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    mixture = replace(policy, model=Qwen3MoeForCausalLM(config), adapter=None)
+    adapters.attach(mixture, SHAPE, 0)
+    assert adapters.described(mixture) == (
+        "of rank 4, alpha 8, on k_proj, o_proj, q_proj, v_proj; experts are left as they are"
+    )
 
 
 def test_models_and_layers_without_it_are_refused_in_one_line(tmp_path):
@@ -395,6 +415,18 @@ def test_memory_counts_gradients_and_moments_of_the_adapter_alone(tmp_path, make
     some = replace(whole, lora_rank=4)
     saved = memory.plan(whole).estimate_bytes - memory.plan(some).estimate_bytes
     assert saved == 4 * (3 * shape.parameters - 4 * held)
+    handed = memory.plan(replace(some, writes_merged=True)).estimate_bytes
+    assert handed - memory.plan(some).estimate_bytes == 4 * shape.parameters
+    assert memory.plan(replace(whole, writes_merged=True)) == memory.plan(whole)
+
+
+def test_what_vllm_gets_merged_is_counted():
+    def merges(**settings: str) -> bool:
+        return trainer_spec(load_config({"lora_rank": "4", **settings}, {}), "model").writes_merged
+
+    assert merges(engine="vllm")
+    assert not merges(engine="torch")
+    assert not merges(engine="vllm", engine_lora="native")
 
 
 def test_a_trainer_is_built_with_its_adapter(tmp_path):
