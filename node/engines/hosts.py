@@ -100,15 +100,12 @@ class VllmHost:
         engine: VllmEngine,
         reference: "ReferencePolicy",
         tokenizer: str,
-        stack: ExitStack,
         *,
         merges: bool,
     ) -> None:
-        """`stack` is closed at the end."""
         self.engine = engine
         self.tokenizer = tokenizer
         self._reference = reference
-        self._stack = stack
         self._merges = merges
 
     @property
@@ -143,18 +140,17 @@ class VllmHost:
         """End both."""
         await self.engine.close()
         await self._reference.stop()
-        self._stack.close()
 
 
 class ReferencePolicy:
     """A policy in a process of its own that is asked for log-probs, and makes whole models of
     adapters: what it says of these is of base and adapter, and not of what it made."""
 
-    def __init__(self, spec: TrainerSpec, data_directory: Path, stack: ExitStack) -> None:
-        """What it makes lies about until the stack is closed."""
+    def __init__(self, spec: TrainerSpec, data_directory: Path) -> None:
+        """What it makes lies about until it is stopped."""
         self._process = TrainerProcess(replace(spec, device="cpu"), data_directory)
         self._directory = data_directory
-        self._stack = stack
+        self._stack = ExitStack()  # of the room for what it makes
         self._files: PolicyFiles | None = None
         self._made_of: dict[Path, Path] = {}  # whole models: of which adapters
 
@@ -214,8 +210,9 @@ class ReferencePolicy:
         return await self._process.logprobs(rows)
 
     async def stop(self) -> None:
-        """End the process."""
+        """End the process, and remove what it made."""
         await self._process.stop()
+        self._stack.close()
 
 
 async def open_torch_host(spec: TrainerSpec, data_directory: Path, weights: Path) -> TorchHost:
@@ -250,8 +247,7 @@ async def open_vllm_host(
     Raises:
         ConfigError, ChildFailed: it does not start.
     """
-    stack = ExitStack()
-    reference = ReferencePolicy(spec, data_directory, stack)
+    reference = ReferencePolicy(spec, data_directory)
     engine: VllmEngine | None = None
     try:
         tokenizer, context_tokens = await reference.start()
@@ -277,9 +273,8 @@ async def open_vllm_host(
         if engine is not None:
             await engine.close()
         await reference.stop()
-        stack.close()
         raise
-    return VllmHost(engine, reference, tokenizer, stack, merges=merges)
+    return VllmHost(engine, reference, tokenizer, merges=merges)
 
 
 def base_directory(model: str) -> Path:
