@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,30 @@ import torch
 from node.engines.vllm_worker import ReloadExtension
 
 FORGET, CORRUPT, DIE, FAIL = "forget", "corrupt", "die", "fail"
+FORGET_EXPERTS = "forget-experts"
+
+
+@contextmanager
+def _experts_left(model: Any, they_are: bool) -> Iterator[None]:
+    """As vLLM itself does with experts: they are packed with their first weights alone."""
+    methods = [getattr(layer, "quant_method", None) for layer in model.modules()]
+    experts = [each for each in methods if getattr(each, "packs_at_each_load", False)]
+    packing = [each.process_weights_after_loading for each in experts]
+    for method in experts if they_are else ():
+        method.process_weights_after_loading = partial(
+            type(method).process_weights_after_loading, method
+        )
+    yield
+    for method, pack in zip(experts, packing, strict=True):
+        method.process_weights_after_loading = pack
 
 
 class FailingExtension(ReloadExtension):
     """Loads as the real one does, but for its fault."""
 
     def reload_directory(self: Any, directory: str, names: Sequence[str] | None = None) -> None:
-        fault = {each for each in (FORGET, CORRUPT, DIE, FAIL) if (Path(directory) / each).exists()}
+        known = (FORGET, FORGET_EXPERTS, CORRUPT, DIE, FAIL)
+        fault = {each for each in known if (Path(directory) / each).exists()}
         if FAIL in fault:
             raise RuntimeError("no memory for it")
         if DIE in fault:
@@ -26,7 +45,8 @@ class FailingExtension(ReloadExtension):
             os.kill(os.getpid(), signal.SIGKILL)
         head = self.model_runner.get_model().lm_head
         packed = head.cpu_linear
-        super().reload_directory(directory, names)
+        with _experts_left(self.model_runner.get_model(), FORGET_EXPERTS in fault):
+            super().reload_directory(directory, names)
         if FORGET in fault:  # as vLLM itself does with a head that is tied to the embedding
             head.cpu_linear = packed
         if CORRUPT in fault:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import trio
 
 from node.engines.base import Sampling
+from node.engines.probe import LogProbs, Rows
 from node.engines.vllm_engine import VllmEngine, open_vllm
 from node.training.policy import load_policy
 from swarm.rollouts import Completion, version_spans
@@ -31,6 +33,20 @@ def long_models(directory: Path, count: int) -> list[Path]:
         model_directory(directory / f"v{n}", n, stops=False, context_tokens=CONTEXT_TOKENS)
         for n in range(count)
     ]
+
+
+def _log_probs(directory: Path, rows: Rows) -> LogProbs:
+    policy = load_policy(str(directory), "cpu")
+    with torch.no_grad():
+        logits = policy.model(torch.tensor(rows)).logits[:, :-1].double()
+    targets = torch.tensor(rows)[:, 1:, None]
+    found: LogProbs = logits.log_softmax(-1).gather(-1, targets).squeeze(-1).tolist()
+    return found
+
+
+async def reference(directory: Path, rows: Rows) -> LogProbs:
+    """What weights say of rows of tokens, by a forward pass of transformers."""
+    return await trio.to_thread.run_sync(_log_probs, directory, rows)
 
 
 async def under_way(engine: VllmEngine, asked: int = 1) -> None:

@@ -7,17 +7,14 @@ say is worked out by a forward pass of transformers, never by vLLM.
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from random import Random
 
 import pytest
-import torch
 import trio
 from safetensors.torch import load_file, save_file
 
 from node.engines import vllm_server
 from node.engines.base import Sampling
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.training.policy import load_policy
+from node.engines.vllm_engine import VllmEngine
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET
@@ -26,32 +23,16 @@ from tests.integration.shared_vllm import (
     SharedVllm,
     check_spans,
     long_models,
+    reference,
     shared_vllm,
     under_way,
 )
-from tests.integration.vllm_models import model_directory
-from tests.support import run
 
 LONG = Sampling(max_new_tokens=700)
 SHORT = Sampling(max_new_tokens=8)
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
-RANDOM_UPDATES = 100
-FRESH_EVERY = 50  # updates after which a server is started anew, to compare with
 TIMEOUT_S = 400.0
 pytestmark = [pytest.mark.vllm, pytest.mark.integration]
-
-
-def log_probs(directory: Path, rows: list[list[int]]) -> list[list[float]]:
-    """What weights say of rows of tokens."""
-    policy = load_policy(str(directory), "cpu")
-    with torch.no_grad():
-        logits = policy.model(torch.tensor(rows)).logits[:, :-1].double()
-    targets = torch.tensor(rows)[:, 1:, None]
-    return logits.log_softmax(-1).gather(-1, targets).squeeze(-1).tolist()
-
-
-async def reference(directory: Path, rows: list[list[int]]) -> list[list[float]]:
-    return await trio.to_thread.run_sync(log_probs, directory, rows)
 
 
 @pytest.fixture(scope="module")
@@ -202,62 +183,3 @@ def test_a_load_that_goes_wrong_is_taken_back(
         await check({3: models[1]}, made)
 
     shared.run(body)
-
-
-def step(source: Path, target: Path, rng: Random) -> None:
-    """Write the weights of `source`, changed at random: all tensors, or some of them."""
-    weights = load_file(source / "model.safetensors")
-    some = sorted(weights) if rng.random() < 0.5 else rng.sample(sorted(weights), 2)
-    generator = torch.Generator().manual_seed(rng.randrange(2**31))
-    for name in some:
-        noise = torch.randn(weights[name].shape, generator=generator)
-        weights[name] = weights[name] + 0.05 * weights[name].std().clamp_min(0.1) * noise
-    if not target.exists():
-        shutil.copytree(source, target)
-    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize("kind", [{"tied": True}, {"tied": False, "moe": True}], ids=str)
-def test_a_hundred_updates_leave_what_a_fresh_engine_has(
-    tmp_path: Path, kind: dict[str, bool]
-) -> None:
-    """Full ones and deltas, of layouts that vLLM keeps otherwise than the files: heads tied to the
-    embedding, query, key and value in one, experts in one. The engine's own probe compares each
-    with a forward pass; a server started anew must say the same now and then."""
-    rng, updates = Random(str(kind)), RANDOM_UPDATES if kind["tied"] else RANDOM_UPDATES // 2
-    first = model_directory(tmp_path / "v0", 1, stops=False, context_tokens=256, **kind)
-
-    async def body() -> None:
-        partial, sizes = 0, set()
-        async with open_vllm(first, tmp_path / "data", threads=1, reference=reference) as engine:
-            for number in range(1, updates + 1):
-                new = tmp_path / f"v{number % 3}"
-                await trio.to_thread.run_sync(step, engine._directory, new, rng)
-                await engine.load(new, number)
-                update = engine.last_update
-                assert update is not None
-                assert update.probe is not None
-                sizes.add(update.tensors)
-                partial += update.tensors < update.tensors_total
-                if number % FRESH_EVERY == 0:
-                    live = await engine.generate(PROMPTS, 4, Sampling(max_new_tokens=40), 3)
-                    await trio.to_thread.run_sync(check_fresh, new, tmp_path / "fresh", live)
-            assert 0.25 * updates < partial < 0.75 * updates
-            assert len(sizes) > 2
-            assert (engine.rolled_back, engine.restarts) == (0, 0)
-
-    run(body, timeout_s=TIMEOUT_S)
-
-
-def check_fresh(directory: Path, data: Path, live: list[tuple[Completion, ...]]) -> None:
-    """A server started on a directory samples the same tokens with the same log-probs."""
-
-    async def body() -> None:
-        async with open_vllm(directory, data, threads=1) as engine:
-            fresh = await engine.generate(PROMPTS, 4, Sampling(max_new_tokens=40), 3)
-        for one, other in zip(live, fresh, strict=True):
-            assert [c.token_ids for c in one] == [c.token_ids for c in other]
-            for ours, theirs in zip(one, other, strict=True):
-                assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-
-    run(body, timeout_s=TIMEOUT_S)
