@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,11 @@ from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import Maker, RolloutEngine
 from node.engines.hosts import PARAMETER_BYTES, base_directory
-from node.engines.policy_files import PolicyFiles, policy_files
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.engines.vllm_server import ServerFailed
+from node.engines.policy_files import policy_files
+from node.engines.vllm_engine import open_vllm
+from node.engines.vllm_server import GPU_MEMORY_SHARE, ServerFailed, gpu_share, is_cpu_build
 from node.evaluation import PassRate, evaluate
+from node.hand_over import EngineHandOver
 from node.membership import Membership
 from node.models import TINY, resolve_model, tiny_directory
 from node.monitor.events import EventLog, Record
@@ -45,8 +46,8 @@ from node.monitor.progress import Work, on_stderr
 from node.monitor.records import Banned, HeldOut, RoundDone, Started, StatusSnapshot, Trouble
 from node.monitor.reporting import Extras, Reporter, Traffic
 from node.monitor.status import serve_status
-from node.node import AfterUpdate, Node, World
-from node.sapo import Progress
+from node.node import Node, World
+from node.sapo import HandOver, Progress
 from node.tasks.verifier import ProcessVerifier
 from node.telemetry import Sources, Telemetry, broker_of, machine_of
 from node.training.base import PolicyInfo, Trainer
@@ -74,7 +75,6 @@ VIEW_INTERVAL_S = 0.5
 RESTART_DELAY_S = 1.0  # doubled at each failure in a row
 DAMAGED = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 RESTARTS_MAX = 5  # failures in a row without a finished round between them
-HAND_OVERS_MAX = 3  # failures in a row; then trainer and engine are started again
 ENGINE_NOTE = "engine"
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
@@ -200,43 +200,6 @@ def run_node(
             raise StorageFailed(
                 f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
             ) from group
-
-
-class HandOver:
-    """Gives an engine of its own each new policy of the trainer.
-
-    An engine that does not take one serves the one before for another round: what it samples says
-    so, and the next policy is given to it again.
-    """
-
-    def __init__(
-        self,
-        trainer: TrainerProcess,
-        engine: VllmEngine,
-        files: PolicyFiles,
-        tell: Callable[[Record], Awaitable[None]],
-    ) -> None:
-        self._trainer, self._engine, self._files, self._tell = trainer, engine, files, tell
-        self._failures = 0  # in a row
-
-    async def __call__(self, policy_version: int) -> float:
-        """How long the engine stood still, in seconds.
-
-        Raises:
-            ChildFailed: `HAND_OVERS_MAX` of them in a row failed.
-        """
-        directory = await self._files.export(self._trainer, policy_version)
-        try:
-            await self._engine.load(directory, policy_version)
-        except ChildFailed as error:
-            self._failures += 1
-            if self._failures >= HAND_OVERS_MAX:
-                raise
-            await self._tell(Trouble(f"the engine did not take version {policy_version}: {error}"))
-        else:
-            self._failures = 0
-        await self._files.keep_only(self._engine.directory)
-        return self._engine.paused_s
 
 
 class App:
@@ -552,7 +515,7 @@ class App:
         if policy.adapted:
             self._say(f"training an adapter {policy.adapted}")
         await self._tell(self._started(policy, progress))
-        async with self._engine(trainer) as (engine, after_update):
+        async with self._engine(trainer) as (engine, hand_over):
             await self._note_maker(engine.maker)
             await self._node.run_rounds(
                 trainer,
@@ -561,7 +524,7 @@ class App:
                 leaving=self._leaving,
                 on_record=lambda record: self._after_record(record, trainer),
                 checkpoints=self._checkpoints,
-                after_update=after_update,
+                hand_over=hand_over,
             )
 
     async def _open_trainer(
@@ -587,7 +550,7 @@ class App:
     @asynccontextmanager
     async def _engine(
         self, trainer: TrainerProcess
-    ) -> AsyncIterator[tuple[RolloutEngine, AfterUpdate | None]]:
+    ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
         """The rollout engine, and what hands it each new policy; the torch engine is the trainer
         itself and needs no handing over."""
         config = self._config
@@ -599,6 +562,13 @@ class App:
         info = await trainer.info()
         merged = config.lora_rank == 0 or config.engine_lora == "merged"
         size_bytes = info.parameters * PARAMETER_BYTES
+        shares_gpu = info.device_bytes > 0 and not is_cpu_build()
+        sleeps = shares_gpu and config.engine_sleep
+        share = gpu_share(info.device_bytes, info.held_bytes) if sleeps else GPU_MEMORY_SHARE
+
+        async def tell(text: str) -> None:
+            await self._tell(Trouble(text))
+
         with (
             policy_files(config.data_dir, size_bytes, merged=merged) as files,
             self._under_way("starting vLLM") as started,
@@ -613,10 +583,17 @@ class App:
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
-                tell=lambda text: self._tell(Trouble(text)),
+                gpu_memory_share=share,
+                sleeps=sleeps,
+                tell=tell,
             ) as engine:
                 started()
-                yield engine, HandOver(trainer, engine, files, self._tell)
+                yield (
+                    engine,
+                    EngineHandOver(
+                        *(trainer, engine, files, tell), shares_device=shares_gpu, sleeps=sleeps
+                    ),
+                )
 
     async def _note_maker(self, maker: Maker) -> None:
         """Keep for `status` what samples here; where its weights are quantised, say so once."""

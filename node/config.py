@@ -377,6 +377,7 @@ class NodeConfig(_Frozen):
     engine_lora: Literal["merged", "native"] = (
         "merged"  # how vLLM gets adapters: merged into the model, or as they are, by its own LoRA
     )
+    engine_sleep: bool = True  # on the trainer's GPU, vLLM gives its memory back while this trains
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
     group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0

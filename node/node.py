@@ -26,7 +26,7 @@ from node.monitor.records import (
     StepDone,
     WorkDone,
 )
-from node.sapo import Progress, Sapo
+from node.sapo import HandOver, Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
@@ -62,7 +62,6 @@ class World:
 
 Record = RoundDone | HeldOut
 OnRecord = Callable[[Record], Awaitable[None]]
-AfterUpdate = Callable[[int], Awaitable[float]]
 
 
 class Node:
@@ -188,7 +187,7 @@ class Node:
         leaving: trio.Event,
         on_record: OnRecord,
         checkpoints: Checkpoints | None = None,
-        after_update: AfterUpdate | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         """Run rounds from `progress` until the configured number, the time limit or `leaving`.
 
@@ -213,7 +212,7 @@ class Node:
             now_s=self._world.now_s,
             on_phase=self._enter,
             before_share=checkpoints.reserve if checkpoints else None,
-            after_update=after_update,
+            hand_over=hand_over,
         )
         self.progress = progress
         if progress.round == 0 and self._config.evaluate_every_rounds:

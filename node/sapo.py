@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite, isnan, nan
 from random import Random
 from statistics import fmean
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import trio
 
@@ -84,6 +84,22 @@ class OwnGroup:
     rewards: tuple[float, ...]
 
 
+class HandOver(Protocol):
+    """To an engine of its own, around each update."""
+
+    async def before_training(self) -> None:
+        """Nothing is sampled from here to the end of `after_training`."""
+        ...
+
+    async def after_training(self, policy_version: int) -> float:
+        """Have the engine sample from the new policy; how long it stood still for that, in seconds.
+
+        Raises:
+            ChildFailed: the engine takes none.
+        """
+        ...
+
+
 class Sapo:
     """The round loop's body. Holds the node's progress and nothing else that changes."""
 
@@ -102,7 +118,7 @@ class Sapo:
         now_s: Callable[[], float],
         on_phase: Callable[[str], None] = lambda _: None,
         before_share: Callable[[int], Awaitable[None]] | None = None,
-        after_update: Callable[[int], Awaitable[float]] | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
         self._config = config
         self._peer_id = peer_id
@@ -118,8 +134,7 @@ class Sapo:
         self._now_s = now_s
         self._on_phase = on_phase
         self._before_share = before_share  # makes the new data position durable
-        # hands the new policy to an engine of its own; says how long that stood still, in seconds
-        self._after_update = after_update
+        self._hand_over = hand_over
         self.progress = progress
         self._sampling = config.run.engine_sampling
 
@@ -140,11 +155,13 @@ class Sapo:
         with trio.CancelScope(shield=True):
             self._on_phase("training")
             chosen = self._chosen(own)
+            if self._hand_over is not None:
+                await self._hand_over.before_training()
             report = await self._trainer.train(self._batch(chosen, foreign, number))
             clock.lap("train")
             paused_s = None
-            if self._after_update is not None:
-                paused_s = await self._after_update(report.policy_version)
+            if self._hand_over is not None:
+                paused_s = await self._hand_over.after_training(report.policy_version)
             generated = sum(len(c.token_ids) for group in own for c in group.completions)
             self.progress = replace(
                 start,

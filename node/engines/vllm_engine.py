@@ -9,13 +9,14 @@ under the new weights. The server keeps nothing meanwhile (vLLM could, with its 
 so that the probe runs alone, between the load and the first token of the new version; and so that a
 server which dies in a load takes no token with it.
 
+Where it shares a GPU with a trainer, it sleeps while this trains: the server gives its memory back
+and forgets its weights, and the next ones wake it.
+
 A server that died, or whose weights a failed load left in doubt, is started anew from the last good
 directory, and what it had not handed back is asked for again.
 """
 
-import hashlib
 import json
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from node.engines.vllm_server import (
     is_cpu_build,
 )
 from node.engines.vllm_text import ModelText
+from node.engines.vllm_work import Harvest, VllmWork, check, prompt_seeds
 from node.engines.weight_changes import changed_tensors, check_alike, tensors_of
 from node.training.adapter_files import card_of, is_adapter
 from swarm.errors import ChildFailed, ConfigError
@@ -58,7 +60,6 @@ NOT_INSTALLED: Final = (
 START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
-TEMPERATURE_MAX: Final = 2.0  # vLLM's own
 LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
 
@@ -74,39 +75,9 @@ class Update:
     policy_version: int
     tensors: int  # that were loaded
     tensors_total: int
+    lent: bool  # they were taken from the trainer's own memory
     paused_s: float  # from when it began to interrupt to when it let sampling go on
     probe: probe.Difference | None  # from what it should be; None: nobody says
-
-
-@dataclass(eq=False, slots=True)
-class VllmWork:
-    """See `Work`."""
-
-    rows: Unfinished
-    completions: int
-    sampling: Sampling
-
-    @property
-    def done(self) -> bool:
-        """See `Work.done`."""
-        return self.rows.done
-
-
-class _Harvest:
-    """How many works are still to be done until the others are cut off."""
-
-    def __init__(self, wanted: int) -> None:
-        self._wanted = wanted
-        self.full = trio.Event()
-
-    @property
-    def is_full(self) -> bool:
-        return self._wanted <= 0
-
-    def count(self, done: bool) -> None:
-        self._wanted -= done
-        if self._wanted == 0:
-            self.full.set()
 
 
 class VllmEngine:
@@ -156,6 +127,8 @@ class VllmEngine:
         self._loads = 0
         self._adapters = 0  # that were asked for, so that no name comes twice
         self._sound = False  # the server's weights are those of the directory
+        self._asleep = False  # the server has neither weights nor cache
+        self._not_lent: str | None = None  # why the last load that was to borrow read files
         self._expected: probe.LogProbs | None = None  # of the probe, under these
         self._said: probe.LogProbs | None = None  # by a server that had these
         self._says: probe.LogProbs | None = None  # at the last probe
@@ -177,7 +150,7 @@ class VllmEngine:
         """End the server if one runs."""
         if self._server is not None:
             await self._server.close()
-            self._server, self._sound = None, False
+            self._server, self._sound, self._asleep = None, False, False
 
     @property
     def directory(self) -> Path:
@@ -203,7 +176,7 @@ class VllmEngine:
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[VllmWork]:
         """See `PartialEngine.begin`."""
-        _check(sampling, completions_each)
+        check(sampling, completions_each)
         jobs = [partial(self._encode, prompt) for prompt in prompts]
         encoded = await self._persist(lambda: self._each(jobs, self._connections))
         works = []
@@ -221,11 +194,13 @@ class VllmEngine:
 
     async def advance(self, works: Sequence[VllmWork], enough: int) -> None:
         """See `PartialEngine.advance`."""
-        harvest = _Harvest(enough - sum(work.done for work in works))
+        harvest = Harvest(enough - sum(work.done for work in works))
         left = [work for work in works if not work.done]
         if not left or harvest.is_full:
             await trio.lowlevel.checkpoint()
             return
+        if self._asleep:
+            await self.start()
         jobs = [partial(self._finish, work, harvest) for work in left]
         await self._each(jobs, beside=partial(self._tend, harvest))
 
@@ -236,7 +211,7 @@ class VllmEngine:
             lambda: [work.rows.completions(decode) for work in works]
         )
 
-    async def _tend(self, harvest: "_Harvest") -> None:
+    async def _tend(self, harvest: Harvest) -> None:
         """Let as much in as the server can take; once enough is done, have the rest handed back."""
         while not harvest.is_full:
             server = self._server
@@ -253,20 +228,20 @@ class VllmEngine:
         ids: list[int] = json.loads(answer)["tokens"]
         return ids or [self._text.eos_ids[0]]
 
-    async def _finish(self, work: "VllmWork", harvest: "_Harvest") -> None:
+    async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""
         async with self.flow.place(work.completions):
             while not work.done and not harvest.is_full:
                 await self._persist(partial(self._advance, work, harvest))
         harvest.count(work.done)
 
-    async def _advance(self, work: "VllmWork", harvest: "_Harvest") -> None:
+    async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
         if work.rows.line != self._line:
             work.rows.begin_again(self._line)
         asks = [partial(self._ask, work, ask, harvest) for ask in work.rows.asks()]
         await self._each(asks, self._connections)
 
-    async def _ask(self, work: "VllmWork", ask: Ask, harvest: "_Harvest") -> None:
+    async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
         async with self._gate.passing():
             if work.rows.line != self._line or harvest.is_full:
                 return  # that was before it got in
@@ -296,17 +271,20 @@ class VllmEngine:
 
     # --- versions ------------------------------------------------------------------------------
 
-    async def load(self, weights: Path, policy_version: int) -> None:
+    async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
         """See `RolloutEngine.load`. The directory must stay until another one is loaded: a server
-        that dies is started from it. What failed or does not say what it should is taken back."""
+        that dies is started from it. What failed or does not say what it should is taken back.
+        `lent`: a trainer on the same device has lent its tensors there, and holds still."""
         async with self._lifecycle:
-            await self._start()
+            if not await self._sleeps():
+                await self._start()
             await trio.to_thread.run_sync(check_alike, self._directory, weights)
             changes = await trio.to_thread.run_sync(changed_tensors, self._directory, weights)
             expected = await self._expect(weights)
             async with self._still("load", drain=self._mode == "drain"):
+                names = None if self._asleep else changes.names
                 try:
-                    found = await self._replace(weights, changes.names, expected)
+                    found = await self._replace(weights, names, expected, lent=lent)
                     self._check_moved(expected)
                 except ChildFailed as error:
                     await self._go_back(error, weights)
@@ -315,8 +293,11 @@ class VllmEngine:
                 self._directory, self._version = weights, policy_version
                 self._expected, self._sound = expected, True
                 self._said = self._says
-            loaded = len(changes.names)
-            self.last_update = Update(policy_version, loaded, changes.total, self.paused_s, found)
+            loaded = changes.total if names is None else len(names)
+            lent = lent and self._not_lent is None
+            self.last_update = Update(
+                policy_version, loaded, changes.total, lent, self.paused_s, found
+            )
 
     async def pause(self) -> None:
         """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
@@ -328,6 +309,40 @@ class VllmEngine:
         """See `RolloutEngine.resume`."""
         self._release("caller")
         await trio.lowlevel.checkpoint()
+
+    async def sleep(self) -> None:
+        """Give the device's memory back until the next load or completion. What is under way is
+        interrupted and kept. Does nothing where no server runs.
+
+        Raises:
+            ChildFailed: the server failed; it is started anew when it is needed.
+        """
+        async with self._lifecycle:
+            server = self._server
+            if server is None or not server.usable or not self._sound:
+                return
+            # Weights that are put in as a whole are not kept for the time of sleep. The base of an
+            # adapter is, in the machine's memory.
+            level = 1 if is_adapter(self._directory) else 2
+            async with self._still("sleep", drain=False):
+                self._sound = False
+                await server.order(f"/sleep?level={level}&mode=abort")
+                self._asleep = True
+
+    async def _wakes(self) -> bool:
+        """Wake the server with the weights that it slept with, if it sleeps. False: it does not, or
+        it failed and has to be started anew."""
+        if not await self._sleeps():
+            return False
+        with suppress(ChildFailed):
+            await self._replace(self._directory, None, self._expected)
+            self._sound = True
+        return self._sound
+
+    async def _sleeps(self) -> bool:
+        """Whether there is a server to wake."""
+        server = self._server
+        return self._asleep and server is not None and server.usable and await server.healthy()
 
     @asynccontextmanager
     async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
@@ -365,28 +380,49 @@ class VllmEngine:
             await trio.sleep(_INTERRUPT_INTERVAL_S)
 
     async def _replace(
-        self, weights: Path, names: Sequence[str] | None, expected: probe.LogProbs | None
+        self,
+        weights: Path,
+        names: Sequence[str] | None,
+        expected: probe.LogProbs | None,
+        *,
+        lent: bool = False,
     ) -> probe.Difference | None:
         """Load a directory, or some tensors of it, into a server that samples nothing, and see
-        whether it has them.
+        whether it has them. One that sleeps takes a whole directory, and wakes.
 
         Raises:
             ChildFailed: the server failed, or has them not.
         """
         server = self._running()
         self._sound = False
-        await server.order("/pause?mode=abort&clear_cache=true")
+        if self._asleep:
+            await server.order("/wake_up?tags=weights")
+        else:
+            await server.order("/pause?mode=abort&clear_cache=true")
         if is_adapter(weights):
             await self._put_adapter(weights)
         else:
-            arguments = [str(weights), names]
-            await server.order("/collective_rpc", {"method": "reload_directory", "args": arguments})
+            await self._reload(weights, names, lent)
+        if self._asleep:
+            await server.order("/wake_up?tags=kv_cache")
+            self._asleep = False
         answer = json.loads(await server.order("/reset_prefix_cache"))
         if not answer["success"]:
             raise ChildFailed("vLLM kept keys and values of the weights before")
         await self._relabel()
         await server.order("/resume")
         return await self._probe(expected)
+
+    async def _reload(self, weights: Path, names: Sequence[str] | None, lent: bool) -> None:
+        arguments = [str(weights), names, lent]
+        order = {"method": "reload_directory", "args": arguments}
+        answer = json.loads(await self._running().order("/collective_rpc", order))
+        said = answer["results"][0].get("not_lent")
+        if lent and said is not None and self._not_lent is None and self._tell is not None:
+            await self._tell(
+                f"vLLM reads weights from files, not from the trainer's memory: {said}"
+            )
+        self._not_lent = said
 
     async def _put_adapter(self, weights: Path) -> None:
         """Have the server serve an adapter on its base. Each has a name of its own: under the name
@@ -464,6 +500,8 @@ class VllmEngine:
         server = self._server
         if server is not None and server.usable and self._sound and await server.healthy():
             return
+        if await self._wakes():
+            return
         if self._server is not None:
             self.restarts += 1
             if self._tell is not None:
@@ -471,6 +509,16 @@ class VllmEngine:
                     f"vLLM could not go on and is started again ({self.restarts} so far); what it "
                     f"said is in {self._log}"
                 )
+        await self._start_server()
+        await self._relabel()
+        if self._expected is None:
+            self._expected = await self._expect(self._directory)
+        await self._probe(self._expected)
+        self._said = self._says
+        self._sound = True
+
+    async def _start_server(self) -> None:
+        """In place of the one before, with what has to be on its base."""
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
@@ -479,19 +527,14 @@ class VllmEngine:
                 self._model = MODEL_NAME
                 if base != self._directory:
                     await self._put_adapter(self._directory)
-                break
             except ServerRefused:
                 raise
             except ChildFailed:
                 if failures == RESTARTS_MAX:
                     raise
                 await trio.sleep(RESTART_DELAY_S * 2**failures)
-        await self._relabel()
-        if self._expected is None:
-            self._expected = await self._expect(self._directory)
-        await self._probe(self._expected)
-        self._said = self._says
-        self._sound = True
+            else:
+                return
 
     def _running(self) -> VllmServer:
         """
@@ -547,6 +590,7 @@ async def make_vllm(
     reference: probe.Reference | None = None,
     adapter: Path | None = None,
     gpu_memory_share: float = GPU_MEMORY_SHARE,
+    sleeps: bool = False,
     tell: Tell | None = None,
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed. With an adapter it serves
@@ -571,6 +615,7 @@ async def make_vllm(
         start_timeout_s=start_timeout_s,
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
         gpu_memory_share=gpu_memory_share,
+        sleeps=sleeps,
         adapter=None if adapter is None else card_of(adapter).shape,
     )
     return VllmEngine(
@@ -601,28 +646,3 @@ async def open_vllm(
         yield engine
     finally:
         await engine.close()
-
-
-def prompt_seeds(prompts: Sequence[str], seed: int) -> list[int]:
-    """A seed for each prompt that depends on the seed, the prompt and its repetition alone."""
-    seen: Counter[str] = Counter()
-    seeds = []
-    for prompt in prompts:
-        digest = hashlib.sha256(f"{seed}/{seen[prompt]}/{prompt}".encode()).digest()
-        seen[prompt] += 1
-        seeds.append(int.from_bytes(digest[:6], "big"))
-    return seeds
-
-
-def _check(sampling: Sampling, completions_each: int) -> None:
-    if sampling.temperature <= 0 or not 0 < sampling.top_p <= 1 or sampling.max_new_tokens < 1:
-        raise ConfigError(
-            f"sampling {sampling}: take temperature > 0, 0 < top_p <= 1, max_new_tokens >= 1"
-        )
-    if sampling.temperature > TEMPERATURE_MAX:
-        raise ConfigError(
-            f"temperature {sampling.temperature:g}: vLLM takes at most {TEMPERATURE_MAX:g}; lower "
-            "it in the run file, or use --engine torch"
-        )
-    if completions_each < 1:
-        raise ConfigError(f"completions_each = {completions_each}: take at least 1")

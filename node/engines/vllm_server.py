@@ -39,6 +39,8 @@ BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
 GPU_MEMORY_SHARE_ALONE: Final = 0.9  # where no trainer is on the same GPU
+GPU_MEMORY_SHARE_MIN: Final = 0.1
+GPU_RESERVE_BYTES: Final = 3 * 2**30  # what two processes take besides: contexts, gaps
 SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
 GPU_SEQUENCES_MAX: Final = 1024
 CONNECTIONS_MAX: Final = 256  # of requests for completions
@@ -95,6 +97,7 @@ class ServerSettings:
     sequences_max: int = SEQUENCES_MAX  # sampled at a time
     gpu_memory_share: float = GPU_MEMORY_SHARE
     adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
+    sleeps: bool = False  # can give its GPU memory back for a time
 
 
 def is_installed(package: str) -> bool:
@@ -114,6 +117,13 @@ def is_cpu_build() -> bool:
 def dtype() -> str:
     """What the vLLM that is installed computes in, where weights are not quantised."""
     return "float32" if is_cpu_build() else "bfloat16"
+
+
+def gpu_share(total_bytes: int, held_bytes: int) -> float:
+    """Of a GPU's memory, for an engine that sleeps while the trainer beside it trains: all but what
+    the trainer holds between updates, and a reserve."""
+    free = 1.0 - (held_bytes + GPU_RESERVE_BYTES) / total_bytes
+    return round(max(GPU_MEMORY_SHARE_MIN, min(free, GPU_MEMORY_SHARE_ALONE)), 3)
 
 
 def default_threads() -> int:
@@ -359,6 +369,8 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     else:
         flags["gpu-memory-utilization"] = str(settings.gpu_memory_share)
+        if settings.sleeps:
+            switches.append("--enable-sleep-mode")
     return [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *(part for name, value in flags.items() for part in (f"--{name}", value)),

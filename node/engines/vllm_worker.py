@@ -1,4 +1,5 @@
-"""What the node adds to vLLM's worker: loading weights from a directory, in place.
+"""What the node adds to vLLM's worker: loading weights in place, from a directory or from a trainer
+on the same device.
 
 vLLM mixes the class into its worker (`--worker-extension-cls`); it runs in vLLM's process alone.
 """
@@ -15,9 +16,13 @@ _WARNS_OF_LAYERS_LEFT_ALONE = "vllm.model_executor.model_loader.reload"
 class ReloadExtension:
     """One method for `/collective_rpc`. The worker provides the rest of `self`."""
 
-    def reload_directory(self: Any, directory: str, names: Sequence[str] | None = None) -> None:
+    def reload_directory(
+        self: Any, directory: str, names: Sequence[str] | None = None, lent: bool = False
+    ) -> dict[str, str]:
         """Replace the weights by those of a model directory with the same shapes; only the tensors
-        `names`, where they are given, which must be all of their layers.
+        `names`, where they are given, which must be all of their layers. Where they were `lent`
+        they are taken from the trainer's own memory; an answer under `not_lent` says why they had
+        to be read from the files.
 
         On CPUs a layer may multiply with a packed copy of its weight, and vLLM leaves two kinds of
         copies as they were. A head that is tied to the embedding is loaded through the embedding:
@@ -29,13 +34,15 @@ class ReloadExtension:
             for layer in layers:
                 _pack_experts_at_each_load(getattr(layer, "quant_method", None))
         wanted = None if names is None else frozenset(names)
+        answer: dict[str, str] = {}
         if wanted is None or wanted:
-            with _quiet():
-                self.reload_weights(weights_iterator=_tensors(Path(directory), wanted))
+            with _quiet(), _source(Path(directory), wanted, lent, self.device, answer) as tensors:
+                self.reload_weights(weights_iterator=tensors)
         for layer in layers:
             weight = getattr(layer, "weight", None)
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
+        return answer
 
 
 def _pack_experts_at_each_load(method: Any) -> None:
@@ -50,6 +57,32 @@ def _pack_experts_at_each_load(method: Any) -> None:
 
     method.process_weights_after_loading = pack_anew
     method.packs_at_each_load = True
+
+
+@contextmanager
+def _source(
+    directory: Path,
+    wanted: frozenset[str] | None,
+    lent: bool,
+    device: Any,
+    answer: dict[str, str],
+) -> Iterator[Iterator[tuple[str, Any]]]:
+    """The tensors by name. What was borrowed is let go at the end of the block."""
+    from node.training import lending  # here, not in the node: it brings torch in
+
+    borrowed: dict[str, Any] = {}
+    if lent:
+        try:
+            borrowed = lending.borrow(directory, device)
+        except lending.NotLent as why:
+            answer["not_lent"] = str(why)
+    if not borrowed:
+        yield _tensors(directory, wanted)
+        return
+    try:
+        yield (each for each in borrowed.items() if wanted is None or each[0] in wanted)
+    finally:
+        lending.let_go(borrowed, device)
 
 
 def _tensors(directory: Path, wanted: frozenset[str] | None) -> Iterator[tuple[str, Any]]:

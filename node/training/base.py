@@ -85,6 +85,8 @@ class PolicyInfo:
     clipping_active: bool
     precision: str = ""  # what it computes in
     adapted: str = ""  # what the adapter is on, in words; empty: there is none
+    held_bytes: int = 0  # of memory, between updates, when it has trained
+    device_bytes: int = 0  # of its GPU; 0: it computes on the CPU
 
 
 class Trainer(Protocol):

@@ -50,6 +50,7 @@ class MemoryPlan:
     row_tokens_max: int  # padded tokens of the largest single row that fits
     estimate_bytes: int
     available_bytes: int
+    held_bytes: int  # of the estimate, also between updates
 
 
 def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
@@ -98,8 +99,9 @@ def fit(
             f"model {name}: training needs about {_mib(estimate)} of memory and "
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
-    room = (available_bytes - estimate_bytes(shape, 0, copies)) // _token_bytes(shape)
-    return MemoryPlan(tokens, room, estimate, available_bytes)
+    held = estimate_bytes(shape, 0, copies)
+    room = (available_bytes - held) // _token_bytes(shape)
+    return MemoryPlan(tokens, room, estimate, available_bytes, held)
 
 
 def estimate_bytes(shape: ModelShape, micro_batch_tokens: int, copies: float = _COPIES) -> int:
@@ -154,6 +156,13 @@ def free_bytes(device: torch.device) -> int:
     if limit is not None and used is not None:
         free = min(free, max(0, limit - used))
     return free
+
+
+def total_bytes(device: torch.device) -> int:
+    """Of a GPU; 0 for the CPU, whose memory is everybody's."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)
 
 
 def resident_bytes() -> int:

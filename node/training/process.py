@@ -314,6 +314,23 @@ class TrainerProcess:
         """See `Trainer.export_whole`."""
         await self._call("export_whole", directory=str(directory))
 
+    async def lend(self, directory: Path) -> bool:
+        """Lend what an export has just written to an engine on the same device; False: its files
+        have to be read. See `node.training.lending`.
+
+        Raises:
+            ChildFailed: out of memory or a crash.
+        """
+        return bool(await self._call("lend", directory=str(directory)))
+
+    async def release(self) -> None:
+        """Give a GPU back what training took of it and needs no more.
+
+        Raises:
+            ChildFailed: a crash.
+        """
+        await self._call("release")
+
     async def memory_bytes(self) -> int:
         """See `Trainer.memory_bytes`."""
         return int(await self._call("memory"))

@@ -132,6 +132,10 @@ class ShardedCore(TrainerCore):
         self._collect()
         super().export_whole(directory)
 
+    def lend(self, directory: Path) -> bool:
+        """False: what is whole here is a copy on the CPU."""
+        return False
+
     def _collect(self, moments: bool = False) -> None:
         """Have the whole model here."""
         if self._is_whole and not moments:

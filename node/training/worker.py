@@ -21,7 +21,7 @@ import torch
 
 from node.engines.base import Sampling
 from node.engines.torch_engine import Generation
-from node.training import checkpoint, memory, rescoring, wire
+from node.training import checkpoint, lending, memory, rescoring, wire
 from node.training.adapter_files import is_adapter
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
 from node.training.policy import Policy, load_policy
@@ -80,6 +80,8 @@ class TrainerCore:
             clipping_active=self.spec.updates_per_batch > 1,
             precision=self.policy.precision,
             adapted=self._adapted(),
+            held_bytes=self.plan.held_bytes,
+            device_bytes=memory.total_bytes(self.policy.device),
         )
 
     def _adapted(self) -> str:
@@ -157,6 +159,15 @@ class TrainerCore:
     def export_whole(self, directory: Path) -> None:
         checkpoint.export_whole(directory, self.policy)
 
+    def lend(self, directory: Path) -> bool:
+        """See `lending.lend`."""
+        return lending.lend(self.policy, directory)
+
+    def release(self) -> None:
+        """Give a GPU back what the last step took of it and needs no more."""
+        if self.policy.device.type == "cuda":
+            torch.cuda.empty_cache()
+
 
 def load_version(policy: Policy, weights: Path) -> None:
     """Take over a version's directory, a whole model or an adapter, or change nothing.
@@ -211,6 +222,8 @@ class _Server:
             "save": lambda r: self._loaded.save(Path(r["directory"])),
             "export_whole": lambda r: self._loaded.export_whole(Path(r["directory"])),
             "export": lambda r: self._loaded.export(Path(r["directory"])),
+            "lend": lambda r: self._loaded.lend(Path(r["directory"])),
+            "release": lambda _: self._loaded.release(),
             "memory": lambda _: memory.resident_bytes(),
         }
 

@@ -34,22 +34,25 @@ def _experts_left(model: Any, they_are: bool) -> Iterator[None]:
 class FailingExtension(ReloadExtension):
     """Loads as the real one does, but for its fault."""
 
-    def reload_directory(self: Any, directory: str, names: Sequence[str] | None = None) -> None:
+    def reload_directory(
+        self: Any, directory: str, names: Sequence[str] | None = None, lent: bool = False
+    ) -> dict[str, str]:
         known = (FORGET, FORGET_EXPERTS, CORRUPT, DIE, FAIL)
         fault = {each for each in known if (Path(directory) / each).exists()}
         if FAIL in fault:
             raise RuntimeError("no memory for it")
         if DIE in fault:
             some = (names or [])[:3]
-            super().reload_directory(directory, some)
+            super().reload_directory(directory, some, lent)
             os.kill(os.getpid(), signal.SIGKILL)
         head = self.model_runner.get_model().lm_head
         packed = head.cpu_linear
         with _experts_left(self.model_runner.get_model(), FORGET_EXPERTS in fault):
-            super().reload_directory(directory, names)
+            answer = super().reload_directory(directory, names, lent)
         if FORGET in fault:  # as vLLM itself does with a head that is tied to the embedding
             head.cpu_linear = packed
         if CORRUPT in fault:
             norm = self.model_runner.get_model().model.norm.weight
             with torch.no_grad():
                 norm[0] *= 1.5
+        return answer

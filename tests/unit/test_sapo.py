@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -14,7 +15,7 @@ from node.engines.base import Maker, Sampling
 from node.engines.scripted import ScriptedPolicy
 from node.models import WARM_UP_PRODUCER
 from node.monitor.records import HeldOut, RoundDone
-from node.sapo import OVER_GENERATION_MAX, Progress
+from node.sapo import OVER_GENERATION_MAX, HandOver, Progress
 from node.simulated import SimulatedNode, build
 from node.simulated import run as run_simulated
 from node.tasks.held_out import HeldOutGuard
@@ -112,7 +113,13 @@ NOBODY = Others()
 PEER = CONFIG.model_copy(update={"rounds": None, "external_groups": 1})
 
 
-async def _lives(config: NodeConfig, policy: Policy, others: Others, seed: int) -> SimulatedNode:
+async def _lives(
+    config: NodeConfig,
+    policy: Policy,
+    others: Others,
+    seed: int,
+    hand_over: HandOver | None = None,
+) -> SimulatedNode:
     async with open_world(seed, 1 + len(others.configs), LAN) as world, trio.open_nursery() as all_:
         node = build(world, 0, config)
         address = node.transport.addresses()[:1]
@@ -131,7 +138,12 @@ async def _lives(config: NodeConfig, policy: Policy, others: Others, seed: int) 
                 node.records.append(record)
 
             await node.node.run_rounds(
-                policy, policy, Progress(), leaving=node.leaving, on_record=keep
+                policy,
+                policy,
+                Progress(),
+                leaving=node.leaving,
+                on_record=keep,
+                hand_over=hand_over,
             )
             network.cancel_scope.cancel()
         all_.cancel_scope.cancel()
@@ -139,10 +151,15 @@ async def _lives(config: NodeConfig, policy: Policy, others: Others, seed: int) 
 
 
 def live(
-    config: NodeConfig, policy: Policy, others: Others = NOBODY, *, seed: int = 1
+    config: NodeConfig,
+    policy: Policy,
+    others: Others = NOBODY,
+    *,
+    seed: int = 1,
+    hand_over: HandOver | None = None,
 ) -> SimulatedNode:
     """The node, after all its rounds among the others."""
-    return deterministic_run(_lives, config, policy, others, seed, seed=seed)
+    return deterministic_run(_lives, config, policy, others, seed, hand_over, seed=seed)
 
 
 def rounds(node: SimulatedNode) -> list[RoundDone]:
@@ -194,6 +211,37 @@ def test_without_foreign_groups_it_is_plain_grpo_to_the_bit(model: Path, tmp_pat
     assert with_foreign[2] > 0
     assert with_foreign[0][0][2] == alone[0][0][2]  # the same own completions at first
     assert with_foreign[1] != alone[1]
+
+
+class Diary(FrozenPolicy):
+    """Policy and `HandOver` in one, which writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.lines: list[str] = []
+
+    async def generate(self, *arguments: Any) -> list[tuple[Completion, ...]]:
+        self.lines.append("generate")
+        return await super().generate(*arguments)
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        self.lines.append("train")
+        return await super().train(groups)
+
+    async def before_training(self) -> None:
+        self.lines.append("before")
+
+    async def after_training(self, policy_version: int) -> float:
+        self.lines.append(f"after {policy_version}")
+        return policy_version / 4
+
+
+def test_an_engine_of_its_own_is_told_before_and_after_each_update() -> None:
+    diary = Diary()
+    node = live(change(CONFIG, rounds=2, evaluate_every_rounds=0), diary, hand_over=diary)
+    each = [["generate", "before", "train", f"after {version}"] for version in (1, 2)]
+    assert diary.lines == [*each[0], *each[1]]
+    assert [record.paused_s for record in rounds(node)] == [0.25, 0.5]
 
 
 def test_nothing_is_fetched_where_nothing_is_wanted() -> None:

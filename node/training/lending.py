@@ -1,0 +1,128 @@
+"""Weights that a trainer lends to an engine on its own device: nothing is copied on the way.
+
+What passes is where they lie: CUDA's handles of the trainer's own memory, or, where it computes on
+the CPU, names of shared memory into which its weights are moved. The engine copies from there into
+its own layout, and lets go. They are the trainer's present weights: it must not step until then,
+and what was lent is of use for one load.
+
+The handles go through the version's directory, which is of this user alone, in the form in which
+`multiprocessing` passes tensors: a pickle, of which nothing is made but tensors.
+"""
+
+import pickle  # noqa: TID251 - see `_Tensors`
+from contextlib import suppress
+from io import BytesIO
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors import safe_open
+from torch.multiprocessing import reductions
+
+if TYPE_CHECKING:  # an engine borrows without what a policy needs
+    from node.training.policy import Policy
+
+LENT: Final = "lent.pickle"
+_KINDS: Final = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}  # as files of weights name them
+
+
+class _Tensors(pickle.Unpickler):
+    """Makes tensors where others have them, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == reductions.__name__ and name.startswith("rebuild_"):
+            return super().find_class(module, name)
+        if module in ("torch", "torch.storage"):
+            found = super().find_class(module, name)
+            if isinstance(found, (type, torch.dtype)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a tensor")
+
+
+class NotLent(Exception):
+    """What was lent cannot be had. The files beside it hold the same."""
+
+
+def lend(policy: "Policy", directory: Path) -> bool:
+    """Lend the weights that an export has just written into a directory.
+
+    False: the policy does not hold them as the files do, under the same names and in the same
+    shapes, so that these have to be read.
+    """
+    if policy.adapter is not None:  # in the files it is merged
+        return False
+    held = policy.model.state_dict()
+    written = _written(directory)
+    if any(name not in held or _kind(held[name]) != kind for name, kind in written.items()):
+        return False
+    tensors = {name: held[name].detach() for name in written}
+    if policy.device.type == "cpu":  # by name: the engine is no child of this process
+        torch.multiprocessing.set_sharing_strategy("file_system")
+    buffer = BytesIO()
+    ForkingPickler(buffer).dump(tensors)
+    line = f"{_place(policy.device)}\n".encode()
+    (directory / LENT).write_bytes(line + buffer.getvalue())
+    return True
+
+
+def borrow(directory: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors that were lent, by name, where they lie in the trainer.
+
+    Raises:
+        NotLent: nothing was lent here, or not on this device, or its owner is gone.
+    """
+    try:
+        with (directory / LENT).open("rb") as file:
+            place = file.readline().decode(errors="replace").rstrip()
+            if place != _place(device):
+                raise NotLent(f"the trainer is on {place}, the engine on {_place(device)}")
+            tensors: dict[str, torch.Tensor] = _Tensors(file).load()
+    except FileNotFoundError as error:
+        raise NotLent(f"there is no {error.filename}") from error
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        lines = str(error).splitlines() or [""]
+        raise NotLent(f"{type(error).__name__}: {lines[0]}") from error
+    return tensors
+
+
+def let_go(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Forget what was borrowed, once all that reads it is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    tensors.clear()
+    if device.type == "cuda":
+        with suppress(RuntimeError):  # the owner may be gone
+            torch.cuda.ipc_collect()
+
+
+def _place(device: torch.device) -> str:
+    """What all processes of this machine call a device."""
+    if device.type != "cuda":
+        return device.type
+    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+
+
+def _kind(tensor: torch.Tensor) -> tuple[str | None, tuple[int, ...]]:
+    return _KINDS.get(tensor.dtype), tuple(tensor.shape)
+
+
+def _written(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Types and shapes of the tensors in a directory's files, by name."""
+    found = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                part = file.get_slice(name)
+                found[name] = (part.get_dtype(), tuple(part.get_shape()))
+    return found
