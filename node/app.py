@@ -126,7 +126,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         lora_rank=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
-        writes_merged=config.engine == "vllm" and config.engine_lora == "merged",
+        writes_merged=config.merges_adapters,
         **config.run.training.model_dump(),
         seed=config.seed,
         threads=config.threads,
@@ -560,7 +560,7 @@ class App:
         if config.engine != "vllm":
             raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
         info = await trainer.info()
-        merged = config.lora_rank == 0 or config.engine_lora == "merged"
+        merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
         shares_gpu = info.device_bytes > 0 and not is_cpu_build()
         sleeps = shares_gpu and config.engine_sleep

@@ -445,6 +445,11 @@ class NodeConfig(_Frozen):
     foreign_shuffle: bool = False  # experiments only: breaks the link from task to completions
 
     @property
+    def merges_adapters(self) -> bool:
+        """Whether the engine gets an adapter merged into its model, and not as it is."""
+        return self.engine == "vllm" and self.engine_lora == "merged"
+
+    @property
     def key_path(self) -> Path:
         """Where the node's key is."""
         return self.key_file or self.data_dir / "identity.pem"

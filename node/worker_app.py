@@ -123,7 +123,7 @@ class PolicyHost:
             if config.engine == "vllm":
                 host: Host = await open_vllm_host(
                     *(spec, config.data_dir, directory, config.engine_update),
-                    merges=config.engine_lora == "merged",
+                    merges=config.merges_adapters,
                     tell=self._tell,
                 )
             else:
