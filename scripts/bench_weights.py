@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing import Pool
 
+from swarm.messages import CHUNK_BYTES_MAX
 from swarm.simulation.broadcasts import BroadcastCase, BroadcastResult, simulate
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.profiles import links_of
@@ -22,6 +23,7 @@ MB = 1_000_000
 MBIT = MB / 8
 EQUAL = LinkProfile(latency_s=0.028, up_bytes_per_s=100 * MBIT, down_bytes_per_s=100 * MBIT)
 CHUNK_BYTES = {20 * MB: 65_536, 200 * MB: 262_144, 16_000 * MB: 16_777_216}
+CHUNK_BYTES_MIN = 4096
 LEAVE_SHARE, CORRUPT_SHARE = 0.2, 0.1
 ROWS = {
     "star": ("star", {}),
@@ -43,6 +45,7 @@ class Row:
     mix: str
     peers: int
     size_bytes: int
+    chunk_bytes: int
     name: str
     seed: int
 
@@ -59,7 +62,7 @@ def run(row: Row) -> tuple[Row, BroadcastResult, float]:
     strategy, faults = ROWS[row.name]
     case = BroadcastCase(
         row.size_bytes,
-        CHUNK_BYTES[row.size_bytes],
+        row.chunk_bytes,
         links(row.mix, row.peers),
         strategy,
         seed=row.seed,
@@ -76,7 +79,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
         sizes = [size * MB for size in options.sizes if size * MB in CHUNK_BYTES]
     counts = [8, 32, 128] if options.full else options.peers
     return [
-        Row(mix, peers, size, name, options.seed)
+        Row(mix, peers, size, options.chunk_bytes or CHUNK_BYTES[size], name, options.seed)
         for peers in counts
         for size in sizes
         for mix in ("equal", "volunteer")
@@ -106,9 +109,17 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--rows", nargs="+", default=[""], help="only rows that begin so")
     parser.add_argument("--sizes", type=int, nargs="+", help="in MB, of those above")
+    parser.add_argument(
+        "--chunk-bytes",
+        type=int,
+        help="of all sizes; else what a publisher takes: 64 KiB, 256 KiB and 16 MiB",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
+    chunk_bytes = options.chunk_bytes
+    if chunk_bytes is not None and not CHUNK_BYTES_MIN <= chunk_bytes <= CHUNK_BYTES_MAX:
+        parser.error(f"--chunk-bytes {chunk_bytes}: take {CHUNK_BYTES_MIN} to {CHUNK_BYTES_MAX}")
     print("simulated links, sizes without bytes; equal links are 100/100 Mbit/s, 28 ms")
     print(
         f"{'links':9} {'N':>4} {'F':>9}  {'':23} {'shape':6} {'bound s':>8} {'last s':>8}"
