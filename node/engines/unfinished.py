@@ -69,6 +69,11 @@ class Unfinished:
         """Whether every completion has ended."""
         return all(row.finish_reason is not None for row in self._rows)
 
+    @property
+    def tokens(self) -> int:
+        """How many there are of all completions, so far."""
+        return sum(len(row.tokens) for row in self._rows)
+
     def asks(self) -> list[Ask]:
         """What to ask for next. Untouched, it is one request, which gives the same completions each
         time; the rest of what was interrupted is asked for by completion, with random numbers that
