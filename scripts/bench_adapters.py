@@ -31,7 +31,6 @@ from random_models import SHAPES
 
 from node.engines.base import Sampling
 from node.engines.hosts import VllmHost, open_vllm_host
-from node.training import adapters
 from node.training.adapter_files import AdapterShape
 from node.training.policy import load_policy
 from node.training.spec import TrainerSpec
@@ -93,6 +92,8 @@ def _arguments() -> argparse.Namespace:
 
 def make_versions(base: Path, rank: int, count: int) -> list[Path]:
     """Directories of adapters for `base / "model"`, named as a learner's versions are."""
+    from node.training import adapters  # brings PEFT in
+
     policy = load_policy(str(base / "model"), "cpu")
     adapters.attach(policy, AdapterShape(rank, 2.0 * rank, ()), 0)
     generator = torch.Generator().manual_seed(rank)
