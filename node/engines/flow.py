@@ -1,8 +1,11 @@
 """How many completions an engine has in flight: as many as its key-value cache holds.
 
 Too few leave an engine idle; too many have it throw completions out of its cache and compute them
-again. So the limit grows by a step while everything fits and more is waiting, and shrinks by a
-share when something was thrown out (additive increase, multiplicative decrease), on any machine.
+again. So the limit grows by a share while everything fits, more is waiting, and completions end:
+before, nobody knows how much room they take. When something was thrown out, the cache is full, and
+what runs then is what it holds: the limit goes there, and no further. What is in flight comes down
+only as completions end, and meanwhile more are thrown out: a limit that went down for each of them
+would end far too low. A few that are thrown out cost less than room that nobody uses.
 """
 
 from collections.abc import AsyncIterator
@@ -14,8 +17,8 @@ import trio
 
 LIMIT_FIRST: Final = 64
 LIMIT_MIN: Final = 1
-STEP: Final = 16
-SHRINK: Final = 0.7
+GROWTH: Final = 1 / 32  # of the limit, at a look; at least one
+SHRINK_MAX: Final = 0.1  # of the limit, at a look, as few run at the end of a round as well
 CACHE_FULL: Final = 0.9  # share of the cache above which nothing is added
 
 
@@ -36,12 +39,12 @@ def next_limit(
 
     Args:
         preempted: completions thrown out since the last look.
-        wanted: whether anything waits for a place.
+        wanted: whether anything waits for a place, and something has ended since.
     """
     if preempted > 0:
-        return max(LIMIT_MIN, int(min(limit, load.running + load.waiting or limit) * SHRINK))
+        return max(LIMIT_MIN, int(limit * (1 - SHRINK_MAX)), min(limit, load.running - 1))
     if wanted and load.waiting == 0 and load.cache_share < CACHE_FULL:
-        return min(limit_max, limit + STEP)
+        return min(limit_max, limit + max(1, int(limit * GROWTH)))
     return limit
 
 
@@ -54,6 +57,7 @@ class Flow:
         self.preempted = 0  # completions, as far as it was told
         self._limit_max = limit_max
         self._seen = 0  # of the engine's own total
+        self._ended = False  # anything, since the last look
         self._turn = trio.Lock()
         self._changed = trio.Event()
 
@@ -70,6 +74,7 @@ class Flow:
             yield
         finally:
             self.in_flight -= count
+            self._ended = True
             self._changed.set()
 
     def look(self, load: EngineLoad) -> None:
@@ -77,7 +82,7 @@ class Flow:
         preempted = max(0, load.preempted_total - self._seen)
         self._seen = load.preempted_total
         self.preempted += preempted
-        self.limit = next_limit(
-            self.limit, self._limit_max, load, preempted, wanted=self._turn.locked()
-        )
+        wanted = self._turn.locked() and self._ended
+        self._ended = False
+        self.limit = next_limit(self.limit, self._limit_max, load, preempted, wanted=wanted)
         self._changed.set()
