@@ -24,6 +24,7 @@ MBIT = MB / 8
 EQUAL = LinkProfile(latency_s=0.028, up_bytes_per_s=100 * MBIT, down_bytes_per_s=100 * MBIT)
 CHUNK_BYTES = {20 * MB: 65_536, 200 * MB: 262_144, 16_000 * MB: 16_777_216}
 CHUNK_BYTES_MIN = 4096
+MIXES = ("equal", "volunteer")  # of links
 LEAVE_SHARE, CORRUPT_SHARE = 0.2, 0.1
 ROWS = {
     "star": ("star", {}),
@@ -82,7 +83,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
         Row(mix, peers, size, options.chunk_bytes or CHUNK_BYTES[size], name, options.seed)
         for peers in counts
         for size in sizes
-        for mix in ("equal", "volunteer")
+        for mix in options.links
         for name in ROWS
         if options.full or peers <= 8 or name not in SLOW_ROWS
         if name.startswith(tuple(options.rows))
@@ -107,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--full", action="store_true", help="N = 128 and 16 GB as well")
     parser.add_argument("--peers", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--links", nargs="+", choices=MIXES, default=MIXES)
     parser.add_argument("--rows", nargs="+", default=[""], help="only rows that begin so")
     parser.add_argument("--sizes", type=int, nargs="+", help="in MB, of those above")
     parser.add_argument(
