@@ -9,7 +9,8 @@ that says what log-probs should be and merges. Both sample the same prompts with
 each, to the limit of their tokens, in turns; figures are medians over the repeats. `update s` is
 from an adapter's directory to sampling with it, merging and the check of log-probs included,
 `paused s` the time of it in which nothing was sampled; `apart` are the mean and the largest
-difference of log-probs from the reference's at the last update.
+difference of log-probs from the reference's at the last update. On a GPU name one of the `--ways`
+at a time: a worker's engine takes nearly all of its memory.
 """
 
 import argparse
@@ -82,6 +83,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=["20m"])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--tokens", type=int, default=32, help="of a completion")
@@ -115,10 +117,10 @@ async def _measure(
     spec = TrainerSpec(str(base / "model"), threads=arguments.threads)
     async with AsyncExitStack() as stack:
         contenders = []
-        for name, merges in WAYS.items():
+        for name in arguments.ways:
             began = time.perf_counter()
             data = base / name
-            host = await open_vllm_host(spec, data, versions[0], "keep", merges=merges)
+            host = await open_vllm_host(spec, data, versions[0], "keep", merges=WAYS[name])
             stack.push_async_callback(host.stop)
             contenders.append(Contender(name, time.perf_counter() - began, host))
         sampling = Sampling(max_new_tokens=arguments.tokens)

