@@ -411,7 +411,7 @@ def test_memory_counts_gradients_and_moments_of_the_adapter_alone(tmp_path, make
     shape = memory.shape_of(str(model), SHAPE)
     held = sum(value.numel() for value in adapters.factors(adapted(model)).values())
     assert shape.adapter_parameters == held
-    whole = TrainerSpec(str(model))
+    whole = TrainerSpec(str(model), memory_bytes_max=2**34)  # what is free changes meanwhile
     some = replace(whole, lora_rank=4)
     saved = memory.plan(whole).estimate_bytes - memory.plan(some).estimate_bytes
     assert saved == 4 * (3 * shape.parameters - 4 * held)
