@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from random import Random
@@ -38,6 +38,7 @@ from node.engines.vllm_engine import open_vllm
 from node.engines.vllm_server import GPU_MEMORY_SHARE, ServerFailed, gpu_share, is_cpu_build
 from node.evaluation import PassRate, evaluate
 from node.hand_over import EngineHandOver
+from node.machine import core_count, counted, threads_of
 from node.membership import Membership
 from node.models import TINY, resolve_model, tiny_directory
 from node.monitor.events import EventLog, Record
@@ -243,6 +244,7 @@ class App:
         self._ranks: Ranks | None = None  # of the trainer, where several processes make it up
         self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
         self._starting: set[str] = set()  # by name, for bars
+        self._threads_said = (0, 0)  # cores and nodes that share them
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
         self._broker = broker_of(config, os.environ.get(PASSWORD_VARIABLE))
 
@@ -258,6 +260,7 @@ class App:
                 ),
             ) as pool,
             EventLog(config.data_dir / EVENTS_FILE, time.time) as self._events,
+            counted() as self._nodes_here,
         ):
             async with AsyncExitStack() as stack:
                 transport = await stack.enter_async_context(
@@ -536,7 +539,7 @@ class App:
             ChildFailed: it failed; the next try takes the checkpoint before.
         """
         directory = resumed.directory if resumed else None
-        spec = trainer_spec(self._config, self._model)
+        spec = replace(trainer_spec(self._config, self._model), threads=await self._threads())
         try:
             return await stack.enter_async_context(
                 open_trainer(spec, self._config.data_dir, directory, self._ranks)
@@ -546,6 +549,20 @@ class App:
                 raise
             aside = self._checkpoints.put_aside(resumed)
             raise ChildFailed(f"{error}; moved to {aside}") from None
+
+    async def _threads(self) -> int:
+        """How many the trainer takes, and how many its engine, which rests while it trains. Ranks
+        that torchrun started share the cores among themselves."""
+        wanted = self._config.threads
+        if wanted or self._ranks is not None:
+            return wanted
+        cores, nodes = core_count(), await trio.to_thread.run_sync(self._nodes_here)
+        threads = threads_of(cores, nodes)
+        if self._threads_said != (cores, nodes):
+            self._threads_said = (cores, nodes)
+            who = f"{nodes} nodes share" if nodes > 1 else "one node has"
+            self._say(f"{who} {cores} cores here: torch takes {threads} (--threads)")
+        return threads
 
     @asynccontextmanager
     async def _engine(
@@ -578,16 +595,18 @@ class App:
                 policy if merged else base_directory(self._model),
                 config.data_dir,
                 adapter=None if merged else policy,
-                threads=config.threads,
+                threads=await self._threads(),
                 context_tokens=info.context_tokens,
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
+                quantization=config.engine_quantization,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
                 gpu_memory_share=share,
                 sleeps=sleeps,
                 tell=tell,
             ) as engine:
                 started()
+                self._say(engine.sizes)
                 yield (
                     engine,
                     EngineHandOver(

@@ -82,6 +82,9 @@ def _add_join(commands: Any) -> None:
         metavar="MODE",
         help="keep (default), drain or abort what vLLM has begun when new weights come",
     )
+    join.add_argument(
+        "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"
+    )
     join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
     join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
     join.add_argument("--group-size", metavar="G", help="completions for each task")
@@ -155,7 +158,7 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
     parser.add_argument("--learning-rate", metavar="LR")
-    parser.add_argument("--threads", metavar="N", help="of torch; 0: one less than the cores")
+    parser.add_argument("--threads", metavar="N", help="of torch; 0: a share of the cores")
     parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
     parser.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
 
@@ -186,6 +189,7 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
     doctor.add_argument("--listen", action="append", metavar="ADDR")
     doctor.add_argument("--engine", help="torch (default) or vllm, which is tried then")
+    doctor.add_argument("--engine-quantization", metavar="KIND", help="fp8 or int8")
     doctor.add_argument("--model", help="test whether it can be read and fits")
     _add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")

@@ -30,6 +30,7 @@ from pydantic import (
 
 from node.config_errors import Source, config_error
 from node.engines.base import Sampling
+from node.engines.quantisation import Quantisation
 from node.tasks.registry import environment
 from node.training.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
@@ -378,6 +379,9 @@ class NodeConfig(_Frozen):
         "merged"  # how vLLM gets adapters: merged into the model, or as they are, by its own LoRA
     )
     engine_sleep: bool = True  # on the trainer's GPU, vLLM gives its memory back while this trains
+    engine_quantization: Quantisation = (
+        "none"  # how vLLM quantises the policy's weights as they go in: none, fp8 or int8
+    )
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # I
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4  # J
     group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8  # G, at least 2 if I > 0
@@ -402,7 +406,7 @@ class NodeConfig(_Frozen):
         Field(max_length=TARGETS_MAX),
     ] = ()  # layers with an adapter, such as q_proj; none: all of attention and MLP
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384  # padded tokens, prompts included
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch; 0: one for each core but one
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # of torch and vLLM; 0: see `threads_of`
 
     # course
     rounds: Count | None = None  # None: until interrupted
@@ -497,6 +501,17 @@ class NodeConfig(_Frozen):
             raise _Conflict(
                 "model", f"run {self.run.name} allows only {allowed}", self.run.models[0]
             )
+        return self
+
+    @model_validator(mode="after")
+    def _quantises_what_it_can(self) -> Self:
+        if self.engine_quantization != "none":
+            if self.engine != "vllm":
+                raise _Conflict("engine_quantization", "needs the engine vllm", "none")
+            if self.engine_lora == "native":
+                raise _Conflict(
+                    "engine_lora", "puts adapters on weights that are not quantised", "merged"
+                )
         return self
 
 

@@ -89,6 +89,9 @@ def check_vllm(config: NodeConfig) -> Finding:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Finding("vLLM", "?", f"{there[0]} did not load within {VLLM_TIMEOUT_S:g} s")
+    if done.returncode == 0 and config.engine_quantization == "fp8" and not has_gpu:
+        said = f"{there[0]}, and it loads; on most CPUs it is slower with fp8 than without"
+        return Finding("vLLM", "warn", said, "--engine-quantization int8, or none")
     if done.returncode == 0:
         return Finding("vLLM", "ok", f"{there[0]}, and it loads")
     said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")

@@ -6,7 +6,7 @@ on, and the loop of leases. There is no trainer: who holds the policy samples, a
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,11 +54,14 @@ class PolicyHost:
         config: NodeConfig,
         say: Callable[[str], None] = lambda _: None,
         tell: Tell | None = None,
+        threads: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """`say` gets what a model's download says, `tell` what went wrong and was mended."""
+        """`say` gets what a model's download says, `tell` what went wrong and was mended. `threads`
+        says how many to take at each start; None: as the settings have it."""
         self._config = config
         self._say = say
         self._tell = tell
+        self._threads = threads
         self._lock = trio.Lock()  # a version may come while the engine is being restarted
         self._host: Host | None = None
         self._directory: Path | None = None
@@ -120,10 +123,13 @@ class PolicyHost:
         try:
             model = await self._base() if is_adapter(directory) else str(directory)
             spec = replace(trainer_spec(config, model), lora_rank=0)  # a version says what it is
+            if self._threads is not None:
+                spec = replace(spec, threads=await self._threads())
             if config.engine == "vllm":
                 host: Host = await open_vllm_host(
                     *(spec, config.data_dir, directory, config.engine_update),
                     merges=config.merges_adapters,
+                    quantization=config.engine_quantization,
                     tell=self._tell,
                 )
             else:
@@ -197,7 +203,9 @@ class WorkerApp(App):
         config, node = self._config, self._node
         learner = PeerId(rules_of(config).peer)
         node.discovery.sought = learner
-        self._host = PolicyHost(config, self._say, lambda text: self._tell(Trouble(text)))
+        self._host = PolicyHost(
+            config, self._say, lambda text: self._tell(Trouble(text)), self._threads
+        )
         send, receive = trio.open_memory_channel[Record](EVENTS_MAX)
 
         def log(record: Record) -> None:

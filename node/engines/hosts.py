@@ -17,6 +17,7 @@ import trio
 from node.engines.base import RolloutEngine
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.probe import LogProbs, Rows
+from node.engines.quantisation import Quantisation
 from node.engines.swapping import SwappingEngine
 from node.engines.vllm_engine import Tell, UpdateMode, VllmEngine, make_vllm
 from node.engines.vllm_server import GPU_MEMORY_SHARE_ALONE
@@ -239,6 +240,7 @@ async def open_vllm_host(
     update_mode: UpdateMode,
     *,
     merges: bool,
+    quantization: Quantisation = "none",
     tell: Tell | None = None,
 ) -> VllmHost:
     """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. For `tell` see
@@ -265,6 +267,7 @@ async def open_vllm_host(
             update_mode=update_mode,
             reference=reference.logprobs,
             adapter=adapter,
+            quantization=quantization,
             gpu_memory_share=GPU_MEMORY_SHARE_ALONE,  # the reference is on the CPU
             tell=tell,
         )

@@ -31,6 +31,7 @@ from node.engines import probe
 from node.engines.base import Maker, Sampling
 from node.engines.flow import Flow
 from node.engines.gate import Gate
+from node.engines.quantisation import Quantisation, begins_empty
 from node.engines.unfinished import Ask, Unfinished
 from node.engines.vllm_server import (
     CONNECTIONS_MAX,
@@ -42,13 +43,13 @@ from node.engines.vllm_server import (
     ServerRefused,
     ServerSettings,
     VllmServer,
-    default_threads,
     dtype,
     is_cpu_build,
 )
 from node.engines.vllm_text import ModelText
 from node.engines.vllm_work import Harvest, VllmWork, check, prompt_seeds
 from node.engines.weight_changes import changed_tensors, check_alike, tensors_of
+from node.machine import core_count, free_memory_bytes, threads_of
 from node.training.adapter_files import card_of, is_adapter
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion
@@ -60,6 +61,7 @@ NOT_INSTALLED: Final = (
 START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
 LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
 
@@ -105,14 +107,15 @@ class VllmEngine:
         nobody checks. `adapter`: `directory` is its base, and loads are of adapters. `tell` gets a
         sentence for each server that ended by itself or had to be ended."""
         self._text = ModelText(directory)
-        self.maker = Maker("vllm", self._text.quantised or dtype())
+        kind = settings.quantization
+        self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
         self._settings = settings
         self._log = log
         self._mode = update_mode
         self._reference = reference
         self._tell = tell
         self._rows = probe.probe_rows(self._text.vocabulary, settings.context_tokens)
-        self._tolerance = probe.FP32 if is_cpu_build() else probe.BF16
+        self._tolerance = probe.tolerance_of(self.maker.precision)
         self._lifecycle = trio.Lock()  # starts and loads, one at a time
         self._gate = Gate()  # for requests
         self._holders: set[str] = set()  # who keeps the gate shut
@@ -156,6 +159,15 @@ class VllmEngine:
     def directory(self) -> Path:
         """Of the weights that serve."""
         return self._directory
+
+    @property
+    def sizes(self) -> str:
+        """What of the machine it takes, in words."""
+        settings = self._settings
+        if not is_cpu_build():
+            return f"vLLM takes {settings.gpu_memory_share:.0%} of the GPU's memory"
+        threads = f"{settings.threads} thread{'s' * (settings.threads > 1)}"
+        return f"vLLM takes {threads}, and {settings.cache_bytes / 2**20:,.0f} MiB for its cache"
 
     @property
     def pid(self) -> int | None:
@@ -522,11 +534,7 @@ class VllmEngine:
         for failures in range(RESTARTS_MAX + 1):
             await self.close()
             try:
-                base = self._base if is_adapter(self._directory) else self._directory
-                self._server = await VllmServer.start(base, self._settings, self._log)
-                self._model = MODEL_NAME
-                if base != self._directory:
-                    await self._put_adapter(self._directory)
+                await self._open_server()
             except ServerRefused:
                 raise
             except ChildFailed:
@@ -535,6 +543,15 @@ class VllmEngine:
                 await trio.sleep(RESTART_DELAY_S * 2**failures)
             else:
                 return
+
+    async def _open_server(self) -> None:
+        base = self._base if is_adapter(self._directory) else self._directory
+        self._server = await VllmServer.start(base, self._settings, self._log)
+        self._model = MODEL_NAME
+        if begins_empty(self._settings.quantization):
+            await self._reload(base, None, lent=False)
+        if base != self._directory:
+            await self._put_adapter(self._directory)
 
     def _running(self) -> VllmServer:
         """
@@ -591,32 +608,37 @@ async def make_vllm(
     adapter: Path | None = None,
     gpu_memory_share: float = GPU_MEMORY_SHARE,
     sleeps: bool = False,
+    quantization: Quantisation = "none",
     tell: Tell | None = None,
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed. With an adapter it serves
     this one, and then others of its shape, by vLLM's own LoRA.
 
-    `threads` 0 takes one less than the cores. The context is at most the model's own. For
-    `update_mode`, `reference` and `tell` see `VllmEngine`.
+    `threads` 0 takes one less than the cores; how much memory see `ModelText.cache_bytes`. The
+    context is at most the model's own. For `update_mode`, `reference` and `tell` see `VllmEngine`.
 
     Raises:
-        ConfigError: vLLM is not installed, or the directory holds no model.
+        ConfigError: vLLM is not installed, or the directory holds no model, or one that it cannot
+            quantise so.
         ChildFailed: its weights are damaged.
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
     text = await trio.to_thread.run_sync(ModelText, model_directory)
+    text.check_quantisation(quantization, cpu=is_cpu_build())
     await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
     context = min(context_tokens, text.context_tokens or context_tokens)
+    number_bytes = NUMBER_BYTES[dtype(quantization)]
     settings = ServerSettings(
-        threads=threads or default_threads(),
+        threads=threads or threads_of(core_count(), 1),
         context_tokens=context,
-        cache_bytes=text.cache_bytes(context),
+        cache_bytes=text.cache_bytes(context, free_memory_bytes(), number_bytes),
         start_timeout_s=start_timeout_s,
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
         gpu_memory_share=gpu_memory_share,
         sleeps=sleeps,
         adapter=None if adapter is None else card_of(adapter).shape,
+        quantization=quantization,
     )
     return VllmEngine(
         model_directory,

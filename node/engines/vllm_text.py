@@ -9,10 +9,13 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 from node.engines.base import Sampling
+from node.engines.quantisation import Quantisation
 from node.engines.unfinished import Ask, Piece
 from node.engines.vllm_server import (
     CACHE_BLOCK_TOKENS,
     CPU_CACHE_BYTES_MAX,
+    CPU_CACHE_BYTES_MIN,
+    CPU_CACHE_SHARE,
     MODEL_NAME,
     SEQUENCES_MAX,
 )
@@ -20,6 +23,7 @@ from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
 
 _MODELOPT: Final = "hf_quant_config.json"  # some checkpoints say it there alone
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _REASONS: Final = {
     "stop": FinishReason.STOP,
     "length": FinishReason.LENGTH,
@@ -52,19 +56,36 @@ class ModelText:
         self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
         self.chat = "chat_template" in tokens or (directory / "chat_template.jinja").exists()
 
-    def cache_bytes(self, context_tokens: int) -> int:
-        """Room for the keys and values of as many full sequences as are sampled at a time, in
-        fp32; at most `CPU_CACHE_BYTES_MAX` unless a single one needs more."""
+    def cache_bytes(self, context_tokens: int, free_bytes: int, number_bytes: int) -> int:
+        """Room for the keys and values, in numbers of so many bytes, of as many full sequences as
+        are sampled at a time; but at most `CPU_CACHE_SHARE` of the free memory, within
+        `CPU_CACHE_BYTES_MIN` and `CPU_CACHE_BYTES_MAX`, and always room for two."""
+        most = min(max(CPU_CACHE_BYTES_MIN, int(CPU_CACHE_SHARE * free_bytes)), CPU_CACHE_BYTES_MAX)
         config = self._config
         heads = config.get("num_attention_heads")
         keys = ("num_hidden_layers", "hidden_size")
         if heads is None or any(config.get(key) is None for key in keys):
-            return CPU_CACHE_BYTES_MAX
+            return most
         head_size = config.get("head_dim") or config["hidden_size"] // heads
         width = (config.get("num_key_value_heads") or heads) * head_size
-        token: int = 2 * 4 * config["num_hidden_layers"] * width
+        token: int = 2 * number_bytes * config["num_hidden_layers"] * width
         one = token * (context_tokens + CACHE_BLOCK_TOKENS)
-        return max(2 * one, min(SEQUENCES_MAX * one, CPU_CACHE_BYTES_MAX))
+        return max(2 * one, min(SEQUENCES_MAX * one, most))
+
+    def check_quantisation(self, kind: Quantisation, *, cpu: bool) -> None:
+        """
+        Raises:
+            ConfigError: vLLM, on `cpu` or else on a GPU, cannot quantise this model so.
+        """
+        problem = ""
+        if kind != "none" and self.quantised:
+            problem = f"the model's weights are quantised already ({self.quantised})"
+        elif kind == "int8" or (kind == "fp8" and cpu):
+            experts = max(self._config.get(key) or 0 for key in _EXPERTS)
+            if experts > 1:
+                problem = "the model is a mixture of experts, which are not quantised so here"
+        if problem:
+            raise ConfigError(f"--engine-quantization {kind}: {problem}; use none")
 
     def _token_id(self, token: Any) -> int | None:
         text = token.get("content") if isinstance(token, dict) else token

@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from node.engines.quantisation import in_int8
+
 _WARNS_OF_LAYERS_LEFT_ALONE = "vllm.model_executor.model_loader.reload"
+_INT8_SCHEME = "CompressedTensorsW8A8Int8"
 
 
 class ReloadExtension:
@@ -27,17 +30,19 @@ class ReloadExtension:
         On CPUs a layer may multiply with a packed copy of its weight, and vLLM leaves two kinds of
         copies as they were. A head that is tied to the embedding is loaded through the embedding:
         pack every copy again whose weight is still there. And experts are packed with their first
-        weights alone: have it take each load for the first.
+        weights alone: have it take each load for the first. Of layers in int8 see `_int8_layers`.
         """
-        layers = list(self.model_runner.get_model().modules())
+        model = self.model_runner.get_model()
+        layers = list(model.modules())
         if self.device.type == "cpu":
             for layer in layers:
                 _pack_experts_at_each_load(getattr(layer, "quant_method", None))
         wanted = None if names is None else frozenset(names)
         answer: dict[str, str] = {}
         if wanted is None or wanted:
-            with _quiet(), _source(Path(directory), wanted, lent, self.device, answer) as tensors:
-                self.reload_weights(weights_iterator=tensors)
+            source = _source(Path(directory), wanted, lent, self.device, answer)
+            with _quiet(), source as tensors, _int8_layers(model) as quantised:
+                self.reload_weights(weights_iterator=in_int8(tensors, quantised))
         for layer in layers:
             weight = getattr(layer, "weight", None)
             if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
@@ -83,6 +88,43 @@ def _source(
         yield (each for each in borrowed.items() if wanted is None or each[0] in wanted)
     finally:
         lending.let_go(borrowed, device)
+
+
+@contextmanager
+def _int8_layers(model: Any) -> Iterator[frozenset[str]]:
+    """The last parts of the names, in files, of layers whose weights are int8, to load them within
+    the block.
+
+    On CPUs such a layer's weight is in its kernel alone. vLLM's reload leaves the layer without the
+    empty place that the kernel looks at; and it copies new scales to where the old ones were, and
+    frees those that the kernel, which has no hold on them, was made with.
+    """
+    found = [
+        (name.rpartition(".")[2], layer)
+        for name, layer in model.named_modules()
+        if type(getattr(layer, "scheme", None)).__name__ == _INT8_SCHEME
+    ]
+    for _, layer in found:
+        _hold_scales(layer.scheme.kernel)
+    packed = getattr(model, "packed_modules_mapping", {})
+    yield frozenset(part for name, _ in found for part in packed.get(name, [name]))
+    for _, layer in found:
+        if not hasattr(layer, "weight"):
+            layer.register_parameter("weight", None)
+
+
+def _hold_scales(kernel: Any) -> None:
+    """Have a kernel keep what it points to."""
+    if hasattr(kernel, "holds_scales"):
+        return
+    make = kernel.process_weights_after_loading
+
+    def make_and_hold(layer: Any) -> None:
+        make(layer)
+        kernel.held_scales = layer.weight_scale
+
+    kernel.process_weights_after_loading = make_and_hold
+    kernel.holds_scales = True
 
 
 def _tensors(directory: Path, wanted: frozenset[str] | None) -> Iterator[tuple[str, Any]]:

@@ -7,12 +7,12 @@ which is linear in its padded tokens.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from node.machine import free_memory_bytes
 from node.training.adapter_files import AdapterShape
 from node.training.policy import load_error_line, pick_device, refuse_quantised
 from node.training.ranks import Ranks
@@ -151,11 +151,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that training may take: of the GPU, or of the machine within our control group."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    free = int(psutil.virtual_memory().available)
-    limit, used = _control_group("memory.max"), _control_group("memory.current")
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
-    return free
+    return free_memory_bytes()
 
 
 def total_bytes(device: torch.device) -> int:
@@ -168,14 +164,6 @@ def total_bytes(device: torch.device) -> int:
 def resident_bytes() -> int:
     """Resident memory of this process."""
     return int(psutil.Process().memory_info().rss)
-
-
-def _control_group(name: str) -> int | None:
-    try:
-        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _mib(count: int) -> str:

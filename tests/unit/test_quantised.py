@@ -6,12 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from node.app import ENGINE_NOTE, App
+from node.config import load_config
 from node.engines.base import Maker
-from node.engines.vllm_text import quantisation_of
+from node.engines.probe import BF16, FP32, QUANTISED, tolerance_of
+from node.engines.quantisation import in_int8
+from node.engines.vllm_text import ModelText, quantisation_of
 from node.monitor.records import Trouble
 from swarm.errors import ConfigError
+from tests.integration.vllm_models import model_directory
 from tests.support import run
 
 
@@ -62,3 +67,75 @@ def test_the_log_is_told_once_and_status_as_long_as_it_is_so() -> None:
         assert not node.notes
 
     run(body)
+
+
+def test_a_layers_weights_become_whole_numbers_and_a_scale_for_each_output() -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(6, 40, generator=generator, dtype=torch.bfloat16)
+    exact[2] = 0
+    tensors = {
+        "model.layers.0.q_proj.weight": exact,
+        "model.layers.0.q_proj.bias": exact[:, 0],
+        "model.layers.0.q_norm.weight": exact[0],
+        "model.layers.1.q_proj.weight": torch.ones(2, 2, dtype=torch.int8),
+    }
+    made = dict(in_int8(iter(tensors.items()), {"q_proj"}))
+    whole, scale = (
+        made.pop("model.layers.0.q_proj.weight"),
+        made.pop("model.layers.0.q_proj.weight_scale"),
+    )
+    assert (whole.dtype, scale.dtype, scale.shape) == (torch.int8, torch.float32, (6, 1))
+    assert int(whole.abs().max()) == 127
+    assert torch.all((whole * scale - exact.float()).abs() <= scale / 2 * 1.001)
+    assert all(made[name] is tensors[name] for name in made)
+    assert len(made) == 3
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("float32", FP32),
+        ("bfloat16", BF16),
+        ("awq", BF16),
+        ("fp8", QUANTISED["fp8"]),
+        ("int8", QUANTISED["int8"]),
+    ],
+)
+def test_rounding_is_as_coarse_as_the_engine(precision: str, expected: object) -> None:
+    assert tolerance_of(precision) == expected
+
+
+def test_what_vllm_cannot_quantise_is_refused_in_one_line(tmp_path: Path) -> None:
+    dense = ModelText(model_directory(tmp_path / "dense", 1))
+    experts = ModelText(model_directory(tmp_path / "experts", 1, moe=True))
+    for kind in ("none", "fp8", "int8"):
+        dense.check_quantisation(kind, cpu=True)
+    experts.check_quantisation("none", cpu=True)
+    experts.check_quantisation("fp8", cpu=False)
+    for kind, cpu in (("fp8", True), ("int8", True), ("int8", False)):
+        with pytest.raises(ConfigError, match=f"--engine-quantization {kind}: .*experts.*; use"):
+            experts.check_quantisation(kind, cpu=cpu)
+    dense.quantised = "awq"
+    dense.check_quantisation("none", cpu=True)
+    with pytest.raises(ConfigError, match=r"quantised already \(awq\)"):
+        dense.check_quantisation("int8", cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"engine_quantization": "int8"}, "--engine-quantization int8: needs the engine vllm"),
+        ({"engine_quantization": "int5"}, "--engine-quantization"),
+    ],
+)
+def test_a_setting_that_nothing_would_heed_is_refused(flags: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags, {})
+    assert said in str(caught.value)
+
+
+def test_adapters_of_vllms_own_kind_go_on_exact_weights_alone() -> None:
+    flags = {"engine": "vllm", "engine_quantization": "int8", "lora_rank": "4"}
+    assert load_config(flags, {}).engine_quantization == "int8"
+    with pytest.raises(ConfigError, match="not quantised"):
+        load_config(flags, {"SWARM_NODE_ENGINE_LORA": "native"})

@@ -1,0 +1,73 @@
+"""How vLLM samples with weights that are quantised as they go in, while the policy is not.
+
+`fp8` is vLLM's own: it quantises each layer as it is loaded, with a scale for each output and, of
+what is multiplied, for each token. Of dense layers in `int8` it only knows checkpoints. So it is
+told that the model is such a one (compressed-tensors), begins with no weights of it, and the worker
+quantises what it reads, for the first load and all others.
+
+Imports neither torch nor vLLM: tensors are whoever calls'.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final, Literal
+
+Quantisation = Literal["none", "fp8", "int8"]
+INT8_MAX: Final = 127
+_FP8: Final = "fp8_per_channel"  # of vLLM's kinds the one that runs on CPUs as well
+_INT8: Final = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "quantization_status": "compressed",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "channel",
+                "dynamic": False,
+            },
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def server_flags(kind: Quantisation) -> dict[str, Any]:
+    """What vLLM's server is told, by flag. Values that are no texts are JSON."""
+    if kind == "fp8":
+        return {"quantization": _FP8}
+    if kind == "int8":
+        return {"hf-overrides": {"quantization_config": _INT8}, "load-format": "dummy"}
+    return {}
+
+
+def begins_empty(kind: Quantisation) -> bool:
+    """Whether a server that has started has no weights yet."""
+    return kind == "int8"
+
+
+def in_int8(
+    tensors: Iterator[tuple[str, Any]], layers: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    """A model's tensors (name, torch tensor) with those of some layers, named by the last part of
+    their names, as int8 and a scale for each output. What is in int8 already is left as it is."""
+    for name, tensor in tensors:
+        layer, _, kind = name.rpartition(".")
+        wanted = kind == "weight" and layer.rpartition(".")[2] in layers
+        if not wanted or not tensor.is_floating_point():
+            yield name, tensor
+            continue
+        exact = tensor.float()
+        scale = exact.abs().amax(dim=1, keepdim=True).div(INT8_MAX)
+        scale[scale == 0] = 1.0  # of outputs that are zero
+        yield name, exact.div(scale).round().char()
+        yield f"{name}_scale", scale
