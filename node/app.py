@@ -32,7 +32,7 @@ from node.checkpoints import Checkpoint, Checkpoints
 from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.doctor import examine
 from node.engines.base import Maker, RolloutEngine
-from node.engines.hosts import PARAMETER_BYTES, base_directory
+from node.engines.hosts import PARAMETER_BYTES, base_directory, first_answer_counts
 from node.engines.policy_files import policy_files
 from node.engines.vllm_engine import open_vllm
 from node.engines.vllm_server import GPU_MEMORY_SHARE, ServerFailed, gpu_share, is_cpu_build
@@ -245,6 +245,7 @@ class App:
         self._extras: Callable[[], Extras] = Extras  # what this kind of node reports besides
         self._starting: set[str] = set()  # by name, for bars
         self._threads_said = (0, 0)  # cores and nodes that share them
+        self._has_served = False  # a vLLM of this process
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
         self._broker = broker_of(config, os.environ.get(PASSWORD_VARIABLE))
 
@@ -591,7 +592,7 @@ class App:
             self._under_way("starting vLLM") as started,
         ):
             policy = await files.export(trainer, info.policy_version)
-            async with open_vllm(
+            opened = open_vllm(
                 policy if merged else base_directory(self._model),
                 config.data_dir,
                 adapter=None if merged else policy,
@@ -604,7 +605,11 @@ class App:
                 gpu_memory_share=share,
                 sleeps=sleeps,
                 tell=tell,
-            ) as engine:
+            )
+            async with AsyncExitStack() as stack:
+                with first_answer_counts(has_served=self._has_served):
+                    engine = await stack.enter_async_context(opened)
+                self._has_served = True
                 started()
                 self._say(engine.sizes)
                 yield (

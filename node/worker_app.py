@@ -16,7 +16,7 @@ import trio
 
 from node.app import RESTART_DELAY_S, RESTARTS_MAX, App, trainer_spec
 from node.config import NodeConfig
-from node.engines.hosts import Host, open_torch_host, open_vllm_host
+from node.engines.hosts import Host, first_answer_counts, open_torch_host, open_vllm_host
 from node.engines.vllm_engine import NOT_INSTALLED, Tell
 from node.learner_app import rules_of
 from node.models import resolve_model
@@ -126,12 +126,13 @@ class PolicyHost:
             if self._threads is not None:
                 spec = replace(spec, threads=await self._threads())
             if config.engine == "vllm":
-                host: Host = await open_vllm_host(
-                    *(spec, config.data_dir, directory, config.engine_update),
-                    merges=config.merges_adapters,
-                    quantization=config.engine_quantization,
-                    tell=self._tell,
-                )
+                with first_answer_counts(has_served=self.serving is not None):
+                    host: Host = await open_vllm_host(
+                        *(spec, config.data_dir, directory, config.engine_update),
+                        merges=config.merges_adapters,
+                        quantization=config.engine_quantization,
+                        tell=self._tell,
+                    )
             else:
                 host = await open_torch_host(spec, config.data_dir, directory)
         finally:

@@ -6,8 +6,8 @@ the log-probs of each new version should be: there is no trainer here to ask. It
 engine and goes with it.
 """
 
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -20,7 +20,7 @@ from node.engines.probe import LogProbs, Rows
 from node.engines.quantisation import Quantisation
 from node.engines.swapping import SwappingEngine
 from node.engines.vllm_engine import Tell, UpdateMode, VllmEngine, make_vllm
-from node.engines.vllm_server import GPU_MEMORY_SHARE_ALONE
+from node.engines.vllm_server import GPU_MEMORY_SHARE_ALONE, ServerRefused
 from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
@@ -29,6 +29,24 @@ from swarm.weights.versions import version_of
 
 PARAMETER_BYTES: Final = 4  # of a model that is written
 T = TypeVar("T")
+
+
+@contextmanager
+def first_answer_counts(*, has_served: bool) -> Iterator[None]:
+    """A start of vLLM in the block is not tried again where vLLM refuses it, unless this node's has
+    served before: then it is no fault of the settings or the model, and may pass.
+
+    Raises:
+        ConfigError: it refuses; with the reason.
+    """
+    try:
+        yield
+    except ServerRefused as error:
+        if has_served:
+            raise
+        raise ConfigError(
+            f"--engine vllm: {error}; mend that, take another model or use --engine torch"
+        ) from error
 
 
 class Host(Protocol):

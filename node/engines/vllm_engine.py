@@ -477,7 +477,8 @@ class VllmEngine:
     async def _probe(self, expected: probe.LogProbs | None) -> probe.Difference | None:
         """
         Raises:
-            ChildFailed: the log-probs are not as expected.
+            ServerRefused: the log-probs are not as expected.
+            ChildFailed: the server failed.
         """
         if expected is None:
             return None
@@ -485,7 +486,7 @@ class VllmEngine:
         self._says = found
         apart = probe.difference(found, expected)
         if not probe.agrees(apart, self._tolerance):
-            raise ChildFailed(
+            raise ServerRefused(
                 f"vLLM's log-probs differ from the trainer's {apart}, where "
                 f"{self._tolerance.mean:g} and {self._tolerance.max:g} are rounding"
             )
@@ -526,6 +527,7 @@ class VllmEngine:
         if self._expected is None:
             self._expected = await self._expect(self._directory)
         await self._probe(self._expected)
+        self._running().proven = True
         self._said = self._says
         self._sound = True
 

@@ -85,7 +85,7 @@ class ServerFailed(ChildFailed):
 
 
 class ServerRefused(ServerFailed):
-    """The server said no, and would say no again: to a request, or to its start."""
+    """The server said no, and would say no again: to a request, or to being of use at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class VllmServer:
         self._scratch = scratch
         self._log = log
         self._failed = False
-        self._started = False
+        self.proven = False  # it has done what it is for; set by who saw that
         self._killed = False
         self._requests = Gate()  # shut for good where the server is closed
         self._client = httpx.AsyncClient(
@@ -309,7 +309,6 @@ class VllmServer:
         with trio.move_on_after(timeout_s):
             while self.usable:
                 if await self.healthy():
-                    self._started = True
                     return
                 await trio.sleep(_HEALTH_INTERVAL_S)
             raise await self._failure("ended while starting")
@@ -324,10 +323,10 @@ class VllmServer:
         return response.status_code == httpx.codes.OK
 
     async def _failure(self, what: str) -> ChildFailed:
-        started, self._failed = self._started, True
+        self._failed = True
         lines = await trio.to_thread.run_sync(_lines, self._log)
         cause, its_own = _cause(lines)
-        kind = ServerRefused if its_own and not started else ServerFailed
+        kind = ServerRefused if its_own and not self.proven else ServerFailed
         error = kind(f"the vLLM server {what}{cause} (log: {self._log})")
         error.add_note("\n".join(lines[-_NOTE_LINES:]))
         return error

@@ -22,7 +22,7 @@ from swarm import codec
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import adapter_directory, model_directory
 from tests.support import run
 from tests.unit.training_support import gpt2_directory, open_policy, qwen_directory
 from tests.wire_samples import ALICE, sample_group
@@ -65,17 +65,24 @@ async def torch_process(directory: Path) -> AsyncIterator[RolloutEngine]:
 
 
 class Vllm:
-    """The vLLM engine that the tests of this module share, opened by the first of them."""
+    """The vLLM engine that the tests of this module share, opened by the first of them. `adapted`:
+    it serves adapters, by vLLM's own LoRA."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, adapted: bool = False) -> None:
         self.stack = ExitStack()
+        self._adapted = adapted
         self.directory: Path | None = None  # the module's
         self._shared: SharedVllm | None = None
 
     def run(self, body: Callable[[], Any]) -> None:
         if self._shared is None:
             assert self.directory is not None
-            self._shared = self.stack.enter_context(shared_vllm(self.directory))
+            base = model_directory(self.directory / "base", 1)
+            options: dict[str, Any] = {}
+            if self._adapted:
+                options["adapter"] = adapter_directory(base, self.directory / "first", 1)
+            opened = shared_vllm(self.directory, base, **options)
+            self._shared = self.stack.enter_context(opened)
         self._shared.run(body)
 
     @asynccontextmanager
@@ -84,13 +91,14 @@ class Vllm:
         yield await self._shared.reset()
 
 
-VLLM = Vllm()
+VLLM, VLLM_ADAPTED = Vllm(), Vllm(adapted=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def vllm_closed(tmp_path_factory):
-    VLLM.directory = tmp_path_factory.mktemp("vllm")
-    with VLLM.stack:
+    for each in (VLLM, VLLM_ADAPTED):
+        each.directory = tmp_path_factory.mktemp("vllm")
+    with VLLM.stack, VLLM_ADAPTED.stack:
         yield
 
 
@@ -104,6 +112,11 @@ def other_gpt2(directory: Path) -> Path:
 
 def other_for_vllm(directory: Path) -> Path:
     return model_directory(directory / "other", 2)
+
+
+def other_adapter_for_vllm(directory: Path) -> Path:
+    base = model_directory(directory / "base", 1)
+    return adapter_directory(base, directory / "other", 2)
 
 
 def other_skill(directory: Path) -> Path:
@@ -123,13 +136,15 @@ def other_adapter(directory: Path) -> Path:
     return directory / "version"
 
 
+FOR_VLLM = (pytest.mark.vllm, pytest.mark.integration)
 CASES = {
     "torch-adapter": Case(torch_lean, other_adapter),
     "scripted": Case(scripted, other_skill),
     "torch": Case(torch_lean, other_qwen),
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
     "torch-process": Case(torch_process, other_qwen, (pytest.mark.integration,)),
-    "vllm": Case(VLLM.open, other_for_vllm, (pytest.mark.vllm, pytest.mark.integration), VLLM.run),
+    "vllm": Case(VLLM.open, other_for_vllm, FOR_VLLM, VLLM.run),
+    "vllm-adapter": Case(VLLM_ADAPTED.open, other_adapter_for_vllm, FOR_VLLM, VLLM_ADAPTED.run),
 }
 
 

@@ -13,7 +13,8 @@ import torch
 from node.engines.vllm_worker import ReloadExtension
 
 FORGET, CORRUPT, DIE, FAIL = "forget", "corrupt", "die", "fail"
-FORGET_EXPERTS = "forget-experts"
+FORGET_EXPERTS, HANG, HANGS = "forget-experts", "hang", "hangs"
+HOLD, WAITS = "hold", "waits"  # see `holding_worker`, which is imported by vLLM's process alone
 
 
 @contextmanager
@@ -37,13 +38,17 @@ class FailingExtension(ReloadExtension):
     def reload_directory(
         self: Any, directory: str, names: Sequence[str] | None = None, lent: bool = False
     ) -> dict[str, str]:
-        known = (FORGET, FORGET_EXPERTS, CORRUPT, DIE, FAIL)
+        known = (FORGET, FORGET_EXPERTS, CORRUPT, DIE, FAIL, HANG)
         fault = {each for each in known if (Path(directory) / each).exists()}
         if FAIL in fault:
             raise RuntimeError("no memory for it")
-        if DIE in fault:
+        if fault & {DIE, HANG}:
             some = (names or [])[:3]
             super().reload_directory(directory, some, lent)
+        if HANG in fault:
+            (Path(directory) / HANGS).touch()
+            signal.pause()
+        if DIE in fault:
             os.kill(os.getpid(), signal.SIGKILL)
         head = self.model_runner.get_model().lm_head
         packed = head.cpu_linear

@@ -14,11 +14,14 @@ import pytest
 import torch
 import trio
 
+from node.engines import vllm_server
 from node.engines.base import Sampling
 from node.engines.probe import LogProbs, Rows
 from node.engines.vllm_engine import VllmEngine, open_vllm
+from node.engines.vllm_server import VllmServer
 from node.training.policy import load_policy
 from swarm.rollouts import Completion, version_spans
+from tests.integration.failing_worker import HOLD, WAITS
 from tests.integration.vllm_models import model_directory
 from tests.unit.training_support import reference_logprobs
 
@@ -83,6 +86,45 @@ def check_spans(
     return seen
 
 
+def use_holding_worker(patch: pytest.MonkeyPatch) -> None:
+    """Servers started from now on hold what they sample, once they were told to (`hold`), until it
+    is interrupted."""
+    post = VllmServer.post
+
+    async def post_and_let_go(
+        self: VllmServer, route: str, body: dict[str, Any] | None = None
+    ) -> bytes:
+        answer = await post(self, route, body)
+        if route == "/abort_requests":
+            (self._scratch / HOLD).unlink(missing_ok=True)
+        return answer
+
+    worker = "tests.integration.holding_worker.HoldingExtension"
+    patch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+    patch.setattr(VllmServer, "post", post_and_let_go)
+
+
+def hold(engine: VllmEngine) -> None:
+    """What its server samples from now on gets a few tokens and no more, until it is interrupted or
+    `let_go` is called. Needs `use_holding_worker`."""
+    assert engine._server is not None
+    (engine._server._scratch / HOLD).touch()
+
+
+def let_go(engine: VllmEngine) -> None:
+    """End a `hold`."""
+    assert engine._server is not None
+    (engine._server._scratch / HOLD).unlink(missing_ok=True)
+
+
+async def held(engine: VllmEngine) -> None:
+    """Until its server is in the middle of completions, and stays there."""
+    assert engine._server is not None
+    waits = engine._server._scratch / WAITS
+    while not waits.exists():  # noqa: ASYNC110  of a process
+        await trio.sleep(0.01)
+
+
 class SharedVllm:
     """An engine and its loop."""
 
@@ -109,7 +151,8 @@ class SharedVllm:
 
 @contextmanager
 def shared_vllm(directory: Path, model: Path | None = None, **options: Any) -> Iterator[SharedVllm]:
-    """An engine on a model, by default on one that stops at many tokens."""
+    """An engine on a model, by default on one that stops at many tokens; with the option `adapter`,
+    on that adapter for it."""
     first = model or model_directory(directory / "first", 1)
     opened: list[SharedVllm] = []
     failures: list[BaseException] = []
@@ -117,7 +160,8 @@ def shared_vllm(directory: Path, model: Path | None = None, **options: Any) -> I
 
     async def serve() -> None:
         async with open_vllm(first, directory / "data", threads=1, **options) as engine:
-            opened.append(SharedVllm(engine, trio.lowlevel.current_trio_token(), first))
+            token = trio.lowlevel.current_trio_token()
+            opened.append(SharedVllm(engine, token, engine.directory))
             ready.set()
             await over.wait()
 

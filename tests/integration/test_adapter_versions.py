@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import trio
 
 from node.config import NodeConfig, RunConfig
@@ -18,8 +17,7 @@ from node.engines.hosts import ReferencePolicy, VllmHost
 from node.engines.vllm_engine import VllmEngine
 from node.engines.vllm_server import VllmServer
 from node.monitor.records import StepDone, VersionCame, WorkDone
-from node.training import adapters, checkpoint
-from node.training.adapter_files import BASE_FILE, WEIGHTS_FILE, AdapterShape
+from node.training.adapter_files import BASE_FILE, WEIGHTS_FILE
 from node.training.policy import Policy
 from node.training.worker import load_version
 from node.worker_app import PolicyHost
@@ -28,7 +26,8 @@ from swarm.messages import CHUNKS_PROTOCOL
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
 from tests.integration.nodes import MakeFed, MakeNode
-from tests.integration.vllm_models import model_directory
+from tests.integration.shared_vllm import held, hold, use_holding_worker
+from tests.integration.vllm_models import adapter_directory, model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
 
@@ -44,19 +43,6 @@ WAYS = [
     pytest.param({"engine": "vllm", "engine_lora": way}, marks=pytest.mark.vllm, id=f"vllm-{way}")
     for way in ("merged", "native")
 ]
-
-
-def adapter(model: Path, directory: Path, seed: int) -> Path:
-    """A version that makes much of a difference to the model."""
-    policy = open_policy(model)
-    adapters.attach(policy, AdapterShape(4, 8.0, ()), 0)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for factor in adapters.factors(policy).values():
-            factor.normal_(0.0, 0.15, generator=generator)
-    directory.mkdir(parents=True)
-    checkpoint.export(directory, policy)
-    return directory
 
 
 def policy_of(model: Path, version: Path) -> Policy:
@@ -83,30 +69,49 @@ async def sampled(host: PolicyHost, sampling: Sampling = SHORT, count: int = 2) 
     return list(group)
 
 
+async def swap(host: PolicyHost, version: Path) -> None:
+    await host.pause()
+    try:
+        await host.load(version)
+    finally:
+        await host.resume()
+
+
+async def sampled_through(host: PolicyHost, version: Path, wait_s: float) -> list[Completion]:
+    """What is sampled until a version has been swapped in, and the group in which that is over."""
+    made: list[Completion] = []
+    over = trio.Event()
+
+    async def generate() -> None:
+        while not over.is_set():
+            made.extend(await sampled(host, LONG, 8))
+
+    vllm = host._host.engine if isinstance(host._host, VllmHost) else None
+    if vllm is not None:
+        hold(vllm)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        if vllm is not None:
+            await held(vllm)
+        await trio.sleep(wait_s)
+        await swap(host, version)
+        over.set()
+    return made
+
+
 @pytest.mark.parametrize("engine", [pytest.param({"engine": "torch"}, id="torch"), *WAYS])
 def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
-    engine: dict[str, str], tmp_path: Path
+    engine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_holding_worker(monkeypatch)
     model = model_directory(tmp_path / "base", 1, stops=False, context_tokens=512)
-    versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2, 3)]
+    versions = [adapter_directory(model, tmp_path / f"v0000000{n}", n) for n in (1, 2, 3)]
     damaged = shutil.copytree(versions[2], tmp_path / "damaged" / "v00000003")
     whole = (damaged / WEIGHTS_FILE).read_bytes()
     (damaged / WEIGHTS_FILE).write_bytes(whole[: len(whole) // 2])
     stranger = shutil.copytree(versions[2], tmp_path / "stranger" / "v00000003")
     (stranger / BASE_FILE).write_text(json.dumps({"format": 1, "base": "0" * 64}))
     policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
-    made: list[Completion] = []
-
-    async def generate(host: PolicyHost, swapped: trio.Event) -> None:
-        while not swapped.is_set():
-            made.extend(await sampled(host, LONG, 8))
-
-    async def swap(host: PolicyHost, version: Path) -> None:
-        await host.pause()
-        try:
-            await host.load(version)
-        finally:
-            await host.resume()
 
     async def body() -> None:
         config = NodeConfig.model_validate(
@@ -116,14 +121,10 @@ def test_a_worker_takes_adapters_in_the_middle_and_refuses_what_does_not_fit(
         try:
             await swap(host, versions[0])
             for attempt in range(SWAPS_MAX):  # how long a generation takes is the machine's affair
-                swapped = trio.Event()
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(generate, host, swapped)
-                    await trio.sleep(0.05 * attempt)
-                    await swap(host, versions[1])
-                    swapped.set()
+                made = await sampled_through(host, versions[1], 0.05 * attempt)
                 if any(len(version_spans(each)) == 2 for each in made):
                     break
+                assert engine["engine"] == "torch"  # what vLLM samples is held
                 await swap(host, versions[0])
             else:
                 pytest.fail("no swap was in the middle of a completion")
@@ -153,9 +154,9 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
         "tests.integration.failing_worker.FailingExtension",
     )
     model = model_directory(tmp_path / "base", 1, context_tokens=512)
-    versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
+    versions = [adapter_directory(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
     policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
-    wrong = adapter(model, tmp_path / "wrong", 7)
+    wrong = adapter_directory(model, tmp_path / "wrong", 7)
     merge: Callable[..., Any] = ReferencePolicy._merge
     put: Callable[..., Any] = VllmEngine._put_adapter
     spoils = [False]
@@ -203,7 +204,7 @@ def test_an_adapter_that_vllm_refuses_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_directory(tmp_path / "base", 1, context_tokens=512)
-    versions = [adapter(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
+    versions = [adapter_directory(model, tmp_path / f"v0000000{n}", n) for n in (1, 2)]
     policies = {n: policy_of(model, path) for n, path in enumerate(versions, start=1)}
     order: Callable[..., Any] = VllmServer.order
     refused: list[str] = []

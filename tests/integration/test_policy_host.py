@@ -14,10 +14,10 @@ from node.engines.base import Sampling
 from node.engines.hosts import TorchHost, VllmHost
 from node.engines.vllm_engine import VllmEngine
 from node.worker_app import PolicyHost
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
-from tests.integration.shared_vllm import under_way
+from tests.integration.shared_vllm import held, hold, use_holding_worker
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
@@ -99,6 +99,19 @@ def test_a_version_that_comes_in_a_restart_leaves_one_engine(versions, tmp_path)
     run(body)
 
 
+@pytest.mark.vllm
+def test_a_first_version_that_vllm_cannot_run_is_told_with_what_to_do(versions, tmp_path):
+    async def body():
+        host = PolicyHost(NodeConfig(run=RUN, data_dir=tmp_path, threads=1, engine="vllm"))
+        with pytest.raises(ConfigError, match=r"--engine vllm: .*Error: .*--engine torch") as told:
+            await host.load(versions[0])  # its heads are too small
+        assert "\n" not in str(told.value)
+        assert host.serving is None
+        assert children() == []
+
+    run(body, timeout_s=VLLM_TIMEOUT_S)
+
+
 def gpu_flags(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a build of vLLM for GPUs would be started."""
     with monkeypatch.context() as patch:
@@ -106,22 +119,34 @@ def gpu_flags(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> str:
         return " ".join(vllm_server._command(engine.directory, engine._settings, Path("x")))
 
 
+async def sampled_through(host: PolicyHost, version: Path) -> list[Completion]:
+    """Long completions, in the middle of which vLLM is given a version."""
+    made: list[Completion] = []
+
+    async def generate() -> None:
+        assert host.serving is not None
+        [group] = await host.serving.engine.generate(["1+1="], 8, LONG, 3)
+        made.extend(group)
+
+    assert isinstance(host._host, VllmHost)
+    hold(host._host.engine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(generate)
+        await held(host._host.engine)
+        await host.pause()
+        await host.load(version)
+        await host.resume()
+    return made
+
+
 @pytest.mark.vllm
 def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "node.engines.vllm_server.WORKER_EXTENSION",
-        "tests.integration.failing_worker.FailingExtension",
-    )
+    use_holding_worker(monkeypatch)
     first, second, third = (
         model_directory(tmp_path / f"v0000000{n}", n, stops=False, context_tokens=512)
         for n in (1, 2, 3)
     )
     made: list[Completion] = []
-
-    async def generate(host: PolicyHost) -> None:
-        assert host.serving is not None
-        [group] = await host.serving.engine.generate(["1+1="], 8, LONG, 3)
-        made.extend(group)
 
     async def body():
         config = NodeConfig(run=RUN, data_dir=tmp_path / "data", threads=1, engine="vllm")
@@ -132,13 +157,7 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
             assert host.serving.tokenizer == open_policy(first).fingerprint
             assert host.paused_s == 0.0  # nothing was sampled before
             assert len(children()) == 2  # the server's keeper, and who says what is right
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(generate, host)
-                assert isinstance(host._host, VllmHost)
-                await under_way(host._host.engine)
-                await host.pause()
-                await host.load(second)
-                await host.resume()
+            made.extend(await sampled_through(host, second))
             assert host.paused_s is not None
             assert host.paused_s > 0
             assert "--gpu-memory-utilization 0.9" in gpu_flags(host._host.engine, monkeypatch)
@@ -160,7 +179,9 @@ def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_
     run(body, timeout_s=VLLM_TIMEOUT_S)
     policies = {1: open_policy(first), 2: open_policy(second)}
     assert len(made) == 8
-    assert {version_spans(c)[-1][0] for c in made} <= {1, 2}
+    runs = [tuple(version for version, _ in version_spans(c)) for c in made]
+    assert (1, 2) in runs
+    assert set(runs) <= {(1, 2), (2,)}
     for completion in made:
         begin = 0
         for version, count in version_spans(completion):

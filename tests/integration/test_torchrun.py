@@ -21,7 +21,7 @@ from tests.integration.nodes import ENVIRON, LOOPBACK, RUN_TEXT, all_gone, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-STEPS = 4
+STEPS = 24  # more than are made until the first is seen and a process is killed
 LEARNER_TEXT = """
 [learner]
 peer = "{peer}"

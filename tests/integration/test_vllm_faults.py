@@ -3,7 +3,6 @@
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from node.engines.base import Sampling
 from node.engines.flow import LIMIT_FIRST
 from node.engines.vllm_engine import VllmEngine, make_vllm, open_vllm
 from swarm.errors import ChildFailed, ConfigError
-from tests.integration.shared_vllm import under_way
+from tests.integration.shared_vllm import held, hold, use_holding_worker
 from tests.integration.vllm_models import model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
@@ -52,9 +51,11 @@ async def wait_until(is_so: Callable[[], bool]) -> None:
         await trio.sleep(0.01)
 
 
-def test_a_server_killed_at_any_time_comes_back(model: Path, tmp_path: Path) -> None:
+def test_a_server_killed_at_any_time_comes_back(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it starts, and while it samples: all is sampled, as if nothing had happened."""
-
+    use_holding_worker(monkeypatch)
     told: list[str] = []
 
     async def tell(text: str) -> None:
@@ -88,15 +89,11 @@ def test_a_server_killed_at_any_time_comes_back(model: Path, tmp_path: Path) -> 
                 async def generate(made: list[object] = made) -> None:
                     made += await engine.generate(PROMPTS, 2, LONG, 7)
 
+                hold(engine)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(generate)
-                    await under_way(engine)
-                    assert engine.pid is not None
-                    os.killpg(engine.pid, signal.SIGSTOP)  # so that it is not done before
-                    assert engine.flow.in_flight > 0
+                    await held(engine)
                     kill(engine)
-                    with suppress(ProcessLookupError):  # all of it was killed
-                        os.killpg(engine.pid, signal.SIGCONT)
                 assert engine.restarts == len(told) == number
                 assert f"started again ({number} so far)" in told[-1]
                 assert [[c.token_ids for c in group] for group in made] == [

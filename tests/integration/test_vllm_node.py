@@ -2,11 +2,14 @@
 That of a rollout worker comes from a learner."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
 
+from node.cli import EXIT_USAGE
 from node.engines.policy_files import SHARED_MEMORY
 from node.monitor.records import StepDone, WorkDone
 from tests.integration.nodes import (
@@ -16,9 +19,11 @@ from tests.integration.nodes import (
     all_gone,
     until,
 )
+from tests.unit.training_support import qwen_directory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.integration]
 FP32_ERROR_MAX = 1e-3
+ENDS_S = 400.0  # two processes start before it may end; what counts is how often
 
 
 def keeper(node: NodeProcess) -> psutil.Process | None:
@@ -59,6 +64,20 @@ def test_rounds_with_vllm_through_its_death_and_the_nodes(make_node: MakeNode) -
     node.kill()
     assert all_gone(children)
     assert until(lambda: not in_memory(before))
+
+
+def test_a_model_that_vllm_cannot_run_ends_the_node_at_the_first_answer(
+    make_node: MakeNode, tmp_path: Path
+) -> None:
+    """The trainer takes it; vLLM starts, and its attention on CPUs fails at heads of 8."""
+    model = qwen_directory(tmp_path / "small-heads")
+    node = make_node("a", "--engine", "vllm", "--external", "0", "--model", str(model)).start()
+    assert node.process.wait(ENDS_S) == EXIT_USAGE
+    assert len(node.starts_told()) == 1
+    assert node.troubles() == []
+    [line] = [each for each in node.said().splitlines() if "swarm-node: " in each]
+    assert re.search(r"--engine vllm: .*Error: .*head.*vllm\.log.*--engine torch", line)
+    assert "Traceback" not in node.said()
 
 
 def test_a_worker_with_vllm_feeds_a_learner(make_fed: MakeFed) -> None:

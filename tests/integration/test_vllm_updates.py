@@ -4,7 +4,9 @@ One server serves all tests here. Its worker can be told to fail (`failing_worke
 say is worked out by a forward pass of transformers, never by vLLM.
 """
 
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,20 +14,22 @@ import pytest
 import trio
 from safetensors.torch import load_file, save_file
 
-from node.engines import vllm_server
 from node.engines.base import Sampling
 from node.engines.vllm_engine import VllmEngine
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
-from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET
+from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET, HANG, HANGS
 from tests.integration.shared_vllm import (
     CONTEXT_TOKENS,
     SharedVllm,
     check_spans,
+    held,
+    hold,
+    let_go,
     long_models,
     reference,
     shared_vllm,
-    under_way,
+    use_holding_worker,
 )
 
 LONG = Sampling(max_new_tokens=700)
@@ -43,8 +47,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def shared(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedVllm]:
     with pytest.MonkeyPatch.context() as patch:
-        worker = "tests.integration.failing_worker.FailingExtension"
-        patch.setattr(vllm_server, "WORKER_EXTENSION", worker)
+        use_holding_worker(patch)
         directory = tmp_path_factory.mktemp("shared")
         options = {"context_tokens": CONTEXT_TOKENS, "reference": reference}
         with shared_vllm(directory, models[0], **options) as found:
@@ -65,10 +68,19 @@ async def sampled_through(
     async def generate() -> None:
         made.extend(await engine.generate(PROMPTS, 4, LONG, 7))
 
+    async def drained() -> None:
+        while "load" not in engine._holders:  # noqa: ASYNC110  of the engine, which tells nobody
+            await trio.sleep(0.01)
+        let_go(engine)
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(generate)
-        for weights, version in loads:
-            await under_way(engine, 4)
+        for number, (weights, version) in enumerate(loads):
+            hold(engine)  # before anything is sampled: no task of the engine's has run since a load
+            if number == 0:
+                nursery.start_soon(generate)
+            await held(engine)
+            if engine._mode == "drain":
+                nursery.start_soon(drained)
             await engine.load(weights, version)
     return made
 
@@ -151,12 +163,14 @@ def test_only_what_changed_is_loaded(
         (CORRUPT, "log-probs differ from the trainer's by", 0),
         (FAIL, "no memory for it", 1),
         (DIE, "the vLLM server (lost its engine|broke off|answered)", 1),
+        (HANG, "the vLLM server (lost its engine|broke off)", 1),
     ],
 )
 def test_a_load_that_goes_wrong_is_taken_back(
     shared: SharedVllm, models: list[Path], tmp_path: Path, fault: str, said: str, restarts: int
 ) -> None:
-    """What is under way goes on under the version before, from the tokens that it had."""
+    """What is under way goes on under the version before, from the tokens that it had. A load that
+    hangs is one in which the server is killed, and all that it started."""
     bad = Path(shutil.copytree(models[1], tmp_path / "bad"))
     (bad / fault).touch()
 
@@ -168,9 +182,18 @@ def test_a_load_that_goes_wrong_is_taken_back(
         async def generate() -> None:
             made.extend(await engine.generate(PROMPTS, 4, LONG, 7))
 
+        async def kill() -> None:
+            while not (bad / HANGS).exists():  # noqa: ASYNC110  of a process
+                await trio.sleep(0.01)
+            assert engine.pid is not None
+            os.killpg(engine.pid, signal.SIGKILL)
+
+        hold(engine)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(generate)
-            await under_way(engine, 4)
+            await held(engine)
+            if fault == HANG:
+                nursery.start_soon(kill)
             with pytest.raises(ChildFailed, match=said) as failure:
                 await engine.load(bad, 3)
         assert "version 0 serves on" in str(failure.value)
@@ -181,5 +204,36 @@ def test_a_load_that_goes_wrong_is_taken_back(
         await engine.load(models[1], 3)
         made = await engine.generate(PROMPTS, 2, SHORT, 7)
         await check({3: models[1]}, made)
+
+    shared.run(body)
+
+
+def test_a_server_that_dies_after_a_swap_leaves_each_token_its_version(
+    shared: SharedVllm, models: list[Path]
+) -> None:
+    """What it had handed back was the version's before; what it took with it is sampled again."""
+
+    async def body() -> None:
+        engine = await shared.reset()
+        restarts = engine.restarts
+        made: list[tuple[Completion, ...]] = []
+
+        async def generate() -> None:
+            made.extend(await engine.generate(PROMPTS, 4, LONG, 7))
+
+        hold(engine)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generate)
+            await held(engine)
+            await engine.load(models[1], 3)
+            hold(engine)
+            await held(engine)
+            assert engine.pid is not None
+            os.killpg(engine.pid, signal.SIGKILL)
+        assert engine.restarts == restarts + 1
+        await check({0: models[0], 3: models[1]}, made)
+        runs = [[version for version, _ in version_spans(c)] for group in made for c in group]
+        assert [0, 3] in runs
+        assert engine.directory == models[1]
 
     shared.run(body)

@@ -12,6 +12,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from node.training import adapters, checkpoint
+from node.training.adapter_files import AdapterShape
+from node.training.policy import load_policy
 from node.training.tiny import byte_tokenizer
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
@@ -54,4 +57,17 @@ def model_directory(
         model.generation_config.eos_token_id = [tokenizer.eos_token_id, *range(0, 60, 2)]
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+def adapter_directory(model: Path, directory: Path, seed: int) -> Path:
+    """A version that is an adapter on a model, and makes much of a difference to it."""
+    policy = load_policy(str(model), "cpu")
+    adapters.attach(policy, AdapterShape(4, 8.0, ()), 0)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for factor in adapters.factors(policy).values():
+            factor.normal_(0.0, 0.15, generator=generator)
+    directory.mkdir(parents=True)
+    checkpoint.export(directory, policy)
     return directory

@@ -107,8 +107,15 @@ def test_nothing_goes_on_without_the_first_node(demo: ModuleType, tmp_path: Path
 
 
 def test_a_stuck_node_is_ended_in_the_end(demo: ModuleType, tmp_path: Path) -> None:
-    demo.START_TIMEOUT_S = 4.0
     stand_ins(demo, ["stuck"])
+    first_address = demo.first_address
+
+    async def first_address_and_no_longer(child: object) -> str:
+        address: str = await first_address(child)
+        demo.START_TIMEOUT_S = 0.0  # it had all the time that it took; now it is overdue
+        return address
+
+    demo.first_address = first_address_and_no_longer
     status, text = play(demo, tmp_path, 1)
     assert status == 1
     assert f"node 0 ended with status {-signal.SIGKILL}" in text
