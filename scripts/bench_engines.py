@@ -55,6 +55,7 @@ BATCHES = (8, 32, 64)  # prompts
 PROMPT = "Simplify {k}/{m} to its lowest terms. Give the fraction and nothing else."
 PART = 10  # one tensor in so many
 NAMES = ("vllm", "torch", "generate")
+QUANTISATIONS = ("none", "int8", "fp8")
 # What an engine takes for each parameter, at least, where it computes
 CPU_PARAMETER_BYTES = {"vllm": 8, "torch": 8, "generate": 4}
 GPU_PARAMETER_BYTES = {"vllm": 2, "torch": 4, "generate": 4}
@@ -113,6 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=SIZES)
     parser.add_argument("--engines", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--quantization", choices=QUANTISATIONS, default="none", help="by vLLM")
     parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     parser.add_argument("--tokens", type=int, default=32, help="of a completion")
     parser.add_argument("--threads", type=int, default=2, help="of each engine; they take turns")
@@ -203,7 +205,11 @@ def copy_rate(device: str, threads: int) -> float:
 async def _vllm(base: Path, device: str, arguments: argparse.Namespace) -> AsyncIterator[Contender]:
     started = time.perf_counter()
     data = base / "vllm"
-    options = {"threads": arguments.threads, "start_timeout_s": START_TIMEOUT_S}
+    options = {
+        "threads": arguments.threads,
+        "start_timeout_s": START_TIMEOUT_S,
+        "quantization": arguments.quantization,
+    }
     async with open_vllm(base / "first", data, **options) as engine:
         start_s = time.perf_counter() - started
 
