@@ -135,4 +135,5 @@ def test_a_learner_of_two_ranks_learns_loses_one_and_goes_on(swarm):
     import torch
 
     optimizer = torch.optim.Adam(policy.model.parameters())
-    assert load(newest, policy, optimizer) == STEPS  # one process resumes from it
+    updates = sum(step.informative_groups > 0 for step in steps)  # the others teach nothing
+    assert load(newest, policy, optimizer) == updates  # one process resumes from it
