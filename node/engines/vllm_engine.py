@@ -34,7 +34,6 @@ from node.engines.gate import Gate
 from node.engines.quantisation import Quantisation, begins_empty
 from node.engines.unfinished import Ask, Unfinished
 from node.engines.vllm_server import (
-    CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
     GPU_MEMORY_SHARE,
     GPU_SEQUENCES_MAX,
@@ -49,7 +48,7 @@ from node.engines.vllm_server import (
 )
 from node.engines.vllm_text import ModelText
 from node.engines.vllm_work import Harvest, VllmWork, check, prompt_seeds
-from node.engines.weight_changes import changed_tensors, check_alike, tensors_of
+from node.engines.weight_changes import all_tensors, changed_tensors, check_alike, tensors_of
 from node.machine import core_count, free_memory_bytes, threads_of
 from node.training.adapter_files import card_of, is_adapter
 from swarm.errors import ChildFailed, ConfigError
@@ -243,8 +242,7 @@ class VllmEngine:
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""
-        longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
-        async with self.flow.place(work.completions, longest):
+        async with self.flow.place(work.completions):
             while not work.done and not harvest.is_full:
                 await self._persist(partial(self._advance, work, harvest))
         harvest.count(work.done)
@@ -293,10 +291,13 @@ class VllmEngine:
             if not await self._sleeps():
                 await self._start()
             await trio.to_thread.run_sync(check_alike, self._directory, weights)
-            changes = await trio.to_thread.run_sync(changed_tensors, self._directory, weights)
+            # What is lent is taken whole: to find what changed takes longer than to copy it.
+            whole = self._asleep or lent
+            look = all_tensors if whole else partial(changed_tensors, self._directory)
+            changes = await trio.to_thread.run_sync(look, weights)
             expected = await self._expect(weights)
             async with self._still("load", drain=self._mode == "drain"):
-                names = None if self._asleep else changes.names
+                names = None if whole else changes.names
                 try:
                     found = await self._replace(weights, names, expected, lent=lent)
                     self._check_moved(expected)

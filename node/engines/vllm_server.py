@@ -28,7 +28,7 @@ from node.engines.flow import EngineLoad
 from node.engines.gate import Gate
 from node.engines.quantisation import Quantisation, server_flags
 from node.training.adapter_files import AdapterShape
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 
 LOG_NAME: Final = "vllm.log"
 SOCKET_NAME: Final = "api.sock"
@@ -41,7 +41,9 @@ BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
 CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
 GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
 GPU_MEMORY_SHARE_ALONE: Final = 0.9  # where no trainer is on the same GPU
-GPU_MEMORY_SHARE_MIN: Final = 0.1
+GPU_SHARE_ASLEEP: Final = 0.06  # that a server holds in its sleep: its context, graphs, gaps
+GPU_PARAMETER_BYTES: Final = 2  # bfloat16
+GPU_CACHE_BYTES_MIN: Final = 2**30  # for keys and values, and what a step computes with
 GPU_RESERVE_BYTES: Final = 3 * 2**30  # what two processes take besides: contexts, gaps
 SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
 GPU_SEQUENCES_MAX: Final = 1024
@@ -53,11 +55,9 @@ STOP_TIMEOUT_S: Final = 15.0
 _HEALTH_INTERVAL_S: Final = 0.25
 _HEALTH_TIMEOUT_S: Final = 20.0  # a busy machine is no failure
 _METRICS: Final = 4  # that `_METRIC` finds
-_CACHE_TOKENS: Final = re.compile(
-    r'^vllm:cache_config_info\{[^}]*\bkv_cache_size_tokens="(\d+)"', re.MULTILINE
-)
 _NOTE_LINES: Final = 20
 _LINE_CHARS: Final = 300
+_PASSING: Final = re.compile("Free memory on device|memory profiling")  # others on the same GPU
 _CAUSE: Final = re.compile(  # the last line of a traceback, behind what vLLM's log puts before it
     r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
     r"((?![\w.]*EngineDeadError)[\w.]*(?:Error|Exception): (?!Engine core init).*)"
@@ -125,11 +125,22 @@ def dtype(quantization: Quantisation = "none") -> str:
     return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 
 
-def gpu_share(total_bytes: int, held_bytes: int) -> float:
+def gpu_share(total_bytes: int, held_bytes: int, parameters: int, name: str) -> float:
     """Of a GPU's memory, for an engine that sleeps while the trainer beside it trains: all but what
-    the trainer holds between updates, and a reserve."""
-    free = 1.0 - (held_bytes + GPU_RESERVE_BYTES) / total_bytes
-    return round(max(GPU_MEMORY_SHARE_MIN, min(free, GPU_MEMORY_SHARE_ALONE)), 3)
+    the trainer holds between updates, and a reserve.
+
+    Raises:
+        ConfigError: that is too little for the model `name`.
+    """
+    free_bytes = total_bytes - held_bytes - GPU_RESERVE_BYTES
+    needed_bytes = GPU_PARAMETER_BYTES * parameters + GPU_CACHE_BYTES_MIN
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"model {name}: on a GPU of {total_bytes / 2**30:.1f} GiB the trainer holds "
+            f"{held_bytes / 2**30:.1f}, and vLLM needs {needed_bytes / 2**30:.1f} beside it: train "
+            "an adapter (--lora-rank), take a smaller model, or --engine torch"
+        )
+    return round(min(free_bytes / total_bytes, GPU_MEMORY_SHARE_ALONE), 3)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -284,13 +295,11 @@ class VllmServer:
         found = {name: float(value) for name, value in _METRIC.findall(response.text)}
         if len(found) < _METRICS:
             return None
-        room = _CACHE_TOKENS.search(response.text)
         return EngineLoad(
             running=int(found["num_requests_running"]),
             waiting=int(found["num_requests_waiting"]),
             cache_share=found["kv_cache_usage_perc"],
             preempted_total=int(found["num_preemptions_total"]),
-            cache_tokens=int(room[1]) if room else 0,
         )
 
     async def close(self) -> None:
@@ -331,7 +340,8 @@ class VllmServer:
         self._failed = True
         lines = await trio.to_thread.run_sync(_lines, self._log)
         cause, its_own = _cause(lines)
-        kind = ServerRefused if its_own and not self.proven else ServerFailed
+        its_own = its_own and not self.proven and not _PASSING.search(cause)
+        kind = ServerRefused if its_own else ServerFailed
         error = kind(f"the vLLM server {what}{cause} (log: {self._log})")
         error.add_note("\n".join(lines[-_NOTE_LINES:]))
         return error

@@ -66,6 +66,16 @@ def changed_tensors(old: Path, new: Path) -> Changes:
     return Changes(tuple(sorted(with_layers(changed, after))), len(after))
 
 
+def all_tensors(directory: Path) -> Changes:
+    """All tensors of a directory, as changes.
+
+    Raises:
+        ChildFailed: a file cannot be read.
+    """
+    names = tuple(sorted(tensors_of(directory)))
+    return Changes(names, len(names))
+
+
 def with_layers(changed: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     """`changed`, and all `names` that are of the same layers."""
     changed = frozenset(changed)

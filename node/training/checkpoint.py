@@ -1,5 +1,4 @@
-"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit,
-on as many threads.
+"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit.
 
 Files are written and fsynced into a directory that the caller made; moving it into place in one
 step, and remembering which one is current, is the caller's part.

@@ -5,7 +5,7 @@ the CPU, names of shared memory into which its weights are moved. The engine cop
 its own layout, and lets go. They are the trainer's present weights: it must not step until then,
 and what was lent is of use for one load.
 
-The handles go through the version's directory, which is of this user alone, in the form in which
+The handles go through the version's directory, which this user alone writes, in the form in which
 `multiprocessing` passes tensors: a pickle, of which nothing is made but tensors.
 """
 
@@ -54,26 +54,56 @@ class NotLent(Exception):
     """What was lent cannot be had. The files beside it hold the same."""
 
 
-def lend(policy: "Policy", directory: Path) -> bool:
-    """Lend the weights that an export has just written into a directory.
+class Lender:
+    """Lends the weights of one policy, version after version."""
 
-    False: the policy does not hold them as the files do, under the same names and in the same
-    shapes, so that these have to be read.
-    """
-    if policy.adapter is not None:  # in the files it is merged
-        return False
-    held = policy.model.state_dict()
-    written = _written(directory)
-    if any(name not in held or _kind(held[name]) != kind for name, kind in written.items()):
-        return False
-    tensors = {name: held[name].detach() for name in written}
-    if policy.device.type == "cpu":  # by name: the engine is no child of this process
-        torch.multiprocessing.set_sharing_strategy("file_system")
-    buffer = BytesIO()
-    ForkingPickler(buffer).dump(tensors)
-    line = f"{_place(policy.device)}\n".encode()
-    (directory / LENT).write_bytes(line + buffer.getvalue())
-    return True
+    def __init__(self, policy: "Policy") -> None:
+        self._policy = policy
+        # Each telling of a CUDA tensor leaves something with it that only its end takes away, and
+        # its handles are good for as long as it stays where it is. A name of shared memory is gone
+        # with the first who has borrowed by it.
+        self._keeps = policy.device.type == "cuda"
+        self._handles = b""
+        self._told: dict[str, int] = {}  # where they were then
+
+    def lend(self, directory: Path) -> str | None:
+        """Lend the weights that an export has just written into a directory.
+
+        Why not, where the policy does not hold them as the files do, or the device does not share
+        its memory: the files have to be read.
+        """
+        policy = self._policy
+        if policy.adapter is not None:
+            return "in the files the adapter is merged"
+        held = policy.model.state_dict()
+        written = _written(directory)
+        for name, kind in written.items():
+            if name not in held or _kind(held[name]) != kind:
+                return f"the trainer does not hold {name} as its files do"
+        try:
+            self._tell({name: held[name].detach() for name in written})
+        except RuntimeError as error:  # of a driver or an allocator that exports no memory
+            lines = str(error).splitlines() or [""]
+            return f"this device does not share its memory ({lines[0]})"
+        if policy.device.type == "cuda":
+            torch.cuda.synchronize(policy.device)  # the last step, which wrote them
+        line = f"{_place(policy.device)}\n".encode()
+        (directory / LENT).write_bytes(line + self._handles)
+        return None
+
+    def _tell(self, tensors: dict[str, torch.Tensor]) -> None:
+        if self._keeps and self._told == _places(tensors):
+            return
+        if self._policy.device.type == "cpu":  # by name: the engine is no child of this process
+            torch.multiprocessing.set_sharing_strategy("file_system")
+        buffer = BytesIO()
+        ForkingPickler(buffer).dump(tensors)
+        self._handles = buffer.getvalue()
+        self._told = _places(tensors)
+
+
+def _places(tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
 
 def borrow(directory: Path, device: torch.device) -> dict[str, torch.Tensor]:
@@ -107,10 +137,12 @@ def let_go(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
 
 
 def _place(device: torch.device) -> str:
-    """What all processes of this machine call a device."""
+    """What all processes of this machine call a device, and the number that it has in this one:
+    handles hold the number."""
     if device.type != "cuda":
         return device.type
-    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return f"GPU {torch.cuda.get_device_properties(number).uuid} as number {number}"
 
 
 def _kind(tensor: torch.Tensor) -> tuple[str | None, tuple[int, ...]]:

@@ -64,6 +64,7 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
     if available is None:
         device = pick_device(spec.device)
         available = int(free_bytes(device) * _USABLE)
+        available -= int(spec.gpu_share_left * total_bytes(device))
         if ranks is not None and device.type == "cpu":
             available //= ranks.local_size
     copies: float = _COPIES

@@ -314,14 +314,15 @@ class TrainerProcess:
         """See `Trainer.export_whole`."""
         await self._call("export_whole", directory=str(directory))
 
-    async def lend(self, directory: Path) -> bool:
-        """Lend what an export has just written to an engine on the same device; False: its files
+    async def lend(self, directory: Path) -> str | None:
+        """Lend what an export has just written to an engine on the same device; or why its files
         have to be read. See `node.training.lending`.
 
         Raises:
             ChildFailed: out of memory or a crash.
         """
-        return bool(await self._call("lend", directory=str(directory)))
+        why_not: str | None = await self._call("lend", directory=str(directory))
+        return why_not
 
     async def release(self) -> None:
         """Give a GPU back what training took of it and needs no more.

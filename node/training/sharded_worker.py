@@ -132,9 +132,9 @@ class ShardedCore(TrainerCore):
         self._collect()
         super().export_whole(directory)
 
-    def lend(self, directory: Path) -> bool:
-        """False: what is whole here is a copy on the CPU."""
-        return False
+    def lend(self, directory: Path) -> str | None:
+        """Not lent: what is whole here goes with the next update."""
+        return "the trainer is cut over several processes"
 
     def _collect(self, moments: bool = False) -> None:
         """Have the whole model here."""

@@ -125,6 +125,7 @@ class TrainerSpec:
     grad_norm_max: float = 1.0
     micro_batch_tokens: int = 8192  # padded tokens in one forward pass; halved until it fits
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
+    gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
     context_tokens_max: int = 4096  # cap on what the model's own configuration allows
     completion_tokens_max: int | None = None  # of foreign completions, EOS aside; None: context
     foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them

@@ -57,6 +57,7 @@ class TrainerCore:
         self.spec = spec
         self._sessions: dict[int, Generation] = {}
         self.policy, self.trainer = self._open(saved)
+        self._lender = lending.Lender(self.policy)
 
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
         """The policy and what trains it."""
@@ -159,9 +160,9 @@ class TrainerCore:
     def export_whole(self, directory: Path) -> None:
         checkpoint.export_whole(directory, self.policy)
 
-    def lend(self, directory: Path) -> bool:
-        """See `lending.lend`."""
-        return lending.lend(self.policy, directory)
+    def lend(self, directory: Path) -> str | None:
+        """See `Lender.lend`."""
+        return self._lender.lend(directory)
 
     def release(self) -> None:
         """Give a GPU back what the last step took of it and needs no more."""

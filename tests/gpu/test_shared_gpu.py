@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from node.engines import probe
 from node.engines.base import Sampling
 from node.engines.vllm_server import is_cpu_build
+from swarm.rollouts import Completion
 from tests.integration.hand_over_cases import PROMPTS, trainer_and_engine
 from tests.integration.vllm_models import model_directory
 from tests.support import run
+from tests.unit.training_support import open_policy, reference_logprobs
 
 SHORT = Sampling(max_new_tokens=24)
 SHARE = 0.3  # of the GPU's memory, for the engine
@@ -30,6 +33,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [
         model_directory(directory / f"v{n}", n, stops=False, context_tokens=1024) for n in range(4)
     ]
+
+
+def distance(directory: Path, made: list[tuple[Completion, ...]]) -> float:
+    """Mean of |delta log p| of sampled tokens, from what a policy says of them in fp32: of the
+    engine's steps of single tokens, which its own probe does not take."""
+    policy = open_policy(directory)
+    apart = [
+        abs(ours - theirs)
+        for prompt, group in zip(PROMPTS, made, strict=True)
+        for completion in group
+        for ours, theirs in zip(
+            completion.logprobs, reference_logprobs(policy, prompt, completion, SHORT), strict=True
+        )
+    ]
+    return sum(apart) / len(apart)
 
 
 def free_bytes() -> int:
@@ -57,6 +75,9 @@ def test_rounds_of_sleeping_and_lending(models: list[Path], tmp_path: Path) -> N
                 assert abs(free_bytes() - awake) < 0.05 * total
                 made = await pair.engine.generate(PROMPTS, 4, SHORT, version)
                 assert {c.policy_version for group in made for c in group} == {version}
+                assert distance(directory, made) < probe.BF16.mean
+                other = models[(models.index(directory) + 1) % len(models)]
+                assert distance(other, made) > 2 * probe.BF16.mean
             assert (pair.engine.restarts, pair.engine.rolled_back, pair.told) == (0, 0, [])
 
     run(body, timeout_s=TIMEOUT_S)

@@ -4,32 +4,47 @@ The real engine and trainer are in `tests/integration/test_vllm_hand_over.py`; h
 will not do when asked to: fail in their sleep.
 """
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.engines.vllm_server import (
     GPU_MEMORY_SHARE_ALONE,
-    GPU_MEMORY_SHARE_MIN,
     GPU_RESERVE_BYTES,
+    GPU_SHARE_ASLEEP,
     gpu_share,
 )
-from node.hand_over import HAND_OVERS_MAX, EngineHandOver
-from swarm.errors import ChildFailed
+from node.hand_over import (
+    HAND_OVERS_MAX,
+    DevicePlan,
+    EngineHandOver,
+    device_plan,
+    share_left,
+)
+from node.training import memory
+from node.training.base import PolicyInfo
+from node.training.spec import TrainerSpec
+from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
+from tests.unit.training_support import qwen_directory
 
 GIB = 2**30
+RUN = RunConfig.model_validate({"name": "shared", "environments": [{"name": "scripted_sum"}]})
 
 
 class Trainer(ScriptedPolicy):
     """Lends, or not."""
 
-    lends = True
+    why_not: str | None = None
     released = 0
 
-    async def lend(self, _: Path) -> bool:
-        return self.lends
+    async def lend(self, _: Path) -> str | None:
+        return self.why_not
 
     async def release(self) -> None:
         self.released += 1
@@ -40,7 +55,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.fails_asleep = self.fails_loading = 0
-        self.slept = 0
+        self.slept = self.closed = 0
         self.loads: list[tuple[int, bool]] = []
         self.directory = Path("first")
         self.paused_s = 0.5
@@ -50,6 +65,9 @@ class Engine:
             self.fails_asleep -= 1
             raise ChildFailed("it cannot sleep")
         self.slept += 1
+
+    async def close(self) -> None:
+        self.closed += 1
 
     async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
         if self.fails_loading:
@@ -97,28 +115,37 @@ def test_one_that_shares_a_device_sleeps_and_borrows_what_is_lent() -> None:
 
     async def body() -> None:
         await case.update(1)
-        case.trainer.lends = False
+        case.trainer.why_not = "it has no handles"
         await case.update(2)
+        await case.update(3)
 
     run(body)
-    assert case.engine.slept == 2
-    assert case.engine.loads == [(1, True), (2, False)]
-    assert case.trainer.released == 2  # before each load: the engine needs its memory
-    assert case.files.kept == Path("v2")
+    assert case.engine.slept == 3
+    assert case.engine.loads == [(1, True), (2, False), (3, False)]
+    assert case.told == ["new weights reach vLLM by way of files: it has no handles"]
+    assert case.trainer.released == 3  # before each load: the engine needs its memory
+    assert case.files.kept == Path("v3")
 
 
-def test_one_that_fails_at_sleeping_is_not_asked_again() -> None:
+def test_one_that_does_not_fall_asleep_is_ended_for_the_trainers_sake() -> None:
+    """It was given more memory than the trainer has left for it. A few in a row end both."""
     case = Case(shares_device=True, sleeps=True)
-    case.engine.fails_asleep = 1
 
     async def body() -> None:
-        await case.update(1)
-        await case.update(2)
+        case.engine.fails_asleep = HAND_OVERS_MAX - 1
+        for version in range(1, HAND_OVERS_MAX + 1):
+            await case.update(version)
+        assert (case.engine.closed, case.engine.slept) == (HAND_OVERS_MAX - 1, 1)
+        assert case.told == [case.told[0]] * (HAND_OVERS_MAX - 1)
+        assert case.told[0].endswith("is started again later: it cannot sleep")
+        case.engine.fails_asleep = HAND_OVERS_MAX
+        for version in range(10, 9 + HAND_OVERS_MAX):
+            await case.update(version)
+        with pytest.raises(ChildFailed, match="it cannot sleep"):
+            await case.update(9 + HAND_OVERS_MAX)
 
     run(body)
-    assert case.engine.slept == 0
-    assert case.engine.loads == [(1, True), (2, True)]
-    assert case.told == ["the engine keeps its memory while the trainer trains: it cannot sleep"]
+    assert case.engine.closed == 2 * HAND_OVERS_MAX - 1
 
 
 def test_a_version_that_is_not_taken_leaves_the_one_before_and_a_few_in_a_row_end_it() -> None:
@@ -143,16 +170,81 @@ def test_a_version_that_is_not_taken_leaves_the_one_before_and_a_few_in_a_row_en
 
 
 @pytest.mark.parametrize(
-    ("total", "held", "share"),
+    ("total", "held", "parameters", "share"),
     [
-        (80 * GIB, 8 * GIB, 1 - 11 / 80),
-        (80 * GIB, 56 * GIB, 1 - 59 / 80),
-        (80 * GIB, 0, GPU_MEMORY_SHARE_ALONE),
-        (24 * GIB, 23 * GIB, GPU_MEMORY_SHARE_MIN),
+        (80 * GIB, 8 * GIB, GIB // 2, 1 - 11 / 80),
+        (80 * GIB, 56 * GIB, 7 * GIB, 1 - 59 / 80),
+        (80 * GIB, 0, GIB // 2, GPU_MEMORY_SHARE_ALONE),
     ],
 )
 def test_an_engine_that_sleeps_has_what_the_trainer_does_not_hold(
-    total: int, held: int, share: float
+    total: int, held: int, parameters: int, share: float
 ) -> None:
     assert GPU_RESERVE_BYTES == 3 * GIB
-    assert gpu_share(total, held) == pytest.approx(share, abs=1e-3)
+    assert gpu_share(total, held, parameters, "a model") == pytest.approx(share, abs=1e-3)
+
+
+def test_a_trainer_that_leaves_no_room_is_said_before_vllm_starts() -> None:
+    with pytest.raises(ConfigError, match=r"holds 16.0, and vLLM needs 6.0 beside it: .*--lora"):
+        gpu_share(24 * GIB, 16 * GIB, 5 * GIB // 2, "a model")
+
+
+def on_gpu(**changes: Any) -> PolicyInfo:
+    info = PolicyInfo("model", GIB // 2, "", 0, 1024, clipping_active=False)
+    return replace(info, **({"device_bytes": 80 * GIB, "held_bytes": 8 * GIB} | changes))
+
+
+@pytest.mark.parametrize(
+    ("config", "trainer", "plan", "left"),
+    [
+        ({}, {}, DevicePlan(1 - 11 / 80, shared=True, sleeps=True), GPU_SHARE_ASLEEP),
+        ({"engine_sleep": False}, {}, DevicePlan(0.4, shared=True, sleeps=False), 0.4),
+        (
+            {"engine_sleep": False, "engine_gpu_share": 0.2},
+            {},
+            DevicePlan(0.2, shared=True, sleeps=False),
+            0.2,
+        ),
+        (
+            {"engine_gpu_share": 0.3},
+            {},
+            DevicePlan(0.3, shared=True, sleeps=True),
+            GPU_SHARE_ASLEEP,
+        ),
+        (
+            {},
+            {"device_bytes": 0},
+            DevicePlan(GPU_MEMORY_SHARE_ALONE, shared=False, sleeps=False),
+            GPU_SHARE_ASLEEP,
+        ),
+    ],
+)
+def test_how_a_gpu_is_shared(
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, Any],
+    trainer: dict[str, int],
+    plan: DevicePlan,
+    left: float,
+) -> None:
+    monkeypatch.setattr("node.hand_over.is_cpu_build", lambda: False)
+    ours = NodeConfig(run=RUN, engine="vllm", **config)
+    found = device_plan(ours, on_gpu(**trainer))
+    assert found.gpu_memory_share == pytest.approx(plan.gpu_memory_share, abs=1e-3)
+    assert (found.shared, found.sleeps) == (plan.shared, plan.sleeps)
+    assert share_left(ours) == left
+    assert share_left(NodeConfig(run=RUN)) == 0.0
+    monkeypatch.setattr("node.hand_over.is_cpu_build", lambda: True)
+    assert not device_plan(ours, on_gpu(**trainer)).shared
+    assert share_left(ours) == 0.0
+
+
+def test_a_trainer_plans_without_what_it_leaves_to_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(qwen_directory(tmp_path / "model"))
+    monkeypatch.setattr(memory, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 70 * GIB)
+    monkeypatch.setattr(memory, "total_bytes", lambda _: 80 * GIB)
+    whole = memory.plan(TrainerSpec(model)).available_bytes
+    rest = memory.plan(TrainerSpec(model, gpu_share_left=0.4)).available_bytes
+    assert whole - rest == pytest.approx(32 * GIB, abs=2)

@@ -3,6 +3,7 @@
 import pickle  # noqa: TID251 - what is refused
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from node.training import adapters, checkpoint
 from node.training.adapter_files import AdapterShape
-from node.training.lending import LENT, NotLent, borrow, lend, let_go
+from node.training.lending import LENT, Lender, NotLent, borrow, let_go
 from node.training.policy import Policy
 from tests.unit.training_support import open_policy, qwen_directory
 
@@ -43,7 +44,7 @@ def exported(policy: Policy, directory: Path) -> Path:
 
 def test_another_process_has_the_tensors_where_they_lie(policy: Policy, tmp_path: Path) -> None:
     directory = exported(policy, tmp_path / "version")
-    assert lend(policy, directory)
+    assert Lender(policy).lend(directory) is None
     weight = policy.model.state_dict()[NAME]
     with torch.no_grad():
         weight[0, 0] = 1000.0  # after it was lent: nothing was copied
@@ -59,7 +60,7 @@ def test_another_process_has_the_tensors_where_they_lie(policy: Policy, tmp_path
 def test_what_is_merged_in_the_files_is_not_lent(policy: Policy, tmp_path: Path) -> None:
     adapters.attach(policy, AdapterShape(4, 8.0, ()), 0)
     directory = exported(policy, tmp_path / "version")
-    assert not lend(policy, directory)
+    assert Lender(policy).lend(directory) == "in the files the adapter is merged"
     with pytest.raises(NotLent, match=LENT):
         borrow(directory, CPU)
 
@@ -69,26 +70,78 @@ def test_files_of_another_shape_or_type_are_read(policy: Policy, tmp_path: Path)
     held = policy.model.model.layers[1].mlp.up_proj
     whole = held.weight.data
     held.weight.data = whole.to(torch.bfloat16)
-    assert not lend(policy, directory)
+    assert NAME in (Lender(policy).lend(directory) or "")
     held.weight.data = whole[:-1]
-    assert not lend(policy, directory)
+    assert NAME in (Lender(policy).lend(directory) or "")
     held.weight.data = whole
-    assert lend(policy, directory)
+    assert Lender(policy).lend(directory) is None
 
 
 def test_what_lies_on_another_device_is_read(policy: Policy, tmp_path: Path) -> None:
     directory = exported(policy, tmp_path / "version")
-    assert lend(policy, directory)
+    assert Lender(policy).lend(directory) is None
     lent = (directory / LENT).read_bytes().partition(b"\n")[2]
     (directory / LENT).write_bytes(b"GPU 7\n" + lent)
     with pytest.raises(NotLent, match="the trainer is on GPU 7, the engine on cpu"):
         borrow(directory, CPU)
 
 
+def test_a_policy_is_lent_again_and_again(policy: Policy, tmp_path: Path) -> None:
+    lender, weight = Lender(policy), policy.model.state_dict()[NAME]
+    directory = exported(policy, tmp_path / "version")
+    for step in range(3):
+        with torch.no_grad():
+            weight[0, 0] = step
+        assert lender.lend(directory) is None
+        tensors = borrow(directory, CPU)
+        assert tensors[NAME][0, 0] == step
+        let_go(tensors, CPU)
+
+
+def test_handles_of_a_gpu_are_made_once_while_its_tensors_stay_where_they_are(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    dump = ForkingPickler.dump
+
+    def counted(self: ForkingPickler, what: dict[str, torch.Tensor]) -> None:
+        made.append(len(what))
+        dump(self, what)
+
+    monkeypatch.setattr(ForkingPickler, "dump", counted)
+    lender, directory = Lender(policy), exported(policy, tmp_path / "version")
+    lender.lend(directory)
+    lender.lend(directory)
+    assert len(made) == 2  # on a CPU, each time
+    lender._keeps = True
+    lender.lend(directory)
+    first = (directory / LENT).read_bytes()
+    assert len(made) == 2
+    projection = policy.model.model.layers[1].mlp.up_proj
+    projection.weight.data = projection.weight.data.clone()
+    lender.lend(directory)
+    assert len(made) == 3
+    assert (directory / LENT).read_bytes() != first
+
+
+def test_a_device_that_shares_nothing_leaves_the_files(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("cudaIpcGetMemHandle: operation not supported\nand more")
+
+    monkeypatch.setattr(ForkingPickler, "dump", refuse)
+    directory = exported(policy, tmp_path / "version")
+    said = Lender(policy).lend(directory)
+    assert said is not None
+    assert said.endswith("(cudaIpcGetMemHandle: operation not supported)")
+    assert not (directory / LENT).exists()
+
+
 @pytest.mark.parametrize("cut", [0, 1, 500])
 def test_handles_that_are_cut_short_are_no_crash(policy: Policy, tmp_path: Path, cut: int) -> None:
     directory = exported(policy, tmp_path / "version")
-    assert lend(policy, directory)
+    assert Lender(policy).lend(directory) is None
     lent = (directory / LENT).read_bytes()
     (directory / LENT).write_bytes(lent[:cut])
     with pytest.raises(NotLent):
@@ -115,7 +168,7 @@ def test_nothing_but_tensors_is_made(tmp_path: Path) -> None:
 
 def test_what_was_borrowed_is_let_go(policy: Policy, tmp_path: Path) -> None:
     directory = exported(policy, tmp_path / "version")
-    assert lend(policy, directory)
+    assert Lender(policy).lend(directory) is None
     tensors = borrow(directory, CPU)
     assert tensors[NAME].equal(policy.model.state_dict()[NAME])
     let_go(tensors, CPU)

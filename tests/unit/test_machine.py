@@ -34,19 +34,7 @@ with counted(Path(sys.argv[1])) as count:
 
 @pytest.mark.parametrize(
     ("cores", "nodes", "threads"),
-    [
-        (1, 1, 1),
-        (2, 1, 1),
-        (4, 1, 3),
-        (4, 2, 2),
-        (4, 3, 1),
-        (2, 3, 1),
-        (16, 3, 5),
-        (8, 0, 7),
-        (8, 1, 7),
-        (8, 2, 4),
-        (8, 3, 2),
-    ],
+    [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 2, 2), (4, 3, 1), (2, 3, 1), (16, 3, 5), (8, 0, 7)],
 )
 def test_nodes_share_the_cores(cores: int, nodes: int, threads: int) -> None:
     assert threads_of(cores, nodes) == threads
@@ -147,22 +135,6 @@ def test_a_control_group_bounds_cores_and_memory(
     (tmp_path / "memory.max").write_text("500\n")
     assert core_count() == 1
     assert free_memory_bytes() == 0
-
-
-def test_what_only_caches_files_is_free_and_what_is_in_shared_memory_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("16000\n")
-    (tmp_path / "memory.current").write_text("15000\n")
-    assert free_memory_bytes() == 1000  # nothing is said of files
-    stat = "anon 1500\nfile 13000\nshmem 3000\ninactive_anon 4500\n"
-    (tmp_path / "memory.stat").write_text(f"{stat}inactive_file 8000\nactive_file 2000\n")
-    assert free_memory_bytes() == 11_000
-    (tmp_path / "memory.stat").write_text(f"{stat}inactive_file max\nactive_file\n\n")
-    assert free_memory_bytes() == 1000
-    (tmp_path / "memory.stat").write_text("active_file 20000\n")  # read a moment after the other
-    assert free_memory_bytes() == 16_000
 
 
 def test_the_cache_goes_by_the_memory_that_is_free(tmp_path: Path) -> None:
