@@ -21,6 +21,7 @@ SHARED_MEMORY: Final = Path("/dev/shm")
 THREADS_DEFAULT_MAX: Final = 8  # more than that, small models hardly gain by
 NODES_MAX: Final = 64  # that are counted
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
+_FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`; without shmem
 
 
 def threads_of(cores: int, nodes: int) -> int:
@@ -42,11 +43,13 @@ def core_count() -> int:
 
 
 def free_memory_bytes() -> int:
-    """Memory that can be had without others losing theirs."""
+    """Memory that can be had without others losing theirs. What only caches files counts as free,
+    as the kernel gives it up; what is in shared memory does not."""
     free = int(psutil.virtual_memory().available)
     limit, used = _control_group("memory.max"), _control_group("memory.current")
     if limit.isdigit() and used.isdigit():
-        free = min(free, max(0, int(limit) - int(used)))
+        held = max(0, int(used) - _file_cache_bytes())
+        free = min(free, max(0, int(limit) - held))
     return free
 
 
@@ -127,3 +130,13 @@ def _control_group(name: str) -> str:
         return (_CONTROL_GROUP / name).read_text().strip()
     except OSError:
         return ""
+
+
+def _file_cache_bytes() -> int:
+    """Of the control group: part of what it uses."""
+    lines = (line.split() for line in _control_group("memory.stat").splitlines())
+    return sum(
+        int(line[1])
+        for line in lines
+        if len(line) == 2 and line[0] in _FILE_CACHE and line[1].isdigit()
+    )

@@ -137,6 +137,22 @@ def test_a_control_group_bounds_cores_and_memory(
     assert free_memory_bytes() == 0
 
 
+def test_what_only_caches_files_is_free_and_what_is_in_shared_memory_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CONTROL_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("16000\n")
+    (tmp_path / "memory.current").write_text("15000\n")
+    assert free_memory_bytes() == 1000  # nothing is said of files
+    stat = "anon 1500\nfile 13000\nshmem 3000\ninactive_anon 4500\n"
+    (tmp_path / "memory.stat").write_text(f"{stat}inactive_file 8000\nactive_file 2000\n")
+    assert free_memory_bytes() == 11_000
+    (tmp_path / "memory.stat").write_text(f"{stat}inactive_file max\nactive_file\n\n")
+    assert free_memory_bytes() == 1000
+    (tmp_path / "memory.stat").write_text("active_file 20000\n")  # read a moment after the other
+    assert free_memory_bytes() == 16_000
+
+
 def test_the_cache_goes_by_the_memory_that_is_free(tmp_path: Path) -> None:
     text = ModelText(model_directory(tmp_path, 1))
     token = 2 * 4 * 2 * 32  # keys and values, fp32, layers, width
