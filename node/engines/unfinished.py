@@ -65,6 +65,11 @@ class Unfinished:
         self.line = 0  # of versions, a number of the engine's
 
     @property
+    def longest_tokens(self) -> int:
+        """What a completion may come to, with its prompt."""
+        return len(self._prompt_ids) + self._tokens_max
+
+    @property
     def done(self) -> bool:
         """Whether every completion has ended."""
         return all(row.finish_reason is not None for row in self._rows)

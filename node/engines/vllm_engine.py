@@ -34,6 +34,7 @@ from node.engines.gate import Gate
 from node.engines.quantisation import Quantisation, begins_empty
 from node.engines.unfinished import Ask, Unfinished
 from node.engines.vllm_server import (
+    CACHE_BLOCK_TOKENS,
     CONNECTIONS_MAX,
     GPU_MEMORY_SHARE,
     GPU_SEQUENCES_MAX,
@@ -242,7 +243,8 @@ class VllmEngine:
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""
-        async with self.flow.place(work.completions):
+        longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
+        async with self.flow.place(work.completions, longest):
             while not work.done and not harvest.is_full:
                 await self._persist(partial(self._advance, work, harvest))
         harvest.count(work.done)

@@ -55,6 +55,9 @@ STOP_TIMEOUT_S: Final = 15.0
 _HEALTH_INTERVAL_S: Final = 0.25
 _HEALTH_TIMEOUT_S: Final = 20.0  # a busy machine is no failure
 _METRICS: Final = 4  # that `_METRIC` finds
+_CACHE_TOKENS: Final = re.compile(
+    r'^vllm:cache_config_info\{[^}]*\bkv_cache_size_tokens="(\d+)"', re.MULTILINE
+)
 _NOTE_LINES: Final = 20
 _LINE_CHARS: Final = 300
 _PASSING: Final = re.compile("Free memory on device|memory profiling")  # others on the same GPU
@@ -295,11 +298,13 @@ class VllmServer:
         found = {name: float(value) for name, value in _METRIC.findall(response.text)}
         if len(found) < _METRICS:
             return None
+        room = _CACHE_TOKENS.search(response.text)
         return EngineLoad(
             running=int(found["num_requests_running"]),
             waiting=int(found["num_requests_waiting"]),
             cache_share=found["kv_cache_usage_perc"],
             preempted_total=int(found["num_preemptions_total"]),
+            cache_tokens=int(room[1]) if room else 0,
         )
 
     async def close(self) -> None:

@@ -122,6 +122,7 @@ def test_more_than_the_cache_holds_is_finished_all_the_same(model: Path, tmp_pat
             load = await engine._server.load()
             assert load is not None
             assert load.preempted_total > 0
+            assert 0 < load.cache_tokens <= 4 * CONTEXT_TOKENS
             assert engine.flow.preempted > 0
             assert engine.flow.limit < LIMIT_FIRST
             assert engine.restarts == 0

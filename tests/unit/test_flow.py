@@ -9,13 +9,22 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.engines.flow import LIMIT_FIRST, LIMIT_MIN, EngineLoad, Flow, next_limit
+from node.engines.flow import (
+    CACHE_NEARLY_EMPTY,
+    LIMIT_FIRST,
+    LIMIT_MIN,
+    EngineLoad,
+    Flow,
+    next_limit,
+)
 from node.engines.vllm_engine import LOOK_INTERVAL_S
 from tests.support import run
 
 
-def load(running: int = 0, waiting: int = 0, share: float = 0.0, preempted: int = 0) -> EngineLoad:
-    return EngineLoad(running, waiting, share, preempted)
+def load(
+    running: int = 0, waiting: int = 0, share: float = 0.0, preempted: int = 0, tokens: int = 0
+) -> EngineLoad:
+    return EngineLoad(running, waiting, share, preempted, tokens)
 
 
 @pytest.mark.parametrize(
@@ -42,20 +51,59 @@ def load(running: int = 0, waiting: int = 0, share: float = 0.0, preempted: int 
     ],
 )
 def test_the_rule(said, preempted, wanted, expected):
-    assert next_limit(64, 1024, said, preempted, wanted=wanted) == expected
+    found = next_limit(64, 1024, said, preempted, wanted=wanted, ended=True, holds=0)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "preempted", "wanted", "ended", "holds", "expected"),
+    [
+        (load(64), 0, True, False, 500, 128),
+        (load(64), 0, True, False, 100, 100),
+        (load(64), 0, True, False, 64, 64),
+        (load(64), 0, True, False, 3, 64),
+        (load(64), 0, True, True, 65, 66),
+        (load(64), 0, True, False, 0, 64),
+        (load(64), 0, False, False, 500, 64),
+        (load(60, 4), 0, True, False, 500, 64),
+        (load(64, 0, CACHE_NEARLY_EMPTY), 0, True, False, 500, 64),
+        (load(64, 0, CACHE_NEARLY_EMPTY), 0, True, True, 500, 66),
+        (load(64), 1, True, False, 500, 63),
+    ],
+    ids=[
+        "doubles",
+        "what it holds",
+        "holds no more",
+        "holds less",
+        "grows more",
+        "not known",
+        "not wanted",
+        "queues",
+        "not empty",
+        "not empty, and grows",
+        "preempts",
+    ],
+)
+def test_it_doubles_while_the_cache_is_nearly_empty(
+    said, preempted, wanted, ended, holds, expected
+):
+    """Up to what the cache holds of the longest, and before anything has ended."""
+    found = next_limit(64, 1024, said, preempted, wanted=wanted, ended=ended, holds=holds)
+    assert found == expected
 
 
 def test_it_ends_at_the_most_and_at_the_least():
-    assert next_limit(1020, 1024, load(1020), 0, wanted=True) == 1024
-    assert next_limit(2, 1024, load(2), 0, wanted=True) == 3
-    assert next_limit(1, 1024, load(1, 0, 1.0), 1, wanted=True) == LIMIT_MIN
+    assert next_limit(1020, 1024, load(1020), 0, wanted=True, ended=True) == 1024
+    assert next_limit(600, 1024, load(600), 0, wanted=True, ended=False, holds=2000) == 1024
+    assert next_limit(2, 1024, load(2), 0, wanted=True, ended=True) == 3
+    assert next_limit(1, 1024, load(1, 0, 1.0), 1, wanted=True, ended=True) == LIMIT_MIN
 
 
 def test_it_does_not_go_down_again_for_what_it_has_already_gone_down_for():
     """All that was let in stays in flight until it ends, and is thrown out meanwhile."""
     limit = 128
     for _ in range(10):
-        limit = next_limit(limit, 128, load(60, 68, 1.0), 8, wanted=True)
+        limit = next_limit(limit, 128, load(60, 68, 1.0), 8, wanted=True, ended=True)
     assert limit == 59
 
 
@@ -148,7 +196,8 @@ class Machine:
     @property
     def load(self) -> EngineLoad:
         share = 1 - self.free / self.total
-        return EngineLoad(len(self.running), len(self.waiting), share, self.preempted)
+        tokens = self.total * self.block
+        return EngineLoad(len(self.running), len(self.waiting), share, self.preempted, tokens)
 
 
 Rule = Callable[[int, EngineLoad, int, bool], int]
@@ -174,9 +223,12 @@ def worked(machine: Machine, rule: Rule, limit: int, span_s: float) -> tuple[flo
     return (machine.tokens - early) / (span_s * 2 / 3), limits
 
 
-def tuned(limit_max: int) -> Rule:
+def tuned(limit_max: int, longest: int) -> Rule:
+    """`longest`: tokens of a completion."""
+
     def rule(limit: int, said: EngineLoad, preempted: int, ended: bool) -> int:
-        return next_limit(limit, limit_max, said, preempted, wanted=ended)
+        holds = said.cache_tokens // longest
+        return next_limit(limit, limit_max, said, preempted, wanted=True, ended=ended, holds=holds)
 
     return rule
 
@@ -214,9 +266,10 @@ MACHINES = {
 def test_it_does_as_well_as_the_best_limit_on_any_machine(name):
     """From the same beginning, and then it stays about there."""
     make, fixed, span_s = MACHINES[name]
-    limit_max = make().seats
+    limit_max, longest = make().seats, make().length_max
     best = max(worked(make(), lambda limit, *_: limit, each, span_s)[0] for each in fixed)
-    rate, limits = worked(make(), tuned(limit_max), min(LIMIT_FIRST, limit_max), span_s)
+    rule = tuned(limit_max, longest)
+    rate, limits = worked(make(), rule, min(LIMIT_FIRST, limit_max), span_s)
     assert rate >= 0.95 * best
     assert max(limits) <= 3 * min(limits) + 16
 
@@ -224,8 +277,43 @@ def test_it_does_as_well_as_the_best_limit_on_any_machine(name):
 def test_a_cache_that_holds_all_gets_all():
     make, _, span_s = MACHINES["large GPU"]
     machine = make()
-    _, limits = worked(machine, tuned(1024), LIMIT_FIRST, span_s)
+    _, limits = worked(machine, tuned(1024, machine.length_max), LIMIT_FIRST, span_s)
     assert (set(limits), machine.preempted) == ({1024}, 0)
+
+
+LONG_TOKENS = 8000
+
+
+def long_completions(holds: int) -> Machine:
+    """A GPU on which nothing ends for minutes, and then everything about at once."""
+    return Machine(holds, lambda _: LONG_TOKENS, LONG_TOKENS, 0.015, 1e-5, 1e-5, 1024, 32)
+
+
+def test_a_large_cache_fills_before_the_first_long_completion_ends():
+    machine = long_completions(1024)
+    span_s = 12 * LOOK_INTERVAL_S
+    _, limits = worked(machine, tuned(1024, LONG_TOKENS), LIMIT_FIRST, span_s)
+    assert (set(limits), machine.ended) == ({1024}, 0)
+    while not machine.ended:
+        machine.step()
+    assert machine.preempted == 0
+
+
+@pytest.mark.parametrize("holds", [8, 64, 100, 300])
+def test_a_small_cache_gets_no_more_because_it_is_empty_at_first(holds):
+    """And where more are let in than it holds, many are thrown out."""
+    machine = long_completions(holds)
+    span_s = 12 * LOOK_INTERVAL_S
+    _, limits = worked(machine, tuned(1024, LONG_TOKENS), LIMIT_FIRST, span_s)
+    assert set(limits) == {max(LIMIT_FIRST, holds)}
+    greedy = long_completions(holds)
+    _, limits = worked(greedy, tuned(1024, LONG_TOKENS // 64), LIMIT_FIRST, span_s)
+    assert max(limits) > 2 * max(LIMIT_FIRST, holds)
+    for each in (machine, greedy):
+        while not each.ended:
+            each.step()
+    assert machine.preempted == max(0, LIMIT_FIRST - holds)
+    assert greedy.preempted > machine.preempted + holds
 
 
 def test_an_engine_started_anew_counts_from_zero():
@@ -294,6 +382,37 @@ def test_it_grows_when_something_waits_and_something_has_ended():
             flow.look(load(LIMIT_FIRST, 0, 0.5))
             assert flow.limit == grown  # nothing has ended since
             leave.set()
+
+    run(body)
+
+
+def test_it_doubles_up_to_what_it_holds_of_the_longest_that_ever_asked():
+    async def body():
+        flow = Flow(1024)
+        async with trio.open_nursery() as nursery:
+
+            async def hold(count: int, longest: int) -> None:
+                async with flow.place(count, longest):
+                    await trio.sleep_forever()
+
+            nursery.start_soon(hold, LIMIT_FIRST, 100)
+            await wait_all_tasks_blocked()
+            flow.look(load(tokens=30_000))
+            assert flow.limit == LIMIT_FIRST  # nothing waits
+            nursery.start_soon(hold, 1024, 100)
+            await wait_all_tasks_blocked()
+            flow.look(load())
+            assert flow.limit == LIMIT_FIRST  # nobody says what it holds
+            flow.look(load(tokens=30_000))
+            assert flow.limit == 2 * LIMIT_FIRST
+            nursery.start_soon(hold, 1, 200)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(hold, 1, 50)
+            await wait_all_tasks_blocked()
+            for _ in range(5):
+                flow.look(load(tokens=30_000))
+            assert flow.limit == 150
+            nursery.cancel_scope.cancel()
 
     run(body)
 
