@@ -10,8 +10,10 @@
 
 Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
 foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
-GRPO, bit for bit, whoever is connected: all randomness is derived from the node's seed, its peer
-id and the round.
+GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
+round. It is so bit for bit with the torch engine, a given `--threads`, and memory for the wanted
+micro-batch: sums round by how they are cut up, and by default both a node's share of the cores
+and how far it halves the micro-batch depend on who else runs there when it starts.
 """
 
 import hashlib

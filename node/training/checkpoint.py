@@ -1,4 +1,5 @@
-"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit.
+"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit,
+on as many threads.
 
 Files are written and fsynced into a directory that the caller made; moving it into place in one
 step, and remembering which one is current, is the caller's part.

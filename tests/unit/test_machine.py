@@ -34,7 +34,19 @@ with counted(Path(sys.argv[1])) as count:
 
 @pytest.mark.parametrize(
     ("cores", "nodes", "threads"),
-    [(1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 2, 2), (4, 3, 1), (2, 3, 1), (16, 3, 5), (8, 0, 7)],
+    [
+        (1, 1, 1),
+        (2, 1, 1),
+        (4, 1, 3),
+        (4, 2, 2),
+        (4, 3, 1),
+        (2, 3, 1),
+        (16, 3, 5),
+        (8, 0, 7),
+        (8, 1, 7),
+        (8, 2, 4),
+        (8, 3, 2),
+    ],
 )
 def test_nodes_share_the_cores(cores: int, nodes: int, threads: int) -> None:
     assert threads_of(cores, nodes) == threads
