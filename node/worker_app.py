@@ -131,6 +131,7 @@ class PolicyHost:
                         *(spec, config.data_dir, directory, config.engine_update),
                         merges=config.merges_adapters,
                         quantization=config.engine_quantization,
+                        gpu_memory_share=config.engine_gpu_share,
                         tell=self._tell,
                     )
             else:

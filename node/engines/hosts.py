@@ -259,10 +259,12 @@ async def open_vllm_host(
     *,
     merges: bool,
     quantization: Quantisation = "none",
+    gpu_memory_share: float | None = None,
     tell: Tell | None = None,
 ) -> VllmHost:
-    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. For `tell` see
-    `VllmEngine`.
+    """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. The reference
+    is on the CPU: of a GPU's memory vLLM takes nearly all, unless it is given a share. For `tell`
+    see `VllmEngine`.
 
     Raises:
         ConfigError, ChildFailed: it does not start.
@@ -286,7 +288,7 @@ async def open_vllm_host(
             reference=reference.logprobs,
             adapter=adapter,
             quantization=quantization,
-            gpu_memory_share=GPU_MEMORY_SHARE_ALONE,  # the reference is on the CPU
+            gpu_memory_share=gpu_memory_share or GPU_MEMORY_SHARE_ALONE,
             tell=tell,
         )
         await engine.start()

@@ -82,13 +82,13 @@ class Lender:
                 return f"the trainer does not hold {name} as its files do"
         try:
             self._tell({name: held[name].detach() for name in written})
-        except RuntimeError as error:  # of a driver or an allocator that exports no memory
+            line = f"{_place(policy.device)}\n".encode()
+            (directory / LENT).write_bytes(line + self._handles)
+        except (RuntimeError, OSError) as error:  # of drivers and allocators, or a full disk
             lines = str(error).splitlines() or [""]
             return f"this device does not share its memory ({lines[0]})"
         if policy.device.type == "cuda":
             torch.cuda.synchronize(policy.device)  # the last step, which wrote them
-        line = f"{_place(policy.device)}\n".encode()
-        (directory / LENT).write_bytes(line + self._handles)
         return None
 
     def _tell(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -112,6 +112,32 @@ def test_a_first_version_that_vllm_cannot_run_is_told_with_what_to_do(versions, 
     run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
+@pytest.mark.parametrize(("given", "taken"), [(None, 0.9), (0.3, 0.3)])
+def test_a_workers_vllm_takes_what_it_is_given_of_a_gpu(
+    versions, tmp_path, monkeypatch, given, taken
+):
+    asked: list[float] = []
+
+    async def refuse(*_, gpu_memory_share, **__) -> VllmEngine:
+        asked.append(gpu_memory_share)
+        raise ChildFailed("no server today")
+
+    monkeypatch.setattr("node.engines.hosts.make_vllm", refuse)
+    config = NodeConfig(
+        run=RUN, data_dir=tmp_path, threads=1, engine="vllm", engine_gpu_share=given
+    )
+
+    async def body():
+        host = PolicyHost(config)
+        with pytest.raises(ChildFailed, match="no server today"):
+            await host.load(versions[0])
+        await host.stop()
+
+    run(body)
+    assert asked == [taken]
+    assert children() == []
+
+
 def gpu_flags(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> str:
     """How a build of vLLM for GPUs would be started."""
     with monkeypatch.context() as patch:
