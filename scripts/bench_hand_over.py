@@ -32,7 +32,7 @@ from random_models import SHAPES
 from node.engines.policy_files import policy_files
 from node.engines.vllm_engine import open_vllm
 from node.engines.vllm_server import GPU_MEMORY_SHARE, gpu_share, is_cpu_build
-from node.training.process import TrainerProcess, open_trainer
+from node.training.process import open_trainer
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError
 
@@ -116,13 +116,19 @@ async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> li
                 version += 1
                 times = {"sleep_s": 0.0, "lend_s": 0.0}
                 if way == "slept":
-                    times["sleep_s"] = await _timed(engine.sleep)
+                    began = time.perf_counter()
+                    await engine.sleep()
+                    times["sleep_s"] = time.perf_counter() - began
                 await trainer.load(base / ("second" if version % 2 else "first"), version)
                 began = time.perf_counter()
                 directory = await files.export(trainer, version)
                 times["write_s"] = time.perf_counter() - began
                 if way != "files":
-                    times["lend_s"] = await _timed(_lender(trainer, directory))
+                    began = time.perf_counter()
+                    why_not = await trainer.lend(directory)
+                    times["lend_s"] = time.perf_counter() - began
+                    if why_not is not None:
+                        raise SystemExit(f"nothing lent: {why_not}")
                     await trainer.release()
                 began = time.perf_counter()
                 await engine.load(directory, version, lent=way != "files")
@@ -138,21 +144,6 @@ async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> li
             | {key: median(each[key] for each in taken[way]) for key in taken[way][0]}
             for way in ways
         ]
-
-
-def _lender(trainer: TrainerProcess, directory: Path) -> Any:
-    async def lend() -> None:
-        why_not = await trainer.lend(directory)
-        if why_not is not None:
-            raise SystemExit(f"nothing lent: {why_not}")
-
-    return lend
-
-
-async def _timed(job: Any) -> float:
-    began = time.perf_counter()
-    await job()
-    return time.perf_counter() - began
 
 
 def _print(size: str, row: dict[str, Any], copy: float) -> None:

@@ -20,10 +20,10 @@ from typing import BinaryIO, Final
 
 import trio
 
+from node.machine import SHARED_MEMORY
 from node.training.base import Trainer
 from swarm.errors import ChildFailed
 
-SHARED_MEMORY: Final = Path("/dev/shm")
 COPIES: Final = 2.2  # that shared memory must have room for: the old one, the new one, and a little
 _PREFIX = "policy-"
 _PARTIAL = ".partial"

@@ -28,7 +28,7 @@ def check_alike(old: Path, new: Path) -> None:
         ChildFailed: the weights of the two directories differ in names, shapes or types, or the
             new ones cannot be read. Checked before a load, which cannot be taken back.
     """
-    expected, found = _kinds(tensors_of(old)), _kinds(tensors_of(new))
+    expected, found = kinds_of(old), kinds_of(new)
     wrong = sorted(
         name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
     )
@@ -108,6 +108,15 @@ def tensors_of(directory: Path) -> Tensors:
     return tensors
 
 
+def kinds_of(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Types and shapes of a directory's tensors, by name.
+
+    Raises:
+        ChildFailed: as `tensors_of`.
+    """
+    return {name: (each.dtype, each.shape) for name, (_, each) in tensors_of(directory).items()}
+
+
 def _entries(path: Path) -> list[Entry]:
     with path.open("rb") as file:
         start = file.read(8)
@@ -116,10 +125,6 @@ def _entries(path: Path) -> list[Entry]:
     if end != path.stat().st_size:
         raise BadLayout(f"its header tells of {end} bytes, it has {path.stat().st_size}")
     return [entry for entry in entries if entry.dtype != HEADER_DTYPE]
-
-
-def _kinds(tensors: Tensors) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {name: (entry.dtype, entry.shape) for name, (_, entry) in tensors.items()}
 
 
 def _same(one: tuple[Path, Entry], other: tuple[Path, Entry]) -> bool:

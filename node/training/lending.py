@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from safetensors import safe_open
 from torch.multiprocessing import reductions
+
+from node.engines.weight_changes import kinds_of
 
 if TYPE_CHECKING:  # an engine borrows without what a policy needs
     from node.training.policy import Policy
@@ -76,7 +77,7 @@ class Lender:
         if policy.adapter is not None:
             return "in the files the adapter is merged"
         held = policy.model.state_dict()
-        written = _written(directory)
+        written = kinds_of(directory)
         for name, kind in written.items():
             if name not in held or _kind(held[name]) != kind:
                 return f"the trainer does not hold {name} as its files do"
@@ -147,14 +148,3 @@ def _place(device: torch.device) -> str:
 
 def _kind(tensor: torch.Tensor) -> tuple[str | None, tuple[int, ...]]:
     return _KINDS.get(tensor.dtype), tuple(tensor.shape)
-
-
-def _written(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes of the tensors in a directory's files, by name."""
-    found = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                part = file.get_slice(name)
-                found[name] = (part.get_dtype(), tuple(part.get_shape()))
-    return found

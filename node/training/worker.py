@@ -21,6 +21,7 @@ import torch
 
 from node.engines.base import Sampling
 from node.engines.torch_engine import Generation
+from node.machine import THREADS_DEFAULT_MAX
 from node.training import checkpoint, lending, memory, rescoring, wire
 from node.training.adapter_files import is_adapter
 from node.training.base import PolicyInfo, TrainingGroup, TrainReport
@@ -30,7 +31,6 @@ from node.training.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
-THREADS_DEFAULT_MAX: Final = 8
 NICENESS: Final = 10  # the node's event loop comes first
 SESSIONS_MAX: Final = 1  # generations begun and not ended; each may hold `CACHE_BYTES_MAX`
 _PARENT_CHECK_S: Final = 1.0
