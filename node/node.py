@@ -38,6 +38,7 @@ from swarm.identity import Identity
 from swarm.ledger import Ledger
 from swarm.pool import Pool, PoolStatistics
 from swarm.transport.base import Gate, Transport
+from swarm.transport.places import PlaceFigures
 from swarm.warden import Warden
 
 LONELY_PEERS = 4  # of the run; with fewer, more are looked for everywhere
@@ -346,8 +347,17 @@ class Node:
             bans=self._ban_statuses(),
             notes=(*self.notes.values(), *self.discovery.notes),
             groups_quantised=last.groups_quantised if last else 0,
+            door=self._door(),
         )
         return self._of_learners_run(snapshot)
+
+    def _door(self) -> PlaceFigures | None:
+        """The transport's figures, with whom our own rules refused."""
+        door = self._transport.door
+        if door is None:
+            return None
+        refused = {why.replace(" ", "_"): n for why, n in self.warden.refused_connections.items()}
+        return replace(door, turned_away=door.turned_away | refused)
 
     def _of_learners_run(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         """With what a learner or its worker has done, where the run has a learner."""

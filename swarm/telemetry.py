@@ -51,6 +51,7 @@ class Alarm(StrEnum):
     DISK_LOW = "disk_low"
     MEMORY_LOW = "memory_low"
     CLOCK_SKEW = "clock_skew"
+    REFUSING_NEWCOMERS = "refusing_newcomers"  # all places for connections are taken
     VERSION_SPLIT = "version_split"  # workers far behind the published version
 
 
@@ -85,6 +86,10 @@ ADVICE: Final[Mapping[Alarm, str]] = {
         "End other programs on this machine, or take a smaller model or fewer groups in a round."
     ),
     Alarm.CLOCK_SKEW: "Set this machine's clock by NTP: groups dated wrongly are refused.",
+    Alarm.REFUSING_NEWCOMERS: (
+        "Look in `swarm-node status` whose connections they are; where they are strangers', a "
+        "firewall rule for that address helps, and so does a private swarm."
+    ),
     Alarm.VERSION_SPLIT: (
         "Look at the broadcast of the worker that is behind: its link, its disk, its notes."
     ),
@@ -116,6 +121,10 @@ def _named(*metrics: Metric) -> Mapping[str, Metric]:
 METRICS: Final = _named(
     Metric("uptime_s", "gauge", "seconds since this process started"),
     Metric("peers", "gauge", "connected peers"),
+    Metric("connections", "gauge", "connections that have a place"),
+    Metric("connections_max", "gauge", "places for connections"),
+    Metric("largest_origin_connections", "gauge", "connections of the address that has most"),
+    Metric("turned_away_total", "counter", "newcomers that were refused, by reason", "reason"),
     Metric("bytes_in_total", "counter", "bytes from peers"),
     Metric("bytes_out_total", "counter", "bytes to peers"),
     Metric("protocol_bytes_in_total", "counter", "bytes from peers, by protocol", "protocol"),

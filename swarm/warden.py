@@ -33,6 +33,7 @@ class WardenRules:
     (a laboratory, a demonstration on one machine), so that a private block has more of them."""
 
     connections_per_block_max: int = 32
+    connections_per_address_max: int = 16  # of a public block
     connections_per_private_block_max: int = 128  # half of what the transport takes in all
     relayed_connections_max: int = 64  # whoever made them all has no more of the transport's 256
     trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
@@ -99,17 +100,18 @@ class Warden:
             if is_shared
             else rules.connections_per_private_block_max
         )
-        others = (each for each in self._transport.peers() if each != peer)
-        if sum(block_of(self._transport.ip_of(each)) == block for each in others) >= most:
+        near = [other for _, other in self._transport.connections() if block_of(other) == block]
+        if len(near) >= most:
             return "too many of one block"
+        if is_shared and near.count(ip) >= rules.connections_per_address_max:
+            return "too many of one address"
         share = block if is_shared else None
         if self._quotas.take(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
             return "too often"
         return None
 
     def _relayed_objection(self, peer: PeerId, now: float) -> str | None:
-        others = (each for each in self._transport.peers() if each != peer)
-        relayed = sum(block_of(self._transport.ip_of(each)) is None for each in others)
+        relayed = sum(block_of(ip) is None for _, ip in self._transport.connections())
         if relayed >= self._rules.relayed_connections_max:
             return "too many through relays"
         if self._quotas.take(Kind.CONNECT, peer, RELAYED, now) is not Verdict.GRANTED:

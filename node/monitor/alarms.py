@@ -34,6 +34,8 @@ PRODUCERS_MIN: Final = 3  # connected: of two, one always makes most
 REJECTS_MIN: Final = 20
 REJECTS_SHARE: Final = 0.5  # of what came
 FUTURE_PEERS_MIN: Final = 3  # fewer may be wrong themselves; a worker has a note for its learner's
+TURNED_AWAY_MIN: Final = 3  # newcomers; one may have come in a busy moment
+NO_PLACE: Final = ("full", "handshakes", "too_many_of_one_block", "too_many_of_one_address")
 DISK_FREE_BYTES_MIN: Final = 2 << 30
 DISK_CRITICAL_BYTES: Final = 256 << 20
 MEMORY_BYTES_MIN: Final = 512 << 20
@@ -262,6 +264,21 @@ def _reject_storm(past: Past) -> Finding | None:
     )
 
 
+def _refusing_newcomers(past: Past) -> Finding | None:
+    rises = _labelled_rise(past.recent, "turned_away_total")
+    full = sum(rises.get(why, 0.0) for why in NO_PLACE)
+    if full < TURNED_AWAY_MIN:
+        return None
+    now = past.now
+    return Finding(
+        "critical",
+        f"refusing newcomers: {_value(now, 'connections'):.0f} of "
+        f"{_value(now, 'connections_max'):.0f} places are taken, "
+        f"{_value(now, 'largest_origin_connections'):.0f} of them by one address; {full:.0f} were "
+        f"turned away within {_span_s(past.recent):.0f} s",
+    )
+
+
 def _low(name: str, what: str, warn: int, critical: int) -> Callable[[Past], Finding | None]:
     def check(past: Past) -> Finding | None:
         left = past.now.metrics.get(name)
@@ -331,5 +348,6 @@ CHECKS: Final[dict[Alarm, Callable[[Past], Finding | None]]] = {
         "memory_available_bytes", "of memory are left", MEMORY_BYTES_MIN, MEMORY_CRITICAL_BYTES
     ),
     Alarm.CLOCK_SKEW: _clock_skew,
+    Alarm.REFUSING_NEWCOMERS: _refusing_newcomers,
     Alarm.VERSION_SPLIT: _version_split,
 }

@@ -6,6 +6,8 @@ The event log is `events.jsonl` in the data directory: one JSON object a line, e
 
 from dataclasses import dataclass, field
 
+from swarm.transport.places import PlaceFigures
+
 
 @dataclass(frozen=True, slots=True)
 class Started:
@@ -276,3 +278,4 @@ class StatusSnapshot:
     work: WorkDone | None = None  # a worker's last
     staleness_bound: int | None = None  # S, of a run with a learner
     groups_quantised: int = 0  # of those last trained on: by engines with quantised weights
+    door: PlaceFigures | None = None  # who has the places for connections

@@ -84,6 +84,24 @@ def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
     }
 
 
+def door_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
+    """Metrics of the places for connections."""
+    door = snapshot.door
+    if door is None:
+        return {}
+    return {
+        "connections": float(door.connections),
+        "connections_max": float(door.connections_max),
+        "largest_origin_connections": float(door.of_largest),
+    }
+
+
+def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
+    """Newcomers that were refused, by reason."""
+    door = snapshot.door
+    return {} if door is None else {why: float(count) for why, count in door.turned_away.items()}
+
+
 def round_metrics(record: RoundDone, snapshot: StatusSnapshot) -> dict[str, float]:
     """Metrics of a round of SAPO."""
     return {
@@ -304,6 +322,7 @@ class Reporter:
             "protocol_bytes_in_total": {name: float(each[0]) for name, each in protocols.items()},
             "protocol_bytes_out_total": {name: float(each[1]) for name, each in protocols.items()},
             "rejected_total": {name: float(each) for name, each in snapshot.rejected.items()},
+            "turned_away_total": turned_away(snapshot),
             **extras.labelled,
         }
         return NodeReport(
@@ -329,13 +348,17 @@ class Reporter:
         self, snapshot: StatusSnapshot, traffic: Traffic, machine: Machine
     ) -> dict[str, float]:
         counters = traffic.counters
-        metrics = status_metrics(snapshot) | {
-            "peers": float(len(traffic.connected)),
-            "adverts_in_total": float(counters.messages_in[adverts_topic(self._run_id)]),
-            "fetches_total": float(counters.messages_out[ROLLOUTS_PROTOCOL]),
-            "errors_total": float(self._errors),
-            "memory_available_bytes": float(machine.memory_available_bytes),
-        }
+        metrics = (
+            status_metrics(snapshot)
+            | door_metrics(snapshot)
+            | {
+                "peers": float(len(traffic.connected)),
+                "adverts_in_total": float(counters.messages_in[adverts_topic(self._run_id)]),
+                "fetches_total": float(counters.messages_out[ROLLOUTS_PROTOCOL]),
+                "errors_total": float(self._errors),
+                "memory_available_bytes": float(machine.memory_available_bytes),
+            }
+        )
         if machine.disk_free_bytes is not None:
             metrics["disk_free_bytes"] = float(machine.disk_free_bytes)
         if self._round is not None:

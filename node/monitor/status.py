@@ -227,6 +227,7 @@ def _node_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         ("now", now_line(s)),
         *_done_lines(s),
         *_pool_lines(s),
+        *_door_lines(s),
         ("traffic", f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out"),
     ]
     for protocol, (taken, given) in sorted(s.bytes_by_protocol.items()):
@@ -275,6 +276,23 @@ def _pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
             f"{s.accepted} groups accepted, {sum(s.rejected.values())} rejected",
         ),
     ]
+
+
+def _door_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """Who has the places for connections, where that is worth a look."""
+    door = s.door
+    if door is None:
+        return []
+    text = f"{door.connections} of {door.connections_max} places"
+    if door.handshakes:
+        text += f", {door.handshakes} of {door.handshakes_max} being admitted"
+    if 2 * door.connections >= door.connections_max:
+        text += f", {door.of_largest} of them {printable(door.largest_origin, 40)}"
+    away = sum(door.turned_away.values())
+    if away:
+        most = max(door.turned_away, key=lambda why: (door.turned_away[why], why))
+        text += f"; {away} newcomers refused, most as {printable(most, 40)}"
+    return [("connections", text)]
 
 
 def _held_out(s: StatusSnapshot) -> str:

@@ -17,6 +17,7 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
+from swarm.transport.places import PlaceFigures
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """Serves one request: (who asks, request bytes) -> response bytes.
@@ -187,6 +188,16 @@ class Transport(Protocol):
 
     def peers(self) -> tuple[PeerId, ...]:
         """Peers with a live connection, in order of their ids."""
+        ...
+
+    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
+        """Each connection that has a place, with its peer and its IP address as `ip_of` has it. A
+        peer may have several."""
+        ...
+
+    @property
+    def door(self) -> PlaceFigures | None:
+        """Who has the places for connections; None where they are not bounded."""
         ...
 
     def ip_of(self, peer: PeerId) -> str | None:

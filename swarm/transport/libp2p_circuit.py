@@ -25,14 +25,15 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF
-from libp2p.utils import encode_delim, encode_varint_prefixed
+from libp2p.utils import encode_varint_prefixed
 
 from swarm.blocks import Block, block_of, is_public
 from swarm.budget import ByteBudget
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.quotas import Kind, Quotas, Verdict
-from swarm.transport.libp2p_streams import MULTISTREAM, READ_BYTES, Reader, reset
+from swarm.transport.libp2p_negotiation import Reader, agree, proposal
+from swarm.transport.libp2p_streams import READ_BYTES, reset
 from swarm.transport.libp2p_yamux import MuxedConnection
 
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
@@ -93,7 +94,7 @@ class Call:
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
-        self.reader = Reader(stream)
+        self.reader = Reader(stream, READ_BYTES)
 
     @classmethod
     async def open(cls, conn: SwarmConn, protocol: str, first: Message) -> "Call":
@@ -107,18 +108,12 @@ class Call:
         assert isinstance(conn.muxed_conn, MuxedConnection)
         call = cls(await conn.muxed_conn.open_stream())
         try:
-            wanted = encode_delim(MULTISTREAM.encode()) + encode_delim(protocol.encode())
-            await call.stream.write(wanted + encoded(first))
-            await call._agree_on(protocol)
+            await call.stream.write(proposal(protocol) + encoded(first))
+            await agree(call.reader, protocol)
         except BaseException:
             await call.drop()
             raise
         return call
-
-    async def _agree_on(self, protocol: str) -> None:
-        for expected in (MULTISTREAM, protocol):
-            if await self.reader.choice() != expected:
-                raise RequestRefused(f"{protocol} is not served")
 
     async def send(self, message: Message) -> None:
         await self.stream.write(encoded(message))
@@ -214,7 +209,7 @@ async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
     Raises:
         RemoteProtocolError: it does not keep to the protocol.
     """
-    reader = Reader(stream)
+    reader = Reader(stream, READ_BYTES)
     with trio.fail_after(MESSAGE_TIMEOUT_S):
         message = await read_message(reader, pb.StopMessage)
         if message.type != pb.StopMessage.CONNECT or not message.peer.id:
@@ -282,7 +277,7 @@ class Relay:
         """One inbound hop stream, to the end of the circuit that it becomes."""
         raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
         asker = stream.muxed_conn.peer_id
-        reader = Reader(raw)
+        reader = Reader(raw, READ_BYTES)
         try:
             with trio.fail_after(MESSAGE_TIMEOUT_S):
                 message = await read_message(reader, pb.HopMessage)

@@ -11,7 +11,7 @@ some; and one malformed message ends the whole host.
 import logging
 import secrets
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -35,9 +35,11 @@ from libp2p.utils import encode_varint_prefixed
 from swarm.budget import ByteBudget
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.transport.base import GOSSIP_BYTES_MAX
+from swarm.transport.libp2p_hard_host import HardHost
 from swarm.transport.libp2p_streams import finish, reset
-from swarm.transport.libp2p_workarounds import HardHost, Workarounds
-from swarm.transport.libp2p_yamux import MuxedConnection, Stream
+from swarm.transport.libp2p_workarounds import Workarounds
+from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection, Stream
+from swarm.transport.metering import ENTRY_S, MESSAGE_S, RPC_S, UNMETERED, Payer
 
 MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
@@ -45,12 +47,13 @@ HEARTBEAT_S = 1
 PRUNE_BACK_OFF_S = 5
 PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
-RPC_BYTES_MAX = 1_048_576
+RPC_BYTES_MAX = 262_144  # four messages of the largest size; more than all offers of one second
+CONTROL_ENTRIES_MAX = 1_024  # of one RPC; an honest one has one of each kind for each topic
 RPC_TIMEOUT_S = 60.0  # from the first byte of one to its last
 MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
-IDS_PER_RPC_MAX = 2_048  # of messages that a peer offers, or wants
+IDS_PER_RPC_MAX = 2_048  # of messages that a peer offers, and as many that it wants
 ID_BYTES_MAX = 256
 BACK_OFF_S_MAX = 600
 BACK_OFFS_MAX = 1_024  # peers of one topic
@@ -102,6 +105,7 @@ class Router(GossipSub):
         # upstream appends the time of each message and never removes one
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
         self._answer_budgets: OrderedDict[ID, ByteBudget] = OrderedDict()
+        self.ids_looked_at = 0  # of messages, in what peers offered and wanted
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
         """Upstream keeps up to 1,000 whole messages for this; our payloads carry signatures."""
@@ -136,7 +140,7 @@ class Router(GossipSub):
 
     async def handle_rpc(self, rpc: rpc_pb2.RPC, sender_peer_id: ID) -> None:
         rpc.ClearField("senderRecord")
-        trim_control(rpc, self.mesh)
+        self.ids_looked_at += trim_control(rpc, self.mesh)
         await super().handle_rpc(rpc, sender_peer_id)
         for peers in self.back_off.values():  # upstream keeps each that ever pruned us
             while len(peers) > BACK_OFFS_MAX:
@@ -193,36 +197,56 @@ class Router(GossipSub):
         super().send_rpc(peer_id, rpc, priority)
 
 
-def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> None:
-    """Leave of the control messages what version 1.1 needs for our topics, and no more of it than
-    an honest peer sends.
+def check_size(rpc: rpc_pb2.RPC) -> None:
+    """Whether there is no more in a message than an honest peer puts there. Counts, walks nothing.
 
-    Upstream remembers every topic that is named; dials whom a prune names, at the addresses that it
-    names; stores address records and the ids of messages that a later version does not want; and
-    handles an id as often as it is repeated.
+    Raises:
+        RemoteProtocolError: there is.
+    """
+    control = rpc.control
+    wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
+    entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
+    if entries > CONTROL_ENTRIES_MAX:
+        raise RemoteProtocolError(Reject.FLOOD, f"{entries} entries in one gossip message")
+
+
+def trim_control(rpc: rpc_pb2.RPC, topics: Container[str]) -> int:
+    """Leave of the control messages what version 1.1 needs for our topics, and no more of it than
+    an honest peer sends. Returns how many ids were looked at.
+
+    What a peer sized is cut before it is walked. Upstream remembers every topic that is named;
+    dials whom a prune names, at the addresses that it names; stores address records and the ids of
+    messages that a later version does not want; and handles an id as often as it is repeated.
     """
     rpc.ClearField("senderRecord")
     control = rpc_pb2.ControlMessage()
+    offered = 0
     for offer in _about(topics, rpc.control.ihave):
-        ids = _some_ids(offer.messageIDs)
-        control.ihave.append(rpc_pb2.ControlIHave(topicID=offer.topicID, messageIDs=ids))
+        ids = offer.messageIDs[: IDS_PER_RPC_MAX - offered]
+        offered += len(ids)
+        entry = rpc_pb2.ControlIHave(topicID=offer.topicID, messageIDs=_some_ids(ids))
+        control.ihave.append(entry)
     control.graft.extend(_about(topics, rpc.control.graft))
     for prune in _about(topics, rpc.control.prune):
         back_off_s = min(prune.backoff, BACK_OFF_S_MAX)
         control.prune.append(rpc_pb2.ControlPrune(topicID=prune.topicID, backoff=back_off_s))
-    wanted = _some_ids([each for entry in rpc.control.iwant for each in entry.messageIDs])
+    wanted: list[bytes] = []
+    for want in rpc.control.iwant[:TOPICS_PER_PEER_MAX]:
+        wanted += want.messageIDs[: IDS_PER_RPC_MAX - len(wanted)]
     if wanted:
-        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=wanted))
+        control.iwant.append(rpc_pb2.ControlIWant(messageIDs=_some_ids(wanted)))
     rpc.control.CopyFrom(control)
+    return offered + len(wanted)
 
 
-def _about(topics: Container[str], entries: Iterable[Any]) -> list[Any]:
-    return [entry for entry in entries if entry.topicID in topics][:TOPICS_PER_PEER_MAX]
+def _about(topics: Container[str], entries: Sequence[Any]) -> list[Any]:
+    some = entries[:CONTROL_ENTRIES_MAX]
+    return [entry for entry in some if entry.topicID in topics][:TOPICS_PER_PEER_MAX]
 
 
-def _some_ids(ids: Iterable[bytes]) -> list[bytes]:
-    """Each id once, and no more than `IDS_PER_RPC_MAX`."""
-    return [each for each in dict.fromkeys(ids) if len(each) <= ID_BYTES_MAX][:IDS_PER_RPC_MAX]
+def _some_ids(ids: Sequence[bytes]) -> list[bytes]:
+    """Each id once, and none that is too long."""
+    return [each for each in dict.fromkeys(ids) if len(each) <= ID_BYTES_MAX]
 
 
 class SeenMessages:
@@ -300,6 +324,7 @@ class Gossip(Pubsub):
         )
         self.seen_messages.stop()
         self.seen_messages = cast("Any", SeenMessages())
+        self._mesh = router
         self._admit = admit
         self._deliver = deliver
         self._blame = blame
@@ -372,44 +397,61 @@ class Gossip(Pubsub):
                 raise StreamError(f"the rest of a message did not come in {RPC_TIMEOUT_S:.0f} s")
             rpc = _parsed(bytes(buffer[end[0] : end[1]]))
             del buffer[: end[1]]
+            check_size(rpc)
             await self._take(peer_id, rpc)
 
+    def _payer_of(self, peer_id: ID) -> Payer:
+        """To whose account the work for a peer's messages is put."""
+        stream = self._inbound.get(peer_id)
+        muxed = None if stream is None else stream.muxed_conn
+        return muxed.payer if isinstance(muxed, HardYamux) else UNMETERED
+
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
+        payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
+        payer.owe(RPC_S + len(rpc.publish) * ENTRY_S)
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
             log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
         for message in rpc.publish[:MESSAGES_PER_RPC_MAX]:
-            await self.push_msg(peer_id, message)
+            if await self._judge(peer_id, message) and payer.owe(MESSAGE_S):
+                await payer.pay()
             await trio.lowlevel.checkpoint()  # a rejected message waits for nothing
         for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
             if len(subscription.topicid) <= TOPIC_CHARS_MAX:
                 self.handle_subscription(peer_id, subscription)
         if rpc.HasField("control"):
             await self.router.handle_rpc(rpc, peer_id)
-        if not rpc.publish:
+        if payer.owe((self._mesh.ids_looked_at - before) * ENTRY_S):
+            await payer.pay()
+        elif not rpc.publish:
             await trio.lowlevel.checkpoint()
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
+        """As `_judge`."""
+        await self._judge(msg_forwarder, msg)
+
+    async def _judge(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> bool:
         """Judge one message, deliver it here if it is another's, and forward it if it is good.
+        Returns whether there was anything to judge.
 
         Everybody checks what is checked here before forwarding it, and finds the same: so it is the
         forwarder's offence. What is wrong inside is for `_deliver` to find, and its maker's.
         """
         if self._is_msg_seen(msg):
-            return
+            return False
         own, topic = msg_forwarder == self.my_id, msg.topicIDs[0] if msg.topicIDs else ""
         if not own:
             if topic not in self.topic_ids or ID(msg.from_id) == self.my_id:
-                return  # we may have left the topic, or been restarted
+                return False  # we may have left the topic, or been restarted
             if not self._admit(msg_forwarder, topic):
-                return  # and is not known from now on: others may bring it, and in order
+                return False  # and is not known from now on: others may bring it, and in order
             offence = offence_of(msg)
             if offence is not None:
                 self._blame(msg_forwarder, offence)
-                return
+                return True
         self._mark_msg_seen(msg)
-        if not own and not self._deliver(msg_forwarder, topic, msg.data):
-            return
-        await self.router.publish(msg_forwarder, msg)
+        if own or self._deliver(msg_forwarder, topic, msg.data):
+            await self.router.publish(msg_forwarder, msg)
+        return True
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
         """Upstream opens two streams where two connections come at once; a peer resets one."""

@@ -23,7 +23,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from swarm.blocks import block_of, is_public
+from swarm.blocks import Block, block_of, is_public
 from swarm.errors import (
     ConfigError,
     LocalProtocolError,
@@ -34,7 +34,7 @@ from swarm.errors import (
     RequestTimeout,
 )
 from swarm.identity import Identity, PeerId
-from swarm.quotas import RELAYED
+from swarm.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -65,7 +65,9 @@ from swarm.transport.libp2p_addresses import (
     usable,
 )
 from swarm.transport.libp2p_circuit import dial_through
+from swarm.transport.libp2p_front_door import BoundedRawConnection, HardSwarm, remote_ip
 from swarm.transport.libp2p_gossip import Gossip, Router
+from swarm.transport.libp2p_hard_host import HardHost
 from swarm.transport.libp2p_reach import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p_streams import (
     INLINE_BYTES_MAX,
@@ -75,22 +77,17 @@ from swarm.transport.libp2p_streams import (
     receive,
     reset,
 )
-from swarm.transport.libp2p_workarounds import (
-    ALL_WORKAROUNDS,
-    BoundedRawConnection,
-    HardHost,
-    HardSwarm,
-    Workarounds,
-    remote_ip,
-    require_version,
-)
+from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS, Workarounds, require_version
 from swarm.transport.libp2p_yamux import MuxedConnection, Stream
+from swarm.transport.places import PlaceFigures
 from swarm.transport.serving import Place, Served, Share
 
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 IDS_KEPT_MAX = 1_024
+ANSWER_BYTES_LARGE = 16_384  # an answer that is worth its stream: asking for it is no small work
+PLAIN_PROTOCOLS = frozenset(("/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"))
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +127,7 @@ class Libp2pTransport:
         self._served: dict[str, Served] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
+        self._plain_quotas = Quotas()  # of what libp2p serves by itself
         self._gate: Gate | None = None
         self._report: Report | None = None
         self._network = HardSwarm(
@@ -168,6 +166,13 @@ class Libp2pTransport:
     def reach(self) -> ReachSummary | None:
         """What is known of being reached; None where nothing is done about it."""
         return None if self._reach is None else self._reach.summary
+
+    @property
+    def door(self) -> PlaceFigures | None:
+        return self._network.places.figures()
+
+    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
+        return tuple(self._network.places.admitted())
 
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._connection(peer)}
@@ -305,12 +310,14 @@ class Libp2pTransport:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
                     protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
-                stream.set_protocol(TProtocol(protocol))
-                handler = handlers[TProtocol(protocol)]
-                assert handler is not None
-                await inbound.hand_over()
-                await handler(stream)
-                return
+                if self._serves_plain(peer, protocol):
+                    stream.set_protocol(TProtocol(protocol))
+                    handler = handlers[TProtocol(protocol)]
+                    assert handler is not None
+                    await inbound.hand_over()
+                    await handler(stream)
+                    return
+                protocol = None
         except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
             log.debug("stream of %s reset: %r", peer, error)
             if isinstance(error, RemoteProtocolError):
@@ -323,6 +330,18 @@ class Libp2pTransport:
                 await self._serve_stream(inbound, peer, protocol, self._served[protocol])
             except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
                 self._nursery.start_soon(_raise, error)
+
+    def _serves_plain(self, peer: PeerId, protocol: str) -> bool:
+        """Whether a peer may have what libp2p serves by itself, once more."""
+        if protocol not in PLAIN_PROTOCOLS:
+            return True
+        share = self._share_of(peer)
+        block = None if share == peer else Block(share)
+        now_s = trio.current_time()
+        if self._plain_quotas.take(Kind.IDENTIFY, peer, block, now_s) is Verdict.GRANTED:
+            return True
+        self._counters.refused[protocol] += 1
+        return False
 
     async def _serve_stream(
         self, inbound: InboundStream, peer: PeerId, protocol: str, served: Served
@@ -396,6 +415,8 @@ class Libp2pTransport:
             finally:
                 served.sent(peer, len(response))
             self._counters.count_out(protocol, len(response), peer)
+            if len(response) >= ANSWER_BYTES_LARGE:
+                inbound.refund()
         if place.scope.cancelled_caught:
             self._counters.refused[protocol] += 1
             if place.answering_since_s is None:

@@ -50,6 +50,9 @@ UNSENT_BYTES = 32_768  # of ours that the kernel holds and has not sent once yet
 RELAYED_STEP_BYTES = 65_536  # written at a time where there is no socket of ours
 HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
+RECORDS_PER_TURN = 256  # that are decrypted at a time; a read of the socket may bring 14,000
+NEGOTIATION_RECORDS_MAX = 64  # until the muxer is agreed on; an honest peer sends two or three
+RECORD_BYTES_SMALL = 1_024  # a record that carries less is small
 IS_LINUX = sys.platform == "linux"
 
 
@@ -74,16 +77,24 @@ class Noise(ISecureTransport):
         self._payload = NoiseHandshakePayload(keys.public_key, signature).serialize()
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
-        return await self._secure(conn, None)
+        return await self.secure(conn, None)
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID) -> ISecureConn:
-        return await self._secure(conn, peer_id)
+        return await self.secure(conn, peer_id)
 
-    async def _secure(self, conn: IRawConnection, expected: ID | None) -> ISecureConn:
-        """Raises `NoiseFailure` for all that a peer can do wrong."""
+    async def secure(
+        self, conn: IRawConnection, expected: ID | None, read_ahead: bytes = b""
+    ) -> ISecureConn:
+        """Shake hands; with `expected` as the side that dialled. `read_ahead` has been read of the
+        connection already.
+
+        Raises:
+            NoiseFailure: for all that a peer can do wrong.
+        """
         handshake = _Handshake(
             conn, self._static, self._network_key, initiator=expected is not None
         )
+        handshake.rest = read_ahead
         try:
             with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                 key = await handshake.run(self._payload)
@@ -212,30 +223,45 @@ class NoiseSession(SecureSession):
         self._sealer, self._opener = handshake.ciphers()
         self._sent = 0
         self._received = 0
-        self._sealed = b""  # the start of a record whose end has not come yet
+        self._sealed = memoryview(handshake.rest)  # what has come and is not decrypted yet
         self._opened: deque[memoryview] = deque()
         self._opened_bytes = 0
         self._wakes_at = 1
         if IS_LINUX and isinstance(self._tcp, trio.SocketStream):
             self._tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        self._open_records(handshake.rest)
 
     async def read(self, n: int | None = None) -> bytes:
-        """Exactly `n` bytes, or what there is."""
+        """Exactly `n` bytes, or what there is: for what is agreed on before the muxer takes over.
+
+        Raises:
+            ConnectionClosedError: the connection is over, or its peer goes on talking.
+        """
         while self._opened_bytes < (1 if n is None else n):
-            await self._fetch()
+            if self._received >= NEGOTIATION_RECORDS_MAX:
+                raise ConnectionClosedError("too many Noise records", transport="tcp")
+            await self._fetch_record()
+            self._open_records(1)
         return self._take(self._opened_bytes if n is None else n)
 
-    async def receive(self) -> list[memoryview]:
-        """All that has been decrypted: at least one piece."""
-        while not self._opened:
-            await self._fetch()
+    async def receive(self) -> tuple[list[memoryview], int]:
+        """What comes next, and how many of its records are small. Waits for one record at least,
+        which may be empty, and decrypts no more than `RECORDS_PER_TURN`."""
+        small = 0
+        if not self._opened:
+            await self._fetch_record()
+            small = self._open_records(RECORDS_PER_TURN)
         pieces = list(self._opened)
         self._opened.clear()
         self._opened_bytes = 0
-        return pieces
+        return pieces, small
+
+    async def _fetch_record(self) -> None:
+        """Read on until there is a whole record."""
+        while self._lacking() > 0:
+            await self._fetch()
 
     async def _fetch(self) -> None:
+        self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
         if self._tcp is None:
             data = await self._raw.read(SOCKET_READ_BYTES)
         else:
@@ -245,11 +271,10 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError(str(error), transport="tcp") from error
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
-        self._open_records(self._sealed + data if self._sealed else data)
-        self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
+        self._sealed = memoryview(b"".join((self._sealed, data)) if self._sealed else data)
 
     def _lacking(self) -> int:
-        """Bytes without which nothing can be decrypted."""
+        """Bytes without which nothing can be decrypted; none where it is 0 or less."""
         if len(self._sealed) < LENGTH_BYTES:
             return 1
         end = LENGTH_BYTES + int.from_bytes(self._sealed[:LENGTH_BYTES], "big")
@@ -262,10 +287,11 @@ class NoiseSession(SecureSession):
             self._tcp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
             self._wakes_at = count
 
-    def _open_records(self, data: bytes) -> None:
-        view = memoryview(data)
-        at = 0
-        while len(view) - at >= LENGTH_BYTES:
+    def _open_records(self, records_max: int) -> int:
+        """Decrypt the records that are whole. Returns how many of them are small."""
+        view = self._sealed
+        at = small = 0
+        while records_max and len(view) - at >= LENGTH_BYTES:
             start = at + LENGTH_BYTES
             end = start + int.from_bytes(view[at:start], "big")
             if end > len(view):
@@ -274,12 +300,17 @@ class NoiseSession(SecureSession):
                 record = self._opener.decrypt(_nonce(self._received), view[start:end], None)
             except InvalidTag:
                 raise ConnectionClosedError("forged Noise record", transport="tcp") from None
+            records_max -= 1
             self._received += 1
+            small += len(record) < RECORD_BYTES_SMALL
             if record:
                 self._opened.append(memoryview(record))
                 self._opened_bytes += len(record)
             at = end
-        self._sealed = data[at:]
+        rest = view[at:]
+        # A part of a record is copied, so as not to hold the whole read while its end is awaited.
+        self._sealed = memoryview(bytes(rest)) if records_max else rest
+        return small
 
     def _take(self, count: int) -> bytes:
         self._opened_bytes -= count

@@ -61,8 +61,9 @@ from swarm.transport.libp2p_circuit import (
     read_message,
     reserve,
 )
-from swarm.transport.libp2p_streams import Reader, reset
-from swarm.transport.libp2p_workarounds import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p_front_door import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p_negotiation import Reader
+from swarm.transport.libp2p_streams import READ_BYTES, reset
 from swarm.transport.libp2p_yamux import MuxedConnection
 from swarm.transport.observations import (
     ASK_AGAIN_S,
@@ -569,7 +570,7 @@ class Reach:
         return True
 
     async def _answer_punch(self, target: ID, raw: Any) -> None:
-        reader = Reader(raw)
+        reader = Reader(raw, READ_BYTES)
         with trio.fail_after(ASK_TIMEOUT_S):
             theirs = self._sensible((await read_message(reader, pb.HolePunch)).ObsAddrs)
             own = [address.to_bytes() for address in self._punch_addresses()]

@@ -34,6 +34,7 @@ from libp2p.stream_muxer.yamux.yamux import (
 from swarm.transport.frame_rates import FRAME_BYTES_SMALL, Ended, FrameError, FrameRates
 from swarm.transport.libp2p_buffers import Outbox, Piece, ReceiveBuffer
 from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX, NoiseSession
+from swarm.transport.metering import FRAME_S, RECORD_S, STREAM_S, Payer
 
 FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # its data fills whole records, and any window
 INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
@@ -181,9 +182,17 @@ class EventStream(YamuxStream):
 class HardYamux(MuxedConnection):
     """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
 
-    def __init__(self, conn: ISecureConn, peer_id: ID, on_end: OnEnd = ignore_end) -> None:
-        """`on_end` hears of it once if it is we who end the connection."""
+    def __init__(
+        self,
+        conn: ISecureConn,
+        peer_id: ID,
+        on_end: OnEnd = ignore_end,
+        payer: Payer | None = None,
+    ) -> None:
+        """`on_end` hears of it once if it is we who end the connection; `payer` is who pays for
+        what the peer has us do."""
         super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
+        self.payer = payer or Payer()
         self.outbox = Outbox()
         self._on_end = on_end
         self._why_ended: Ended | None = None
@@ -258,10 +267,12 @@ class HardYamux(MuxedConnection):
         """Read frames until the connection ends, by whatever side or fault."""
         try:
             while self.alive:
-                pieces = await self._receive()
+                pieces, small_records = await self._receive()
                 self._heard_s = trio.current_time()
                 for piece in pieces:
                     await self._take_piece(piece)
+                if self.payer.owe(small_records * RECORD_S):
+                    await self.payer.pay()
         except FrameError as error:
             if error.reason is not None:
                 self._tell_end(error.reason)
@@ -270,13 +281,14 @@ class HardYamux(MuxedConnection):
         finally:
             await self._cleanup_on_error()
 
-    async def _receive(self) -> list[memoryview]:
+    async def _receive(self) -> tuple[list[memoryview], int]:
+        """What comes next, and in how many small records."""
         if isinstance(self.secured_conn, NoiseSession):
             return await self.secured_conn.receive()
         data = await self.secured_conn.read()
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")
-        return [memoryview(data)]
+        return [memoryview(data)], 0
 
     async def _take_piece(self, piece: memoryview) -> None:
         at = 0
@@ -293,7 +305,7 @@ class HardYamux(MuxedConnection):
                 header = HEADER.unpack(self._head)
                 self._head.clear()
                 if self._count_frame(*header):
-                    await trio.lowlevel.checkpoint()  # a read may bring twenty thousand
+                    await self.payer.pay()  # a read may bring twenty thousand
                 opened = self._take_header(*header)
                 if opened is not None:
                     await self.new_stream_send_channel.send(opened)
@@ -303,9 +315,12 @@ class HardYamux(MuxedConnection):
     ) -> bool:
         """Whether it is time for other tasks to have their turn."""
         self._frames += 1
-        self._small_frames += kind != TYPE_DATA or length < FRAME_BYTES_SMALL
+        small = kind != TYPE_DATA or length < FRAME_BYTES_SMALL
+        self._small_frames += small
+        opens = kind in (TYPE_DATA, TYPE_WINDOW_UPDATE) and flags & FLAG_SYN
+        due = self.payer.owe(FRAME_S * small + (STREAM_S if opens else 0.0))
         if self._frames % FRAMES_PER_TURN:
-            return False
+            return due
         self._rates.small_frames(self._small_frames, trio.current_time())
         self._small_frames = 0
         return True

@@ -54,6 +54,7 @@ from swarm.transport.base import (
 )
 from swarm.transport.memory_gossip import Flight, Gossip, GossipEnd, Subscription
 from swarm.transport.memory_post import Post
+from swarm.transport.places import PlaceFigures
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs; None where it is the network's own."""
@@ -479,6 +480,15 @@ class MemoryTransport:
     def peers(self) -> tuple[PeerId, ...]:
         """Connected peers, in order of their ids."""
         return tuple(sorted(self._connections))
+
+    @property
+    def door(self) -> PlaceFigures | None:
+        """Simulated hosts have places for all."""
+        return None
+
+    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
+        """One connection for each peer, with its address."""
+        return tuple((peer, self.ip_of(peer)) for peer in self.peers())
 
     def ip_of(self, peer: PeerId) -> str | None:
         """The address that a connected peer was given when it joined."""

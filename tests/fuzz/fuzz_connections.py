@@ -36,9 +36,10 @@ from noise.connection import Keypair, NoiseConnection
 
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.messages import ROLLOUTS_PROTOCOL
+from swarm.transport.libp2p_front_door import BoundedRawConnection
+from swarm.transport.libp2p_negotiation import MULTISTREAM
 from swarm.transport.libp2p_noise import PROTOCOL_NAME
-from swarm.transport.libp2p_streams import MULTISTREAM, Sending, receive
-from swarm.transport.libp2p_workarounds import BoundedRawConnection
+from swarm.transport.libp2p_streams import Sending, receive
 from swarm.transport.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, HardYamux
 from tests.fuzz.fuzz_streams import request
 from tests.fuzz.rig import PATIENCE_S, Bench, Desk, End, pieces, run_case

@@ -51,8 +51,9 @@ from swarm.messages import (
 from swarm.transport.libp2p_addresses import parse_peer_address
 from swarm.transport.libp2p_circuit import HOP_PROTOCOL, STOP_PROTOCOL, encoded
 from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p_negotiation import MULTISTREAM
 from swarm.transport.libp2p_reach import PUNCH_PROTOCOL
-from swarm.transport.libp2p_streams import LENGTH, MULTISTREAM, STATUS, receive
+from swarm.transport.libp2p_streams import LENGTH, STATUS, receive
 from tests.fuzz import fuzz_codec
 from tests.fuzz.fuzz_codec import sealed
 from tests.fuzz.rig import RUN_ID, Bench, DeskStream, End, run_case

@@ -49,6 +49,7 @@ from swarm.transport.libp2p_host import Libp2pTransport
 from swarm.transport.libp2p_reach import ReachRules
 from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS
 from swarm.transport.libp2p_yamux import MuxedConnection, Stream
+from swarm.transport.places import PlaceFigures
 from tests.wire_samples import ALICE, BOB
 
 CAROL = Identity(bytes(range(2, 34)))  # the node; nothing that she signed is in any seed
@@ -197,6 +198,13 @@ class DeskTransport:
 
     def peers(self) -> tuple[PeerId, ...]:
         return self.connected
+
+    @property
+    def door(self) -> PlaceFigures | None:
+        return None
+
+    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
+        return tuple((peer, self.ip_of(peer)) for peer in self.connected)
 
     def ip_of(self, peer: PeerId) -> str | None:
         return "203.0.113.7"

@@ -16,10 +16,10 @@ from swarm.discovery import Discovery
 from swarm.errors import RemoteProtocolError
 from swarm.exchange import Exchange
 from swarm.transport import (
+    libp2p_front_door,
     libp2p_host,
     libp2p_noise,
     libp2p_streams,
-    libp2p_workarounds,
     libp2p_yamux,
     serving,
 )
@@ -242,7 +242,7 @@ def test_a_fault_in_the_handlers_is_found(fault: Callable[[Patch], None], messag
 
 
 def _handshake_raises(patch: Patch) -> None:
-    patch.setattr(libp2p_workarounds.HardUpgrader, "upgrade_security", _upstream_security)
+    patch.setattr(libp2p_front_door.HardUpgrader, "upgrade_security", _upstream_security)
 
 
 async def _upstream_security(self: Any, *arguments: Any) -> Any:

@@ -5,16 +5,16 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport import handshakes
-from swarm.transport.handshakes import (
+from swarm.transport import libp2p_front_door, places
+from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.places import (
+    CONNECTIONS_MAX,
     HANDSHAKES_MAX,
     OF_BLOCK_MAX,
     OF_PRIVATE_MAX,
     PATIENCE_S,
-    Handshakes,
+    Places,
 )
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.transport.libp2p_workarounds import CONNECTIONS_MAX
 from tests.support import run
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
@@ -22,7 +22,8 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 @pytest.mark.integration
 def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshakes, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(places, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(libp2p_front_door, "ADMISSION_TIMEOUT_S", 3_600.0)
 
     async def main() -> None:
         async with (
@@ -30,7 +31,6 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
             open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
             trio.open_nursery() as nursery,
         ):
-            a._network.connection_config.inbound_upgrade_timeout = 3_600.0  # type: ignore[attr-defined]
             port = int(a.own_addresses()[0].rpartition("/")[2])
             gone = 0
 
@@ -54,7 +54,7 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
                     await b.connect(a.addresses()[0], timeout_s=3.0)
                 except PeerUnreachable:  # all who wait are within their patience yet
                     await trio.sleep(0.1)
-            assert len(a._network._handshakes) <= OF_PRIVATE_MAX
+            assert a._network.places.handshakes <= OF_PRIVATE_MAX
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -62,35 +62,35 @@ def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_block_ends_its_own_handshakes_and_not_those_of_others() -> None:
     async def main() -> None:
-        places = Handshakes()
-        other = places.enter("198.51.100.1")
+        door = Places()
+        other = door.enter("198.51.100.1")
         assert other is not None
-        mine = [places.enter(f"203.0.113.{i}") for i in range(OF_BLOCK_MAX)]
+        mine = [door.enter(f"203.0.113.{i}") for i in range(OF_BLOCK_MAX)]
         assert None not in mine
-        assert places.enter("203.0.113.99") is None
+        assert door.enter("203.0.113.99") is None
         await trio.sleep(PATIENCE_S)
-        assert places.enter("203.0.113.99") is not None
+        assert door.enter("203.0.113.99") is not None
         cancelled = [each for each in (other, *mine) if each and each.scope.cancel_called]
         assert cancelled == mine[:1]
-        assert len(places) == 1 + OF_BLOCK_MAX
+        assert door.handshakes == 1 + OF_BLOCK_MAX
 
     run(main, virtual=True)
 
 
 def test_where_all_places_are_taken_the_largest_block_gives_way() -> None:
     async def main() -> None:
-        places = Handshakes()
-        many = [places.enter("203.0.113.1") for _ in range(OF_BLOCK_MAX)]
+        door = Places()
+        many = [door.enter("203.0.113.1") for _ in range(OF_BLOCK_MAX)]
         for i in range(HANDSHAKES_MAX - OF_BLOCK_MAX):
-            assert places.enter(f"10.0.{i}.1") is not None
+            assert door.enter(f"10.0.{i}.1") is not None
         await trio.sleep(PATIENCE_S)
-        newcomer = places.enter("198.51.100.1")
+        newcomer = door.enter("198.51.100.1")
         assert newcomer is not None
         assert [each.scope.cancel_called for each in many if each] == [True] + [False] * (
             OF_BLOCK_MAX - 1
         )
-        assert len(places) == HANDSHAKES_MAX
-        places.leave(newcomer)
-        assert len(places) == HANDSHAKES_MAX - 1
+        assert door.handshakes == HANDSHAKES_MAX
+        door.leave(newcomer)
+        assert door.handshakes == HANDSHAKES_MAX - 1
 
     run(main, virtual=True)

@@ -33,8 +33,8 @@ from swarm.transport.libp2p_circuit import (
     read_message,
 )
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p_negotiation import Reader
 from swarm.transport.libp2p_reach import PUNCH_PROTOCOL, PUNCH_ROUNDS, Reach, ReachRules
-from swarm.transport.libp2p_streams import Reader
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -538,7 +538,7 @@ def test_addresses_to_punch_at_that_are_nonsense_are_left_out(
 
     async def evil(stream: INetStream) -> None:
         raw = stream.muxed_stream  # type: ignore[attr-defined]
-        await read_message(Reader(raw), pb.HolePunch)
+        await read_message(Reader(raw, 4_096), pb.HolePunch)
         await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=NO_ADDRESSES)))
         await trio.sleep_forever()
 

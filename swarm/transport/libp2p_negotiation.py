@@ -1,0 +1,147 @@
+"""multistream-select: how two ends agree on what they speak next, with bounds.
+
+It is spoken three times: on a new socket about how to secure it, on the secured connection about
+the muxer, and on each stream about its protocol. Each message is a line with its length before it.
+Upstream collects a line of any announced length, tries as many protocols as a stranger likes, and
+writes what it could not understand into its errors.
+"""
+
+from collections.abc import Awaitable, Callable, Container
+from typing import Protocol
+
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.utils import encode_delim
+
+from swarm.errors import Reject, RemoteProtocolError, RequestRefused
+
+LINE_BYTES_MAX = 1_024
+LENGTH_SHIFTS = (0, 7)  # of the bytes of a length: two are enough for lines that short
+MULTISTREAM = "/multistream/1.0.0"
+NOT_SERVED = "na"
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Readable(Protocol):
+    """A socket, a secured connection or a stream."""
+
+    async def read(self, n: int | None = None) -> bytes: ...
+
+
+class Reader:
+    """Exact reads, which may read ahead."""
+
+    def __init__(self, source: Readable, ahead_bytes: int = 0) -> None:
+        """`ahead_bytes` may be read at a time; 0: what is asked for and no more."""
+        self._source = source
+        self._ahead_bytes = ahead_bytes
+        self._rest = b""
+
+    @property
+    def rest(self) -> bytes:
+        """What has been read ahead."""
+        return self._rest
+
+    async def exactly(self, count: int) -> bytes:
+        """So many bytes.
+
+        Raises:
+            ConnectionClosedError: it ends before.
+        """
+        parts: list[bytes] = []
+        while count > len(self._rest):
+            parts.append(self._rest)
+            count -= len(self._rest)
+            self._rest = await self._source.read(self._ahead_bytes or count)
+            if not self._rest:
+                raise ConnectionClosedError("closed in the middle of a message", transport="tcp")
+        parts.append(self._rest[:count])
+        self._rest = self._rest[count:]
+        return b"".join(parts)
+
+    async def line(self) -> str:
+        """One multistream-select message.
+
+        Raises:
+            RemoteProtocolError: it is malformed or too long.
+            ConnectionClosedError: it ends before.
+        """
+        length = 0
+        for shift in LENGTH_SHIFTS:
+            (byte,) = await self.exactly(1)
+            length |= (byte & 0x7F) << shift
+            if not byte & 0x80:
+                break
+        else:
+            raise RemoteProtocolError(Reject.OVERSIZE, "multistream-select message")
+        if not 0 < length <= LINE_BYTES_MAX:
+            raise RemoteProtocolError(Reject.MALFORMED, "bad multistream-select message")
+        return (await self.exactly(length)).decode(errors="replace").removesuffix("\n")
+
+
+class Offer:
+    """The end that is asked. What it has to say is kept back while more of the peer's is there, so
+    that it leaves together with what comes after it."""
+
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
+        self._write = write
+        self.reply = b""  # not written yet
+
+    async def choice(self, served: Container[str], tries: int) -> str | None:
+        """The protocol that the peer chose; None if it found nothing that is served.
+
+        Raises:
+            RemoteProtocolError: the peer does not speak multistream-select.
+            ConnectionClosedError: it is gone.
+        """
+        if await self._reader.line() != MULTISTREAM:
+            raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
+        self.reply = encode_delim(MULTISTREAM.encode())
+        for earlier in range(tries):
+            await self._reply_unless_more()
+            try:
+                choice = await self._reader.line()
+            except RemoteProtocolError:
+                if earlier == 0:
+                    raise
+                break  # whoever is sure of its choice sends its request along: here it was wrong
+            known = choice in served
+            self.reply += encode_delim(choice.encode() if known else NOT_SERVED.encode())
+            if known:
+                await self._reply_unless_more()
+                return choice
+        await self.flush()
+        return None
+
+    async def flush(self) -> None:
+        """Write what was kept back."""
+        if self.reply:
+            reply, self.reply = self.reply, b""
+            await self._write(reply)
+
+    async def _reply_unless_more(self) -> None:
+        if not self._reader.rest:
+            await self.flush()
+
+
+def proposal(protocol: str) -> bytes:
+    """What the end says that asks for a protocol, without waiting for an answer."""
+    return encode_delim(MULTISTREAM.encode()) + encode_delim(protocol.encode())
+
+
+async def agree(reader: Reader, protocol: str) -> None:
+    """Read the answer to a proposal.
+
+    Raises:
+        RequestRefused: the peer does not serve the protocol.
+        RemoteProtocolError: it answers nonsense.
+        ConnectionClosedError: it is gone.
+    """
+    if await reader.line() != MULTISTREAM:
+        raise RemoteProtocolError(Reject.MALFORMED, "no multistream-select")
+    chosen = await reader.line()
+    if chosen == NOT_SERVED:
+        raise RequestRefused(f"the peer does not serve {protocol}")
+    if chosen != protocol:
+        raise RemoteProtocolError(Reject.MALFORMED, "another protocol was chosen")

@@ -1,0 +1,194 @@
+"""Who has a place: connections that are being admitted, and those that are. Pure, but for trio's
+clock.
+
+This is the one count of live connections. A connection is counted from the moment it is accepted
+or dialled until its socket is closed, whatever happens between.
+
+Whoever opens a TCP connection and says nothing costs a place until it times out, before anything is
+known of it but its address. So each origin has few places among those that are being admitted, and
+where they or all are taken, the oldest gives way: an honest handshake takes a few round trips.
+
+Where all places for admitted connections are taken, the newest connection of the origin that has
+most gives way to a newcomer whose origin has fewer: nobody fills a node from a few addresses. A
+part of the places is kept for connections that this node makes itself.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from swarm.blocks import Block, block_of, is_public
+from swarm.identity import PeerId
+from swarm.quotas import RELAYED
+
+HANDSHAKES_MAX: Final = 128
+OF_BLOCK_MAX: Final = 8  # of one public address block
+OF_PRIVATE_MAX: Final = 64  # of one private address: there may be a whole swarm behind it
+PATIENCE_S: Final = 2.0  # so much every handshake gets
+CONNECTIONS_MAX: Final = 256
+INBOUND_MAX: Final = 224  # of these; the rest is for connections that we make
+OF_PEER_MAX: Final = (
+    3  # connections of one peer: two that were made at once, and one on its way out
+)
+
+Origin = Block | str
+"""What one person has: a public address block, a private address, or all that relays hide."""
+
+
+def origin_of(ip: str | None) -> Origin:
+    """To whose account a connection from an address is put; None: it came through a relay."""
+    if ip is None:
+        return RELAYED
+    return (block_of(ip) if is_public(ip) else None) or ip
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One connection, or what may become one."""
+
+    ip: str | None
+    since_s: float
+    inbound: bool = True
+    peer: PeerId | None = None  # None: not proved yet
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    origin: Origin = field(init=False)
+    block: Block | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.origin = origin_of(self.ip)
+        self.block = block_of(self.ip)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFigures:
+    """What `status` shows of the door."""
+
+    connections: int
+    connections_max: int
+    inbound: int
+    inbound_max: int
+    handshakes: int
+    handshakes_max: int
+    largest_origin: str  # "" where nobody is connected
+    of_largest: int
+    turned_away: dict[str, int]  # newcomers since the start, by why
+    gave_way: dict[str, int]  # connections since the start that were ended for others, by why
+
+
+class Places:
+    """All places of one node."""
+
+    def __init__(self) -> None:
+        self._handshakes: dict[Place, None] = {}  # oldest first
+        self._admitted: dict[Place, None] = {}  # oldest first
+        self.turned_away: Counter[str] = Counter()  # newcomers, by why
+        self.gave_way: Counter[str] = Counter()  # places that were taken back, by why
+
+    @property
+    def handshakes(self) -> int:
+        """How many connections are being admitted."""
+        return len(self._handshakes)
+
+    @property
+    def full(self) -> bool:
+        """Whether no connection more can be made from here."""
+        return len(self._admitted) >= CONNECTIONS_MAX
+
+    def admitted(self) -> Iterator[tuple[PeerId, str | None]]:
+        """The peer and the address of each connection."""
+        for place in self._admitted:
+            assert place.peer is not None
+            yield place.peer, place.ip
+
+    # --- before anything is known ---------------------------------------------------------------
+
+    def enter(self, ip: str | None) -> Place | None:
+        """A place to be admitted from; None if there is none. `leave` gives it back."""
+        place = Place(ip, trio.current_time())
+        held = Counter(each.origin for each in self._handshakes)
+        if held[place.origin] >= (OF_BLOCK_MAX if is_public(ip) else OF_PRIVATE_MAX):
+            roomy = self._end_oldest(place.origin)
+        elif len(self._handshakes) >= HANDSHAKES_MAX:
+            roomy = self._end_oldest(held.most_common(1)[0][0])
+        else:
+            roomy = True
+        if not roomy:
+            self.turned_away["handshakes"] += 1
+            return None
+        self._handshakes[place] = None
+        return place
+
+    def _end_oldest(self, origin: Origin) -> bool:
+        oldest = next(each for each in self._handshakes if each.origin == origin)
+        if trio.current_time() - oldest.since_s < PATIENCE_S:
+            return False
+        oldest.scope.cancel()
+        del self._handshakes[oldest]
+        self.gave_way["handshakes"] += 1
+        return True
+
+    # --- once a peer is proved ------------------------------------------------------------------
+
+    def admit(self, peer: PeerId, ip: str | None, *, inbound: bool) -> Place | None:
+        """A place for a connection whose peer is proved; None if there is none. Whoever holds it
+        runs the connection in its scope, which is cancelled where it has to give way."""
+        place = Place(ip, trio.current_time(), inbound, peer)
+        same = [each for each in self._admitted if each.peer == peer]
+        if len(same) >= OF_PEER_MAX:
+            self._end(same[0], "peer")
+        elif len(self._admitted) >= CONNECTIONS_MAX or (inbound and self._inbound() >= INBOUND_MAX):
+            crowding = self._crowding(place.origin)
+            if crowding is None:
+                self.turned_away["full"] += 1
+                return None
+            self._end(crowding, "full")
+        self._admitted[place] = None
+        return place
+
+    def _inbound(self) -> int:
+        return sum(place.inbound for place in self._admitted)
+
+    def _crowding(self, newcomer: Origin) -> Place | None:
+        """The newest inbound connection of the largest origin, if that has more than the newcomer's
+        would have."""
+        held = Counter(each.origin for each in self._admitted if each.inbound)
+        if not held:
+            return None
+        largest, count = held.most_common(1)[0]
+        if count <= held[newcomer] + 1:
+            return None
+        return next(
+            each for each in reversed(self._admitted) if each.inbound and each.origin == largest
+        )
+
+    def _end(self, place: Place, why: str) -> None:
+        place.scope.cancel()
+        del self._admitted[place]
+        self.gave_way[why] += 1
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def leave(self, place: Place) -> None:
+        """The connection is over, one way or another."""
+        self._handshakes.pop(place, None)
+        self._admitted.pop(place, None)
+
+    def figures(self) -> PlaceFigures:
+        """What is taken, and by whom most."""
+        held = Counter(each.origin for each in self._admitted)
+        largest, count = held.most_common(1)[0] if held else ("", 0)
+        return PlaceFigures(
+            connections=len(self._admitted),
+            connections_max=CONNECTIONS_MAX,
+            inbound=self._inbound(),
+            inbound_max=INBOUND_MAX,
+            handshakes=len(self._handshakes),
+            handshakes_max=HANDSHAKES_MAX,
+            largest_origin=largest,
+            of_largest=count,
+            turned_away=dict(self.turned_away),
+            gave_way=dict(self.gave_way),
+        )

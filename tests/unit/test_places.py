@@ -1,0 +1,100 @@
+"""Who has a place: the count, and who gives way."""
+
+import trio
+
+from swarm.identity import Identity, PeerId
+from swarm.transport.places import CONNECTIONS_MAX, INBOUND_MAX, OF_PEER_MAX, Place, Places
+from tests.support import run
+
+
+def peer(number: int) -> PeerId:
+    return Identity(number.to_bytes(32, "big")).peer_id
+
+
+def filled(origins: int, *, inbound: bool = True) -> tuple[Places, list[Place]]:
+    """As many connections as there may be, evenly from so many public blocks."""
+    places, taken = Places(), []
+    for number in range(INBOUND_MAX):
+        ip = f"203.0.{number % origins}.{number // origins % 250}"
+        place = places.admit(peer(number), ip, inbound=inbound)
+        assert place is not None
+        taken.append(place)
+    return places, taken
+
+
+def test_a_newcomer_from_elsewhere_takes_the_place_of_the_newest_of_the_largest_origin() -> None:
+    async def main() -> None:
+        places, taken = filled(3)
+        newcomer = places.admit(peer(9_000), "198.51.100.1", inbound=True)
+        assert newcomer is not None
+        ended = [place for place in taken if place.scope.cancel_called]
+        assert len(ended) == 1
+        assert ended[0] is taken[-1 - (len(taken) - 1) % 3]  # the newest of the first block
+        assert places.figures().inbound == INBOUND_MAX
+        assert places.gave_way == {"full": 1}
+
+    run(main, virtual=True)
+
+
+def test_nobody_gives_way_to_who_has_as_many() -> None:
+    async def main() -> None:
+        places, taken = filled(3)
+        for _ in range(9):
+            assert places.admit(peer(9_000), "203.0.0.251", inbound=True) is None
+        assert not any(place.scope.cancel_called for place in taken)
+        assert places.turned_away == {"full": 9}
+
+    run(main, virtual=True)
+
+
+def test_identities_without_number_from_few_origins_end_one_another_and_nobody_else() -> None:
+    async def main() -> None:
+        places = Places()
+        honest = [places.admit(peer(n), f"198.51.{n}.1", inbound=True) for n in range(40)]
+        for number in range(2_000):
+            places.admit(peer(10_000 + number), f"203.0.{number % 3}.7", inbound=True)
+        assert not any(place.scope.cancel_called for place in honest if place)
+        assert places.admit(peer(1), "192.0.2.1", inbound=True) is not None
+
+    run(main, virtual=True)
+
+
+def test_a_part_is_kept_for_connections_that_we_make() -> None:
+    async def main() -> None:
+        places, _ = filled(3)
+        for number in range(CONNECTIONS_MAX - INBOUND_MAX):
+            assert not places.full
+            assert places.admit(peer(20_000 + number), "192.0.2.1", inbound=False) is not None
+        assert places.full
+        assert not places.gave_way
+
+    run(main, virtual=True)
+
+
+def test_one_peer_gives_way_to_itself() -> None:
+    async def main() -> None:
+        places = Places()
+        mine = [places.admit(peer(1), "192.0.2.1", inbound=True) for _ in range(OF_PEER_MAX + 2)]
+        assert [place.scope.cancel_called for place in mine if place] == [True, True] + (
+            [False] * OF_PEER_MAX
+        )
+
+    run(main, virtual=True)
+
+
+def test_what_is_left_is_free() -> None:
+    async def main() -> None:
+        places, taken = filled(3)
+        for place in taken:
+            places.leave(place)
+            places.leave(place)  # twice is no harm
+        assert places.figures().connections == 0
+        assert list(places.admitted()) == []
+        door = places.enter("203.0.113.1")
+        assert door is not None
+        assert places.handshakes == 1
+        places.leave(door)
+        assert places.handshakes == 0
+        await trio.lowlevel.checkpoint()
+
+    run(main, virtual=True)
