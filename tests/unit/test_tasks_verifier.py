@@ -259,12 +259,12 @@ def test_an_honest_group_is_not_blamed_for_a_worker_that_somebody_killed(
 def test_honest_groups_are_scored_on_a_machine_that_has_little_time_for_us(
     trap: RunConfig,
 ) -> None:
-    """The worker runs a tenth of the time; by the clock a group takes longer than its CPU time."""
+    """The worker runs now and then; by the clock a group takes longer than its whole CPU time."""
 
     async def starve(fork: psutil.Process) -> None:
         while True:
             fork.suspend()
-            await trio.sleep(0.18)
+            await trio.sleep(0.5)
             fork.resume()
             await trio.sleep(0.02)
 
@@ -273,10 +273,10 @@ def test_honest_groups_are_scored_on_a_machine_that_has_little_time_for_us(
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(starve, fork_of(verifier))
-            for _ in range(5):
+            for _ in range(2):
                 assert (await verifier.verify(make_group(trap, "busy", "good")))[1] == (0.0, 1.0)
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - started > 5 * FIRST_SHARE * 1.0  # over the limit by the clock
+        assert trio.current_time() - started > 2 * 1.0
         assert verifier.counters.second_tries == verifier.counters.starved == 0
 
     with_process(trap, body, cpu_limit_s=1.0)
