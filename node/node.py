@@ -279,6 +279,12 @@ class Node:
             self.notes["verifier"] = (
                 f"the verifier of foreign groups failed {failures} times so far"
             )
+        found = self._verifier.counters
+        if found.overruns:
+            self.notes["overruns"] = (
+                f"{found.overruns} foreign groups used up their CPU time in the verifier, "
+                f"{found.cpu_s['overrun']:.0f} s in all, and {found.turned_away} found no turn"
+            )
         wanted = self._config.external_groups
         if wanted and record.external_groups == 0 and record.peers > 0:
             self.notes["sharing"] = (

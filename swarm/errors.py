@@ -37,7 +37,8 @@ class Reject(StrEnum):
     HELD_OUT = "held_out"  # a problem of the evaluation set, which nobody may train on
     DUPLICATE_TASK = "duplicate_task"  # a second group for a task that its producer already did
     NOT_REQUESTED = "not_requested"  # an answer holds a record that was not asked for
-    UNVERIFIABLE = "unverifiable"  # the verifier failed or ran out of time on it
+    UNVERIFIABLE = "unverifiable"  # the environment's scorer failed on it
+    OVERRUN = "overrun"  # scoring it used up the CPU time that a group may take
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
     QUOTA = "quota"  # larger than the whole pool
     NOT_A_PUBLISHER = "not_a_publisher"  # announces weights, and the run's rules do not name it

@@ -453,6 +453,8 @@ class Fetcher:
         since = trio.current_time()
         try:
             for record in reply.records:
+                if self._warden.is_banned(batch.producer):
+                    break  # for those before: the rest may cost as much
                 try:
                     checked = await self._take_in(batch, peer, record)
                 except RemoteProtocolError:

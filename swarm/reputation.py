@@ -33,6 +33,9 @@ MUCH: Final[Mapping[Reject, float]] = {
     Reject.WRONG_HASH: 4.0,
     Reject.FALSE_LOGPROBS: 4.0,
     Reject.FLOOD: 4.0,
+    # Of CPU time, so that no other load on this machine has a part in it, and a hundred times what
+    # right answers take. One may still happen, with an odd environment on a slow machine.
+    Reject.OVERRUN: 4.0,
 }
 LITTLE: Final[Mapping[Reject, float]] = {
     Reject.EXPIRED: 0.5,  # a slow link, a slow clock
@@ -40,7 +43,7 @@ LITTLE: Final[Mapping[Reject, float]] = {
     Reject.DUPLICATE_TASK: 0.5,  # a restart from an old backup
     Reject.REPUBLISHED: 0.5,  # a restart from an old backup
     Reject.HELD_OUT: 0.5,  # an environment that does not make the same problem everywhere
-    Reject.UNVERIFIABLE: 1.0,  # our own machine may have been too slow
+    Reject.UNVERIFIABLE: 1.0,  # an environment that fails on a text that a policy may well write
     Reject.QUOTA: 0.5,  # our own pool may be too small
 }
 NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN})

@@ -4,6 +4,9 @@ An environment turns a `Task` into a `Problem` (prompt and whatever its verifier
 a completion's text. It must be a pure function of the task: two nodes with the same environment
 version regenerate the same problem. Other people's environments plug in through the entry-point
 group `swarm_node.environments`: each entry point loads to a callable that returns an `Environment`.
+
+The verifier's worker makes a problem of each environment, then forks, and scores in the fork. So
+importing an environment or making a problem must leave no thread running.
 """
 
 from collections.abc import Mapping

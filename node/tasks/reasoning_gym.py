@@ -8,6 +8,8 @@ offered, because a scorer is fed with strangers' text. What was found in the nin
   never called; the answer is compared here.
 - `propositional_logic` enumerates 2**n assignments over whatever names the answer invents, and
   accepts `P∨x` for an invented `x`. Answers with names that the premises lack score 0 here.
+  Its parser walks a formula once for each operator and each pair of parentheses, four times over:
+  191 negations take it 0.2 s. So formulas have a bound on both, and lose their spaces before.
   What is left is the dataset's own weakness: a copied premise is a right conclusion (always at
   complexity 2 and above), and with two variables at complexity 1 the constant `Q∨P` always passes.
 - `calendar_arithmetic` overflows on large numbers, and `decimal_arithmetic` compares under the
@@ -34,7 +36,10 @@ from node.tasks.terse_prompts import terse_prompt
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
-ADAPTER_REVISION = 1  # raise it when this file or `terse_prompts` changes a prompt or an answer
+# Raise it when this file or `terse_prompts` changes a prompt, an answer, or what a text that some
+# policy may write is worth: nodes of different revisions share nothing. A bound on what is parsed
+# is no such change as long as it is far beyond all right answers and copied premises.
+ADAPTER_REVISION = 1
 DRAWS_MAX = 8
 DATASETS_CACHED_MAX = 64
 _DRAW_STEP = 2**64  # beyond any seed plus index, so that a second draw is in no stream
@@ -44,26 +49,48 @@ _DEFAULT_TEXT_CHARS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What is known about a dataset. `guard` says whether a text may reach its scorer."""
+    """What is known about a dataset. `guard` says what of a text may reach its scorer; None:
+    nothing, it scores 0."""
 
     text_chars_max: int = _DEFAULT_TEXT_CHARS_MAX  # longer answers score 0 unread
-    guard: Callable[[Any, Mapping[str, Any], str], bool] = lambda _dataset, _entry, _text: True
+    guard: Callable[[Any, Mapping[str, Any], str], str | None] = lambda _dataset, _entry, text: text
     scorer: Callable[[Mapping[str, Any], str], float] | None = None  # instead of the dataset's
 
 
 _FORMULA = re.compile(r"[A-Z∧∨¬→↔() ]+")
+_LONG_NAME = re.compile(r"[A-Z]{2}")  # no premise has one
+_OPERATORS = frozenset("∧∨¬→↔")
+# The dataset's own answers have at most two operators and one pair of parentheses. A premise may be
+# copied, so what its premises have is allowed where that is more.
+FORMULA_OPERATORS_MAX = 12
 
 
-def _formula_is_closed(dataset: Any, entry: Mapping[str, Any], text: str) -> bool:
-    """Whether a formula uses no variable but the premises'."""
+def _plain_formula(dataset: Any, entry: Mapping[str, Any], text: str) -> str | None:
+    """A formula without spaces, which mean nothing in it; None for what is none, is too deep to be
+    parsed, or uses a variable that the premises lack."""
     from reasoning_gym.logic.propositional_logic import (  # type: ignore[import-untyped]
         Expression,
     )
 
     if not _FORMULA.fullmatch(text):
-        return False
+        return None
+    text = text.replace(" ", "")
+    if _LONG_NAME.search(text):
+        return None
+    premises: list[str] = entry["metadata"]["premises"]
+    for count in (_operators, _parentheses):
+        if count(text) > max(FORMULA_OPERATORS_MAX, *map(count, premises)):
+            return None
     used = dataset._collect_variables([Expression.from_string(text)])
-    return bool(used <= set(entry["metadata"]["variables"]))
+    return text if used <= set(entry["metadata"]["variables"]) else None
+
+
+def _operators(formula: str) -> int:
+    return sum(char in _OPERATORS for char in formula)
+
+
+def _parentheses(formula: str) -> int:
+    return max(formula.count("("), formula.count(")"))
 
 
 def _same_words(entry: Mapping[str, Any], text: str) -> float:
@@ -75,7 +102,7 @@ DATASETS: Mapping[str, _Rules] = {
     "basic_arithmetic": _Rules(),
     "arc_1d": _Rules(),
     "bf": _Rules(),
-    "propositional_logic": _Rules(text_chars_max=192, guard=_formula_is_closed),
+    "propositional_logic": _Rules(text_chars_max=192, guard=_plain_formula),
     "fraction_simplification": _Rules(text_chars_max=128),
     "decimal_arithmetic": _Rules(text_chars_max=64),
     "calendar_arithmetic": _Rules(text_chars_max=64),
@@ -118,10 +145,11 @@ class ReasoningGym:
         if self._rules.scorer is not None:
             return self._rules.scorer(problem.entry, text)
         dataset = _dataset_for_scoring(self.name, problem.task.parameters)
-        if not self._rules.guard(dataset, problem.entry, text):
+        guarded = self._rules.guard(dataset, problem.entry, text)
+        if guarded is None:
             return 0.0
         with _quiet_and_exact():
-            return float(dataset.score_answer(text, problem.entry))
+            return float(dataset.score_answer(guarded, problem.entry))
 
 
 @contextlib.contextmanager

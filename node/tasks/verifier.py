@@ -1,17 +1,21 @@
 """The node's own judge: prompts and rewards from tasks, never from what a sender says.
 
 `ProcessVerifier` is the production one: strangers' text is scored in a child process under limits
-of time and memory, apart from the child that scores the node's own work. `InlineVerifier` computes
+of time and memory, apart from the child that scores the node's own work. Strangers take turns by
+what they have used (`fair_queue.py`), and are blamed for CPU time that they used up, never for time
+that went by: a machine that is busy or was paused is our own affair. `InlineVerifier` computes
 right where it is called, for simulations and experiments with environments that are trusted.
 """
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import astuple, dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 import trio
@@ -19,20 +23,32 @@ import trio.abc
 
 from node.child_environment import child_environ
 from node.config import NodeConfig, RunConfig
+from node.tasks.fair_queue import End, FairQueue, QueueFull
 from node.tasks.scoring import GroupScore, PosedProblem, pose, score_group
 from node.tasks.stream import assigned_task, sample_tasks
-from node.tasks.verifier_worker import FRAME_BYTES_MAX, encode
+from node.tasks.verifier_worker import FRAME_BYTES_MAX, OUT_OF_CPU, OUT_OF_TIME, encode
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, Task
 
 START_TIMEOUT_S = 60.0  # imports on a busy machine
-OWN_BATCH_TIMEOUT_S = 60.0  # for a whole batch of own work, before it is tried group by group
+FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
+STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
+WAITING_MAX_S = 30.0  # for a turn; a learner's answer to a submission has 50 s
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
 _RECEIVE_BYTES = 65_536
+_ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
 
 
 class Verifier(Protocol):
     """Judges own and foreign work by the run's rules."""
+
+    @property
+    def counters(self) -> "VerifierCounters":
+        """What it has done since the start."""
+        ...
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
@@ -42,9 +58,9 @@ class Verifier(Protocol):
 
         Raises:
             RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
-                text is over the run's limit (OVERSIZE), or it took too much time or memory or
-                made the environment fail (UNVERIFIABLE).
-            ChildFailed: it could not be looked at, through our own fault.
+                text is over the run's limit (OVERSIZE), it used up the CPU time that a group may
+                take (OVERRUN), or made the environment fail (UNVERIFIABLE).
+            ChildFailed: it could not be looked at, through our own fault or for want of time.
         """
         ...
 
@@ -74,8 +90,13 @@ class VerifierCounters:
 
     groups: int = 0  # foreign ones that were scored
     scorer_errors: int = 0  # texts on which a scorer failed; they were worth 0
-    timeouts: int = 0  # calls that ran out of time
+    second_tries: int = 0  # foreign groups that took more CPU time than the first try has
+    overruns: int = 0  # foreign groups that used up all CPU time that a group may take
+    starved: int = 0  # calls that ran out of wall-clock time: the machine had none for them
+    turned_away: int = 0  # foreign groups that found too many others waiting, or waited too long
     starts: int = 0  # of worker processes; more than two means that some were lost
+    # CPU seconds for foreign groups: of proven producers, of others, and in vain
+    cpu_s: Counter[str] = field(default_factory=Counter)
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
@@ -133,65 +154,88 @@ class InlineVerifier:
         return scored
 
 
-class _OutOfTime(Exception):
-    """A call to a worker ran into its time limit; the worker is gone."""
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Of one call. The CPU time is the text's to use up; the wall-clock time is what a machine that
+    is busy with other things may take over it."""
+
+    cpu_s: float
+    wall_s: float
 
 
-class _NotStarted(ChildFailed):
-    """No worker came up: nobody's text had a part in that."""
+OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
+
+
+class _Overran(Exception):
+    """A call used up its CPU time. Nothing else ends a worker in this way."""
+
+
+class _Ended(ChildFailed):
+    """The work itself ended the process, or failed in it."""
 
 
 class _WrongSettings(ConfigError):
     """A worker refused the run's settings before it saw anybody's text."""
 
 
+_Answer = Mapping[str, Any]
+
+
 class _Worker:
-    """One child process, started when needed, killed when late. One call at a time, others wait."""
+    """One child process, started when needed. One call at a time: callers take turns."""
 
     def __init__(self, prepare: Mapping[str, Any], counters: VerifierCounters) -> None:
         self._prepare = prepare
         self._counters = counters
-        self._lock = trio.Lock()
         self._process: trio.Process | None = None
+        self._received = bytearray()
+        self._owed_until: float | None = None  # an answer that a cancelled caller did not wait for
 
-    async def call(self, request: Mapping[str, Any], time_limit_s: float) -> Any:
-        """The result of one request. The limit holds for the work, not for a start before it.
+    async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
+        """The answer to one request, and the CPU seconds that it took. The limits hold for the
+        work, not for a start before it.
 
         Raises:
-            _OutOfTime: killed at the limit; the next call starts another worker.
-            ConfigError: the worker says that the run's settings are wrong.
-            ChildFailed: it failed or ended.
+            _Overran: it used up its CPU time.
+            _Ended: it ended the worker.
+            _WrongSettings: no worker starts with them.
+            ChildFailed: it got no time, or something else ended the worker.
         """
-        async with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                await self.close()  # it ended while it had nothing to do: nobody's text did that
-            if self._process is None:
-                await self._start()
-            return await self._exchange(request, time_limit_s)
+        await self._settle()
+        if self._process is not None and self._process.poll() is not None:
+            await self.close()  # it ended while it had nothing to do
+        if self._process is None:
+            await self._start()
+        answer = await self._exchange(request, limits)
+        if "ended" in answer:
+            raise _why_ended(answer["ended"])
+        return answer, answer["cpu_s"]
 
     async def close(self) -> None:
-        """End the child, if there is one."""
-        process, self._process = self._process, None
+        """End the child and its fork, if there are any."""
+        process, self._process, self._owed_until = self._process, None, None
+        self._received.clear()
         if process is None:
             return
         with trio.CancelScope(shield=True):
-            process.kill()
+            if process.returncode is None:  # its number is not somebody else's by now
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
             for pipe in _pipes(process):
                 await pipe.aclose()
 
     async def _start(self) -> None:
+        limits = _Limits(START_TIMEOUT_S, START_TIMEOUT_S)
         try:
             await self._start_process()
-            await self._exchange(self._prepare, START_TIMEOUT_S)
-        except _OutOfTime:
-            raise _NotStarted(f"no verifier started within {START_TIMEOUT_S:.0f} s") from None
+            _result(await self._exchange(self._prepare, limits))
         except ConfigError as error:
             await self.close()
             raise _WrongSettings(str(error)) from None
         except (ChildFailed, OSError) as error:
             await self.close()
-            raise _NotStarted(str(error)) from error
+            raise ChildFailed(f"no verifier started: {error}") from error
         except BaseException:
             await self.close()
             raise
@@ -203,26 +247,70 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=_worker_environ(),
-            start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
+            start_new_session=True,  # Ctrl-C is the node's to handle; a group to be killed as one
         )
         self._counters.starts += 1
 
-    async def _exchange(self, request: Mapping[str, Any], time_limit_s: float) -> Any:
-        assert self._process is not None
-        frame = encode({**request, "time_limit_s": time_limit_s + _SELF_DESTRUCTION_S})
-        line = b""
+    async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
+        wall_s = limits.wall_s + _SELF_DESTRUCTION_S
+        frame = encode({**request, "cpu_s": limits.cpu_s, "wall_s": wall_s})
+        line: bytes | None = None
+        with trio.move_on_after(limits.wall_s):
+            await self._send(frame)
+            self._owed_until = trio.current_time() + limits.wall_s
+            line = await self._line()
+            self._owed_until = None
+        if line is None:
+            self._counters.starved += 1
+            await self.close()
+            raise ChildFailed(
+                f"a verifier got less than {limits.cpu_s:g} s of CPU time in {limits.wall_s:g} s"
+            )
         try:
-            with trio.move_on_after(time_limit_s) as scope:
-                line = await _ask(self._process, frame)
+            answer: _Answer = json.loads(line)
+        except ValueError:  # nothing, or half a line of a process that something ended
+            await self.close()
+            raise ChildFailed("a verifier process ended") from None
+        return answer
+
+    async def _send(self, frame: bytes) -> None:
+        assert self._process is not None
+        sent = False
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # `_line` sees it
+                await _pipes(self._process)[0].send_all(frame)
+            sent = True
         finally:
-            if not line.endswith(b"\n"):  # cancelled, late or dead: its pipes are of no more use
+            if not sent:  # half a frame: its pipe is of no more use
                 await self.close()
-        if scope.cancelled_caught:
-            self._counters.timeouts += 1
-            raise _OutOfTime
-        if not line:
-            raise ChildFailed("a verifier process ended")
-        return _result(json.loads(line))
+
+    async def _line(self) -> bytes:
+        """The next answer; without its end if there is none."""
+        assert self._process is not None
+        stdout = _pipes(self._process)[1]
+        while not self._received.endswith(b"\n"):
+            try:
+                part = await stdout.receive_some(_RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                part = b""
+            if not part or len(self._received) + len(part) > FRAME_BYTES_MAX:
+                break
+            self._received += part
+        line = bytes(self._received)
+        self._received.clear()
+        return line
+
+    async def _settle(self) -> None:
+        """Wait for what a cancelled caller left behind: ending the worker would cost more, and
+        anybody who may end a call could have it ended again and again."""
+        if self._owed_until is None:
+            return
+        line = b""
+        with trio.move_on_at(self._owed_until):
+            line = await self._line()
+            self._owed_until = None
+        if not line.endswith(b"\n"):
+            await self.close()
 
 
 def _pipes(process: trio.Process) -> tuple[trio.abc.SendStream, trio.abc.ReceiveStream]:
@@ -231,27 +319,26 @@ def _pipes(process: trio.Process) -> tuple[trio.abc.SendStream, trio.abc.Receive
     return process.stdin, process.stdout
 
 
-async def _ask(process: trio.Process, frame: bytes) -> bytes:
-    """The answer's line; empty if the process ended instead."""
-    stdin, stdout = _pipes(process)
-    answer = bytearray()
-    try:
-        await stdin.send_all(frame)
-        while not answer.endswith(b"\n"):
-            part = await stdout.receive_some(_RECEIVE_BYTES)
-            if not part or len(answer) + len(part) > FRAME_BYTES_MAX:
-                return b""
-            answer += part
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        return b""
-    return bytes(answer)
+def _why_ended(status: int) -> Exception:
+    """What a fork's exit status says; blames nobody for what others than its work may do."""
+    if status == OUT_OF_CPU:
+        return _Overran()
+    if status == OUT_OF_TIME or -status in _ENDED_BY_OTHERS:
+        return ChildFailed(f"a verifier was ended by signal {-status}")
+    return _Ended(f"a verifier ended with status {status}")
 
 
-def _result(answer: Mapping[str, Any]) -> Any:
+def _result(answer: _Answer) -> Any:
+    """What was asked for.
+
+    Raises:
+        ConfigError: the worker says that the run's settings are wrong.
+        _Ended: it failed.
+    """
     if "config" in answer:
         raise ConfigError(answer["config"])
     if "failed" in answer:
-        raise ChildFailed(f"a verifier failed: {answer['failed']}")
+        raise _Ended(f"a verifier failed: {answer['failed']}")
     return answer["ok"]
 
 
@@ -270,15 +357,20 @@ class ProcessVerifier:
 
     def __init__(self, config: NodeConfig) -> None:
         self._run = config.run
-        self._time_limit_s = config.verify_timeout_s
+        cpu_s = config.verify_cpu_s
+        wall_s = STARVED_FACTOR * cpu_s
+        self._limits = _Limits(cpu_s, wall_s)
+        self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s)
         self.counters = VerifierCounters()
         prepare = {
             **self._pose_request(sample_tasks(self._run)),
-            "op": "prepare",
             "memory_bytes_max": config.verify_memory_bytes_max,
         }
         self._own = _Worker(prepare, self.counters)
+        self._own_turn = trio.Lock()
         self._foreign = _Worker(prepare, self.counters)
+        self._waiting: FairQueue[trio.Event] = FairQueue()
+        self._is_serving = False
 
     @classmethod
     @asynccontextmanager
@@ -291,6 +383,8 @@ class ProcessVerifier:
             await verifier._own.close()
             await verifier._foreign.close()
 
+    # --- strangers' work ----------------------------------------------------------------------
+
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
@@ -300,24 +394,91 @@ class ProcessVerifier:
             [group.task], [[completion.text for completion in group.completions]]
         )
         try:
-            scored = (await self._foreign.call(request, self._time_limit_s))[0]
-        except _OutOfTime:
-            raise RemoteProtocolError(
-                Reject.UNVERIFIABLE, f"not scored within {self._time_limit_s:g} s"
-            ) from None
-        except (_NotStarted, _WrongSettings) as error:
+            scored = await self._score_foreign(group.producer, request)
+        except _WrongSettings as error:
             raise ChildFailed(str(error)) from error
-        except (ChildFailed, ConfigError) as error:  # it was this text that the worker was at
+        except (_Ended, ConfigError) as error:  # it was this text that the worker was at
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         self.counters.groups += 1
         return scored[0], self._rewards(scored)
 
+    async def _score_foreign(self, producer: PeerId, request: Mapping[str, Any]) -> Any:
+        """Score one group with little time at first, as nearly all need. One that takes more gets
+        all of it when nobody else waits."""
+        try:
+            return await self._score_in_turn(producer, request, self._first_limits, last=False)
+        except _Overran:
+            self.counters.second_tries += 1
+        try:
+            return await self._score_in_turn(producer, request, self._limits, last=True)
+        except _Overran:
+            self.counters.overruns += 1
+            raise RemoteProtocolError(
+                Reject.OVERRUN, f"not scored within {self._limits.cpu_s:g} s of CPU time"
+            ) from None
+
+    async def _score_in_turn(
+        self, producer: PeerId, request: Mapping[str, Any], limits: _Limits, *, last: bool
+    ) -> Any:
+        async with self._turn(producer, last=last):
+            used_s = limits.cpu_s  # unless an answer says less
+            end = End.FAILED  # or its caller did not wait for it
+            try:
+                answer, used_s = await self._foreign.call(request, limits)
+                scored = _result(answer)[0]
+                end = End.DONE
+            except _Overran:
+                end = End.OVERRUN
+                raise
+            finally:
+                self._waiting.charge(producer, used_s, trio.current_time(), end)
+                is_proven = self._waiting.is_proven(producer)
+                kind = "proven" if is_proven else "unproven"
+                self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+        return scored
+
+    @asynccontextmanager
+    async def _turn(self, producer: PeerId, *, last: bool) -> AsyncIterator[None]:
+        """Have the worker to oneself for the block.
+
+        Raises:
+            ChildFailed: there are too many, or it would take too long.
+        """
+        turn = trio.Event()
+        try:
+            ticket = self._waiting.add(producer, turn, last=last)
+        except QueueFull as error:
+            self.counters.turned_away += 1
+            raise ChildFailed(str(error)) from None
+        if not self._is_serving:
+            self._serve_next()
+        try:
+            with trio.move_on_after(WAITING_MAX_S):
+                await turn.wait()
+            if not turn.is_set():
+                self.counters.turned_away += 1
+                raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
+            yield
+        finally:
+            if turn.is_set():
+                self._serve_next()
+            else:
+                self._waiting.discard(ticket)
+
+    def _serve_next(self) -> None:
+        ticket = self._waiting.pop(trio.current_time())
+        self._is_serving = ticket is not None
+        if ticket is not None:
+            ticket.item.set()
+
+    # --- own work -----------------------------------------------------------------------------
+
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
         """See `Verifier.problems`."""
         try:
-            posed = await self._own.call(self._pose_request(tasks), OWN_BATCH_TIMEOUT_S)
-        except _OutOfTime:
-            raise ChildFailed(f"no problems within {OWN_BATCH_TIMEOUT_S:.0f} s") from None
+            posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
+        except _Overran:
+            raise ChildFailed(f"no problems in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
         return [PosedProblem(*problem) for problem in posed]
 
     async def score(
@@ -325,17 +486,21 @@ class ProcessVerifier:
     ) -> list[tuple[float, ...]]:
         """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
         try:
-            scored = await self._own.call(self._score_request(tasks, texts), OWN_BATCH_TIMEOUT_S)
-        except _OutOfTime:
+            scored = await self._call_own(self._score_request(tasks, texts), OWN_BATCH_LIMITS)
+        except _Overran:
             return [await self._score_alone(*group) for group in zip(tasks, texts, strict=True)]
         return [self._rewards(group) for group in scored]
 
     async def _score_alone(self, task: Task, texts: Sequence[str]) -> tuple[float, ...]:
         try:
             request = self._score_request([task], [texts])
-            return self._rewards((await self._own.call(request, self._time_limit_s))[0])
-        except _OutOfTime:
+            return self._rewards((await self._call_own(request, self._limits))[0])
+        except _Overran:
             return (0.0,) * len(texts)
+
+    async def _call_own(self, request: Mapping[str, Any], limits: _Limits) -> Any:
+        async with self._own_turn:
+            return _result((await self._own.call(request, limits))[0])
 
     def _rewards(self, scored: Sequence[Any]) -> tuple[float, ...]:
         _, rewards, scorer_errors = scored

@@ -1,8 +1,15 @@
 """The verifier's worker process: `python -m node.tasks.verifier_worker`, one request at a time.
 
-Strangers' text is scored here and nowhere else. The process bounds itself: its memory by
-`RLIMIT_AS` once its imports are done, its time by an interval timer whose signal ends it, so that
-it does not outlive a parent that died while a scorer looped. Frames are lines of JSON.
+Strangers' text is scored here and nowhere else. The first request prepares: it imports what the
+run's environments need, which takes seconds. The process then forks, and the fork serves. When one
+ends over a text, the next fork takes milliseconds and has seen nobody's text, so that nothing has
+to be trusted that was interrupted half-way.
+
+A fork bounds itself, by means that the kernel enforces whatever code is running: its memory by
+`RLIMIT_AS`, the CPU time of a request by a timer whose signal ends it, and its wall-clock time by
+another one, so that it does not outlive a parent that died. By which signal it ended tells the
+parent whether the text had used up what it may use, or the machine had no time for us. Frames are
+lines of JSON.
 """
 
 import json
@@ -10,6 +17,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -20,6 +28,9 @@ from swarm.rollouts import Task
 
 FRAME_BYTES_MAX: Final = 64 * 2**20
 NICENESS: Final = 5  # the node's event loop comes first
+OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
+OUT_OF_TIME: Final = -signal.SIGALRM
+_INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 
 Request = Mapping[str, Any]
 
@@ -33,12 +44,18 @@ def main() -> None:
     """Serve requests until the input ends."""
     requests, answers = sys.stdin.buffer, _claim_stdout()
     os.nice(NICENESS)
-    while line := requests.readline(FRAME_BYTES_MAX):
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["time_limit_s"])
-        answers.write(encode(_answer(request)))
-        answers.flush()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    for each in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(each, signal.SIG_DFL)  # a parent may have had them ignored
+    line = requests.readline(FRAME_BYTES_MAX)
+    if not line:
+        return
+    prepare = json.loads(line)
+    signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
+    _tell(answers, _answer(prepare))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
+    while (status := _serve_in_fork(requests, answers, prepare)) != _INPUT_ENDED:
+        _tell(answers, {"ended": status})
 
 
 def _claim_stdout() -> BinaryIO:
@@ -49,6 +66,37 @@ def _claim_stdout() -> BinaryIO:
     return pipe
 
 
+def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
+    answers.write(encode(answer))
+    answers.flush()
+
+
+def _serve_in_fork(requests: BinaryIO, answers: BinaryIO, prepare: Request) -> int:
+    """Let a fork serve; its exit status."""
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            _limit_memory(prepare["memory_bytes_max"])
+            _serve(requests, answers)
+            status = _INPUT_ENDED
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+
+def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    while line := requests.readline(FRAME_BYTES_MAX):
+        started = time.process_time()
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+        answer = _answer(request)
+        for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(each, 0)  # before it tells: no half line is followed by another
+        _tell(answers, {**answer, "cpu_s": time.process_time() - started})
+
+
 def _answer(request: Request) -> dict[str, Any]:
     try:
         return {"ok": _OPERATIONS[request["op"]](request)}
@@ -56,12 +104,6 @@ def _answer(request: Request) -> dict[str, Any]:
         return {"config": str(error)}
     except Exception as error:  # noqa: BLE001 - told to the parent, which knows whom to blame
         return {"failed": f"{type(error).__name__}: {error}"}
-
-
-def _prepare(request: Request) -> None:
-    """Import what the run's environments need, try each of them, then close the memory."""
-    _pose(request)
-    _limit_memory(request["memory_bytes_max"])
 
 
 def _limit_memory(beyond_bytes: int) -> None:
@@ -85,11 +127,7 @@ def _score(request: Request) -> list[list[Any]]:
     return [[score.prompt, score.rewards, score.scorer_errors] for score in scores]
 
 
-_OPERATIONS: Mapping[str, Callable[[Request], Any]] = {
-    "prepare": _prepare,
-    "pose": _pose,
-    "score": _score,
-}
+_OPERATIONS: Mapping[str, Callable[[Request], Any]] = {"pose": _pose, "score": _score}
 
 if __name__ == "__main__":
     main()

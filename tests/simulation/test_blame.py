@@ -6,7 +6,7 @@ import msgpack
 import trio
 
 from swarm import codec
-from swarm.errors import Reject
+from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
     ADVERT_DOMAIN,
@@ -19,7 +19,7 @@ from swarm.messages import (
     Signed,
     adverts_topic,
 )
-from swarm.rollouts import GroupId
+from swarm.rollouts import GroupId, RolloutGroup
 from swarm.transport.base import ServeLimits
 from tests.simulation.test_exchange import RUN_ID, Setting, group_of, now_s, server_of, setting
 from tests.support import run
@@ -130,6 +130,26 @@ def test_a_bad_group_of_somebody_who_was_not_asked_for_is_the_senders_offence() 
         assert blamed(here) == {here.identity.peer_id: {Reject.MALFORMED: 1}}
 
     told(body)
+
+
+def test_a_producer_of_groups_that_cost_too_much_is_banned_in_the_middle_of_its_answer() -> None:
+    looked_at: list[int] = []
+
+    async def costly(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        await trio.sleep(2.0)
+        looked_at.append(group.task.index)
+        raise RemoteProtocolError(Reject.OVERRUN, "too dear")
+
+    async def main() -> None:
+        async with setting(costly) as here:
+            records = await here.advertise(*(group_of(here.identity, n) for n in range(8)))
+            here.serve(server_of(records))
+            await trio.sleep(60)
+            assert blamed(here) == {here.identity.peer_id: {Reject.OVERRUN: 3}}
+            assert here.exchange.warden.is_banned(here.identity.peer_id)
+            assert len(looked_at) == 3
+
+    run(main, virtual=True, timeout_s=1000)
 
 
 def test_what_a_banned_peer_made_is_neither_drawn_nor_served_nor_offered() -> None:

@@ -5,17 +5,23 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from node.config import canonical_json, load_run, packaged_runs
 from node.tasks.base import Problem
-from node.tasks.reasoning_gym import ADAPTER_REVISION, DATASETS, ReasoningGym
+from node.tasks.reasoning_gym import (
+    ADAPTER_REVISION,
+    DATASETS,
+    FORMULA_OPERATORS_MAX,
+    ReasoningGym,
+)
 from node.tasks.registry import environment
 from node.tasks.scoring import pose, score_group
 from node.tasks.stream import held_out_tasks
@@ -197,6 +203,100 @@ def test_bombs_are_worth_nothing_and_cost_no_time(name: str) -> None:
     scored = score_group(problem.task, list(BOMBS.values()), "exact")
     assert scored.rewards == (0.0,) * len(BOMBS)
     assert time.process_time() - started < 1.0
+
+
+# Of each kind of text one as long as may be, and for formulas those just within their bounds.
+_N = FORMULA_OPERATORS_MAX
+DEAREST = [
+    *BOMBS.values(),
+    *("¬" * length + "P" for length in (_N, 191)),
+    *("∧".join("P" * (count + 1)) for count in (_N, 95)),
+    "(" * _N + "∧".join("P" * (_N + 1)) + ")" * _N,
+    "(" * 60 + "∧".join("P" * 36) + ")" * 60,
+    "¬(" * _N + "P" + ")" * _N,
+    "¬" * _N + "P" * 170,
+    "¬" * _N + " " * 170 + "P",
+    "¬" * 90 + " " * 100 + "P",
+    ")" * 150 + "¬" * _N + "P",
+    *(char * length for char in ("9", "a", "ß", " x", "+-", "0 1 ") for length in (64, 128, 1024)),
+    "0 1 " * 16_000,
+    "1" * 60 + "/" + "1" * 60,
+    "\\frac{" + " " * 100 + "9}",
+    "9e999999999999999",
+    "1e-999999999999",
+]
+HARD: dict[str, dict[str, object]] = {
+    "propositional_logic": {"max_vars": 6, "max_complexity": 4, "max_statements": 6}
+}
+COST_RATIO_MAX = 40.0  # of the dearest text to a right answer
+
+
+def cost_s(problem: Problem, text: str) -> float:
+    """Least CPU time of a few tries at one text."""
+    taken = []
+    for _ in range(3):
+        started = time.process_time()
+        score_group(problem.task, [text] * 4, "partial")
+        taken.append((time.process_time() - started) / 4)
+    return min(taken)
+
+
+def cost_ratio(name: str, texts: Sequence[str] = DEAREST, **parameters: object) -> float:
+    problem = problem_of(name, **parameters)
+    # Scorers other than of formulas take microseconds: 0.05 ms is nothing that could be worth it.
+    right_s = max(5e-5, cost_s(problem, problem.answer))
+    return max(cost_s(problem, text) for text in texts) / right_s
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_no_text_costs_a_scorer_much_more_than_a_right_answer(name: str) -> None:
+    assert cost_ratio(name) < COST_RATIO_MAX
+    if name in HARD:
+        assert cost_ratio(name, DEAREST, **HARD[name]) < COST_RATIO_MAX
+
+
+def test_without_a_bound_on_formulas_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of the test above."""
+    monkeypatch.setattr("node.tasks.reasoning_gym.FORMULA_OPERATORS_MAX", 1_000)
+    assert cost_ratio("propositional_logic", ["¬" * 191 + "P"]) > 3 * COST_RATIO_MAX
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"min_complexity": 5, "max_complexity": 5}, {"max_statements": 10}]
+)
+def test_the_bound_on_formulas_is_far_beyond_right_answers_and_lets_premises_be_copied(
+    parameters: dict[str, object],
+) -> None:
+    for task in tasks_of("propositional_logic", 100, **parameters):
+        problem = environment("propositional_logic").problem(task)
+        assert 4 * sum(char in "∧∨¬→↔" for char in problem.answer) < FORMULA_OPERATORS_MAX
+        texts = [text for text in problem.entry["metadata"]["premises"] if len(text) <= 192]
+        scored = score_group(task, texts, "partial")
+        # A conclusion from itself: right, or a tautology, or a mere variable.
+        assert set(scored.rewards) <= {1.0, 0.25}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_formula_within_the_bounds_is_worth_what_the_library_says(data: st.DataObject) -> None:
+    import reasoning_gym
+
+    problem = problem_of("propositional_logic")
+    names = st.sampled_from(problem.entry["metadata"]["variables"])
+    formulas = st.recursive(
+        names,
+        lambda inner: (
+            inner.map("¬ {}".format)
+            | st.tuples(inner, st.sampled_from("∧∨→↔"), inner).map("({0[0]} {0[1]}{0[2]})".format)
+            | st.tuples(inner, st.sampled_from("∧∨→↔"), inner).map(" {0[0]}{0[1]} {0[2]}".format)
+        ),
+        max_leaves=5,
+    )
+    text = data.draw(formulas).strip()
+    assume(sum(char in "∧∨¬→↔" for char in text) <= FORMULA_OPERATORS_MAX)
+    dataset = reasoning_gym.create_dataset("propositional_logic", seed=1)
+    expected = dataset.score_answer(text, problem.entry)
+    assert environment("propositional_logic").score(problem, text) == expected
 
 
 def test_a_formula_with_invented_names_would_pass_unguarded() -> None:
