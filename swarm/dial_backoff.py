@@ -200,3 +200,36 @@ class DialBackoff:
             common = self._pause_of(hop)
             common.due_s = max(common.due_s, pause.due_s)
             common.failures = max(common.failures, pause.failures)
+
+
+class Knocks:
+    """How often we dial a public IP address because somebody asks us to: for hole punching at
+    addresses that it names, and to dial back to where it is. Bounded; keys cost nothing here, too.
+
+    A private address is not counted: it can be named only by who is on its network.
+    """
+
+    def __init__(self, per_ip_max: int, window_s: float) -> None:
+        self._most = {"ip": per_ip_max, "block": 2 * per_ip_max}
+        self._recent = Recent(window_s)
+        self._turns: OrderedDict[str, float] = OrderedDict()  # when the next dial may begin
+
+    def take(self, ip: str, now_s: float) -> bool:
+        """Whether we do it once more."""
+        if not is_public(ip):
+            return True
+        keys = {"ip": ip, "block": f"{block_of(ip)}"}
+        if not all(self._recent.has_room(keys[of], self._most[of], now_s) for of in keys):
+            return False
+        for key in keys.values():
+            self._recent.note(key, now_s)
+        return True
+
+    def turn(self, ip: str, now_s: float, every_s: float) -> float:
+        """When the next dial at an IP address may begin, which then counts as begun."""
+        at_s = max(now_s, self._turns.get(ip, 0.0))
+        self._turns[ip] = at_s + every_s
+        self._turns.move_to_end(ip)
+        while len(self._turns) > KEYS_MAX:
+            self._turns.popitem(last=False)
+        return at_s

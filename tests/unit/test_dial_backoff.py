@@ -21,6 +21,7 @@ from swarm.dial_backoff import (
     PROVEN_MAX,
     WINDOW_S,
     DialBackoff,
+    Knocks,
     hops_of,
 )
 from swarm.errors import DialHeldBack, PeerUnreachable
@@ -211,6 +212,21 @@ def test_a_dial_through_a_relay_counts_against_the_part_that_failed() -> None:
             await warden.dial_one_of([f"{dead}x", f"{alive}1"], timeout_s=1.0)
 
     run(main)
+
+
+def test_what_we_are_asked_to_knock_at_has_bounds_and_turns() -> None:
+    knocks = Knocks(9, 300.0)
+    assert sum(knocks.take("9.9.9.9", at) for at in range(299)) == 9
+    assert knocks.take("9.9.9.9", 300.0)
+    assert sum(knocks.take(f"9.9.8.{host}", 0.0) for host in range(200)) == 18
+    assert all(knocks.take("192.168.1.1", 0.0) for _ in range(99))
+    assert [knocks.turn("9.9.9.9", 5.0, 0.5) for _ in range(3)] == [5.0, 5.5, 6.0]
+    assert knocks.turn("9.9.9.8", 5.0, 0.5) == 5.0
+    for number in range(2 * KEYS_MAX):
+        ip = f"9.{number >> 8}.{number & 255}.1"
+        assert knocks.take(ip, 5.0)
+        knocks.turn(ip, 5.0, 0.5)
+    assert len(knocks._turns) == KEYS_MAX == len(knocks._recent._times)
 
 
 def test_nothing_above_the_transport_dials_past_the_warden() -> None:
