@@ -1,8 +1,8 @@
 """Where peers may be reached: what worked, kept across restarts, and hearsay, kept apart."""
 
-import ipaddress
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from swarm.blocks import plain_ip
+from swarm.dial_backoff import CIRCUIT, DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
 from swarm.identity import PeerId
 from swarm.messages import ADDRESSES_MAX
 
@@ -19,8 +21,6 @@ RunSync = Callable[..., Awaitable[Any]]
 BOOK_PEERS_MAX = 512  # that we were connected to
 HEARSAY_PEERS_MAX = 128
 HEARSAY_PER_TELLER_MAX = 32  # and of the peers of one address block together
-DIAL_AGAIN_S = 10.0  # after a failed dial, doubled with each in a row
-DIAL_AGAIN_MAX_S = 900.0
 
 
 @dataclass(slots=True)
@@ -111,15 +111,27 @@ class AddressBook:
             entry.failures = min(entry.failures + 1, 30)
 
     def draw(
-        self, number: int, excluded: Container[PeerId], rng: Random, now_s: float
+        self,
+        number: int,
+        excluded: Container[PeerId],
+        rng: Random,
+        now_s: float,
+        may_dial: Callable[[str], bool] = lambda address: True,
     ) -> list[PeerId]:
-        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known."""
+        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known. Of
+        each one address at least `may_dial` now: who cannot be dialled takes no turn of others."""
         worked = sorted(
             peer
             for peer, entry in self.entries.items()
-            if peer not in excluded and entry.due_s <= now_s
+            if peer not in excluded
+            and entry.due_s <= now_s
+            and any(may_dial(address) for address in entry.addresses)
         )
-        heard = sorted(peer for peer in self.hearsay if peer not in excluded)
+        heard = sorted(
+            peer
+            for peer, entry in self.hearsay.items()
+            if peer not in excluded and any(may_dial(address) for address in entry.addresses)
+        )
         from_worked = min(len(worked), number - min(len(heard), number // 2))
         from_heard = min(len(heard), number - from_worked)
         return rng.sample(worked, from_worked) + rng.sample(heard, from_heard)
@@ -149,25 +161,29 @@ def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
 NOWHERE, THIS_MACHINE, LOCAL, GLOBAL = range(4)
 
 
+_PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{1,64}"
+_NUMBERS = re.compile(
+    rf"/(?:ip[46]/(?P<ip>[0-9A-Fa-f:.]{{2,45}})/tcp/[0-9]{{1,5}}|memory/[0-9]{{1,9}})"
+    rf"(?:{_PEER}(?:{CIRCUIT}[1-9A-HJ-NP-Za-km-z]{{1,64}})?)?"
+)
+_NAME = re.compile(r"/dns(?:4|6|addr)?/[^/]")
+
+
 def reach_of(address: str) -> int:
-    """From how far an address can be dialled. A name, or what is no IP address, is GLOBAL."""
-    parts = address.split("/")
-    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return GLOBAL
-    return reach_of_ip(parts[2])
+    """From how far an address can be dialled; of one through a relay: from how far the relay. A
+    name is GLOBAL. What is written in another way than we write addresses is NOWHERE: those who
+    parse multiaddrs for us overlook slashes that are missing or too many.
+    """
+    numbers = _NUMBERS.fullmatch(address)
+    if numbers is None:
+        return GLOBAL if _NAME.match(address) else NOWHERE
+    return GLOBAL if numbers["ip"] is None else reach_of_ip(numbers["ip"])
 
 
 def reach_of_ip(ip: str) -> int:
     """As `reach_of`; LOCAL are private, link-local and carrier-grade NAT addresses."""
-    if "%" in ip:  # a zone means something on one machine alone, and may be any text
-        return NOWHERE
-    try:
-        parsed = ipaddress.ip_address(ip)
-    except ValueError:
-        return NOWHERE
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    if parsed.is_unspecified or parsed.is_multicast:
+    parsed = plain_ip(ip)  # none with a zone, which means something on one machine alone
+    if parsed is None or parsed.is_unspecified or parsed.is_multicast:
         return NOWHERE
     if parsed.is_loopback:
         return THIS_MACHINE
@@ -178,9 +194,14 @@ def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...
     """Addresses that make sense coming from a peer at this IP; None: somewhere on the internet.
 
     A peer elsewhere cannot mean our own machine or our own local network, whatever it says: it
-    must not make us knock on our neighbours' doors. Nor is a name taken from anybody: it may
-    stand for any address, and to look it up is work that others could give us.
+    must not make us knock on our neighbours' doors.
     """
-    nearest = GLOBAL if teller_ip is None else max(reach_of_ip(teller_ip), THIS_MACHINE)
-    numbers = (address for address in addresses if not address.startswith("/dns"))
-    return tuple(address for address in numbers if reach_of(address) >= nearest)
+    return not_nearer(addresses, GLOBAL if teller_ip is None else reach_of_ip(teller_ip))
+
+
+def not_nearer(addresses: Sequence[str], nearest: int) -> tuple[str, ...]:
+    """Those that can be dialled from at least that far. No name is among them, whoever gave it: it
+    may stand for any address, and to look it up is work that others could give us."""
+    numbers = (address for address in addresses if not _NAME.match(address))
+    least = max(nearest, THIS_MACHINE)
+    return tuple(address for address in numbers if reach_of(address) >= least)

@@ -32,6 +32,8 @@ _PRIVATE: Final = tuple(
     )
 )
 
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
 
 @lru_cache(maxsize=PARSED_MAX)
 def block_of(ip: str | None) -> Block | None:
@@ -51,12 +53,20 @@ def is_public(ip: str | None) -> bool:
 
 
 def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    if ip is None:
-        return None
+    return None if ip is None else plain_ip(ip.partition("%")[0])
+
+
+def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Where packets to an address end up: an IPv4 address that is written as an IPv6 one (mapped,
+    6to4, NAT64) comes out as itself. None: the text is no address, or has a zone."""
     try:
-        address = ipaddress.ip_address(ip.partition("%")[0])
+        address = ipaddress.ip_address(text)
     except ValueError:
         return None
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return address
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address.scope_id is not None:
+        return None
+    if address in _NAT64:
+        return ipaddress.IPv4Address(address.packed[-4:])
+    return address.ipv4_mapped or address.sixtofour or address

@@ -23,7 +23,13 @@ import trio
 
 from swarm import codec
 from swarm.address_book import plausible
-from swarm.errors import ConfigError, RemoteProtocolError, RequestRefused, TransportError
+from swarm.errors import (
+    ConfigError,
+    DialHeldBack,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
 from swarm.identity import PeerId, public_key_of
 from swarm.messages import (
     ADDRESSES_MAX,
@@ -54,6 +60,7 @@ LOOKUP_PARALLEL: Final = 3
 HOLDERS: Final = 4  # that are told of us: the closest that answered
 REQUEST_TIMEOUT_S: Final = 10.0
 DIAL_TIMEOUT_S: Final = 5.0
+DIAL_ADDRESSES_MAX: Final = 2  # of one peer
 LONELY_LOOKUP_S: Final = 60.0
 LOOKUP_S: Final = 600.0
 FIRST_LOOKUP_S: Final = 3.0
@@ -229,7 +236,6 @@ class Dht:
         )
         try:
             if not await self._connect(peer, lookup.where[peer]):
-                self.table.drop(peer)
                 return
             answer = await self._transport.request(
                 peer, PROVIDERS_PROTOCOL, codec.encode(request),
@@ -256,17 +262,26 @@ class Dht:
                 lookup.where.setdefault(other, where)
 
     async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> bool:
+        """Whether the peer is connected now. Who does not answer is forgotten; who may not be
+        dialled yet is not."""
         if peer in self._transport.peers():
             return True
         if self._warden.is_banned(peer):
+            self.table.drop(peer)
             return False
-        for address in addresses[:2]:
-            try:
-                await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
-            except (TransportError, ConfigError):
-                continue
-            return True
-        return False
+        given = next((each for each in addresses if each in self._bootstrap), None)
+        try:
+            if given is not None:  # a person named it, and walks keep a pace of their own
+                await self._transport.connect(given, timeout_s=DIAL_TIMEOUT_S)
+            else:
+                where = addresses[:DIAL_ADDRESSES_MAX]
+                await self._warden.dial_one_of(where, timeout_s=DIAL_TIMEOUT_S)
+        except DialHeldBack:
+            return False
+        except (TransportError, ConfigError):
+            self.table.drop(peer)
+            return False
+        return True
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
         self._warden.check_quota(Kind.PROVIDERS, peer)

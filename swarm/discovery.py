@@ -25,7 +25,7 @@ import trio
 from swarm import codec
 from swarm.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, of_peer, plausible
 from swarm.errors import (
-    ConfigError,
+    DialHeldBack,
     IdentityInUse,
     Reject,
     RemoteProtocolError,
@@ -188,7 +188,9 @@ class Discovery:
 
     def _dial_sought(self, nursery: trio.Nursery) -> None:
         peer = self.sought
-        if peer is not None and self._book.addresses(peer) and peer not in self._not_to_dial():
+        if peer is None or peer in self._not_to_dial():
+            return
+        if any(map(self._warden.may_dial(), self._book.addresses(peer))):
             self._start_dial(nursery, peer)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
@@ -215,7 +217,8 @@ class Discovery:
     def _draw(self, number: int) -> list[PeerId]:
         if number <= 0:
             return []
-        return self._book.draw(number, self._not_to_dial(), self._rng, trio.current_time())
+        now_s, may_dial = trio.current_time(), self._warden.may_dial()
+        return self._book.draw(number, self._not_to_dial(), self._rng, now_s, may_dial)
 
     def _not_to_dial(self) -> set[PeerId]:
         """Who is connected, on its way, banned, of another run, or this node."""
@@ -235,10 +238,10 @@ class Discovery:
                 await self._transport.disconnect(peer)
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """The first address, which its owner prefers, and any other ones."""
-        others = list(addresses[1:])
-        number = min(len(others), DIAL_ADDRESSES_MAX - 1)
-        return (*addresses[:1], *self._rng.sample(others, number))
+        """Of those that may be dialled the first, which its owner prefers, and any other ones."""
+        able = list(filter(self._warden.may_dial(), addresses))
+        number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
+        return (*able[:1], *self._rng.sample(able[1:], number))
 
     async def _dial_bootstrap(self, peer: PeerId, address: str) -> None:
         try:
@@ -248,23 +251,21 @@ class Discovery:
         else:
             self._unreachable.pop(address, None)
             self._dialled[peer] = address
+            self._warden.note_answer(address)
         finally:
             self._dialling.discard(peer)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        timeout_s = DIAL_TIMEOUT_S / max(1, len(addresses))
         try:
-            for address in addresses:
-                timeout_s = DIAL_TIMEOUT_S / len(addresses)
-                try:
-                    await self._transport.connect(address, timeout_s=timeout_s)
-                except (TransportError, ConfigError):
-                    continue
-                self._dialled[peer] = address
-                return
+            self._dialled[peer] = await self._warden.dial_one_of(addresses, timeout_s=timeout_s)
+        except DialHeldBack:
+            pass  # another peer is dialled at that address, or was a moment ago
+        except TransportError:
+            if self._transport.peers():  # else the fault may be our own link's
+                self._book.failed(peer, trio.current_time())
         finally:
             self._dialling.discard(peer)
-        if self._transport.peers():  # with nobody to be reached, the fault may be our own link's
-            self._book.failed(peer, trio.current_time())
 
     # --- hello -----------------------------------------------------------------------------
 

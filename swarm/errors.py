@@ -4,6 +4,7 @@
     ├── RemoteProtocolError    a peer broke the rules: count it under its reason, go on
     ├── TransportError         the environment failed: retry with a budget
     │   ├── PeerUnreachable    no connection could be made, or it was lost
+    │   │   └── DialHeldBack   none was tried: it is too soon for that address
     │   ├── RequestTimeout     the answer did not come in time
     │   └── RequestRefused     the peer is at its limit, or does not speak the protocol
     ├── LocalProtocolError     we broke the rules: propagates and ends the node
@@ -72,6 +73,10 @@ class TransportError(SwarmError):
 
 class PeerUnreachable(TransportError):
     """No connection to the peer could be made, or the one we had was lost."""
+
+
+class DialHeldBack(PeerUnreachable):
+    """The address was not dialled: it was not long ago, or too many like it were."""
 
 
 class RequestTimeout(TransportError):

@@ -23,7 +23,7 @@ from swarm import codec
 from swarm.budget import ByteBudget
 from swarm.errors import (
     ChildFailed,
-    ConfigError,
+    DialHeldBack,
     Reject,
     RemoteProtocolError,
     RequestRefused,
@@ -380,17 +380,23 @@ class Fetcher:
         self._offers.rest(producer, rest_s, now)
 
     async def _reach(self, peer: PeerId) -> bool:
+        """Whether the peer is connected now.
+
+        Raises:
+            DialHeldBack: it may not be dialled yet, which is no fault of its own.
+        """
         if self._warden.is_banned(peer):
             return False
         if peer in self._transport.peers():
             return True
-        for address in self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]:
-            try:
-                await self._transport.connect(address, timeout_s=self._rules.dial_timeout_s)
-            except (TransportError, ConfigError):
-                continue
-            return True
-        return False
+        addresses = self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
+        try:
+            await self._warden.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
+        except DialHeldBack:
+            raise
+        except TransportError:
+            return False
+        return True
 
     async def _ask(self, batch: _Batch, peer: PeerId, group_ids: Sequence[GroupId]) -> _Answer:
         """Ask a peer for groups of a batch and take in what it gives; those leave `wanted`."""
@@ -427,8 +433,11 @@ class Fetcher:
     async def _try_request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
     ) -> GroupsReply | _Answer:
-        if not await self._reach(peer):
-            return _Answer.SILENT
+        try:
+            if not await self._reach(peer):
+                return _Answer.SILENT
+        except DialHeldBack:
+            return _Answer.REFUSED
         want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
         try:
             answer = await self._transport.request(

@@ -20,7 +20,7 @@ import trio
 import zeroconf
 from zeroconf import Error
 
-from swarm.address_book import LOCAL, reach_of
+from swarm.address_book import LOCAL, not_nearer
 from swarm.errors import RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
 from swarm.invite import JoinKey
@@ -47,7 +47,7 @@ def tag_of(run_id: str, key: JoinKey | None) -> str:
 
 def announced(addresses: Sequence[str]) -> tuple[str, ...]:
     """Those of our addresses that another machine on the local network may dial."""
-    return tuple(a for a in addresses if reach_of(a) >= LOCAL)[:ADDRESSES_MAX]
+    return not_nearer(addresses, LOCAL)[:ADDRESSES_MAX]
 
 
 async def run_lan(

@@ -64,7 +64,7 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.LEASE: Rate(2.0, 20.0),  # one for each few groups, and retries as they are told
     Kind.SUBMISSION: Rate(20.0, 200.0),
     Kind.CONTROL: Rate(2.0, 20.0),  # a report and a plan every few seconds
-    Kind.IDENTIFY: Rate(0.5, 16.0),  # once for each connection, and a ping in some seconds
+    Kind.IDENTIFY: Rate(1.0, 16.0),  # once for each connection, and a ping in some seconds
 }
 BAD_ADVERT_COST: Final = 8.0  # a bad advert costs its forwarder as much as so many good ones
 

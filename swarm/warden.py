@@ -1,4 +1,5 @@
-"""Keeps the peace: who may connect, how much each may ask, and what a ban means.
+"""Keeps the peace: who may connect, whom we dial on others' word, how much each may ask, and what
+a ban means.
 
 A ban closes the peer's connections and refuses new ones, in both directions. While it runs, its
 adverts are ignored and not passed on, it is neither asked nor dialled, and what the pool still
@@ -10,14 +11,22 @@ seconds; one that has stopped is not punished for what nobody remembers the reas
 """
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
 from swarm.blocks import Block, block_of, is_public
-from swarm.errors import Reject, RequestRefused
+from swarm.dial_backoff import DialBackoff, hops_of
+from swarm.errors import (
+    ConfigError,
+    DialHeldBack,
+    PeerUnreachable,
+    Reject,
+    RequestRefused,
+    TransportError,
+)
 from swarm.identity import PeerId
 from swarm.ledger import Ledger
 from swarm.quotas import RELAYED, Kind, Quotas, Verdict
@@ -71,6 +80,7 @@ class Warden:
         self._wake = trio.Event()
         self._membership = admits
         self.refused_connections: Counter[str] = Counter()  # by why
+        self.dials = DialBackoff()
         self.on_ban: OnBan = _tell_nobody
         transport.set_gate(self._admits)
         transport.report_to(ledger.reject)
@@ -135,6 +145,70 @@ class Warden:
     def share_of(self, peer: PeerId) -> PeerId | Block:
         """In whose name the peer takes a share of something that is divided by peers."""
         return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
+
+    # --- dialling --------------------------------------------------------------------------
+
+    def may_dial(self) -> Callable[[str], bool]:
+        """Tells of addresses whether `dial` would dial them now."""
+        connected, now_s = frozenset(self._transport.peers()), trio.current_time()
+        return lambda address: self.dials.allows(hops_of(address, connected), now_s)
+
+    async def dial(self, address: str, *, timeout_s: float) -> PeerId:
+        """Dial an address that others named; see `dial_backoff`. Those that a person gave, such as
+        bootstrap peers', are dialled without this.
+
+        Raises:
+            DialHeldBack: it is too soon.
+            PeerUnreachable: as of `Transport.connect`.
+            ConfigError: likewise.
+        """
+        connected = self._transport.peers()
+        peer = PeerId(address.rpartition("/p2p/")[2])
+        if peer in connected:
+            return await self._transport.connect(address, timeout_s=timeout_s)
+        hops = hops_of(address, connected)
+        if not self.dials.begin(hops, trio.current_time()):
+            raise DialHeldBack(f"{address}: dialled not long ago, or too many like it were")
+        try:
+            found = await self._transport.connect(address, timeout_s=timeout_s)
+        except (TransportError, ConfigError):
+            self._note_failure(address)
+            raise
+        self.note_answer(address)
+        return found
+
+    def note_answer(self, address: str) -> None:
+        """A peer has answered there, whoever gave the address."""
+        for hop in hops_of(address, ()):
+            self.dials.succeeded(hop)
+
+    async def dial_one_of(self, addresses: Sequence[str], *, timeout_s: float) -> str:
+        """Dial a peer's addresses, each with that time, until it answers at one; returns that one.
+
+        Raises:
+            DialHeldBack: it is too soon for all of them.
+            PeerUnreachable: it answers at none.
+        """
+        tried = False
+        for address in addresses:
+            try:
+                await self.dial(address, timeout_s=timeout_s)
+            except DialHeldBack:
+                continue
+            except (TransportError, ConfigError):
+                tried = True
+                continue
+            return address
+        if not tried and addresses:
+            raise DialHeldBack("no address of the peer may be dialled now")
+        raise PeerUnreachable("the peer answers at none of its addresses")
+
+    def _note_failure(self, address: str) -> None:
+        """Of a dial through a relay, the first part that did not come about has failed."""
+        connected, now_s = self._transport.peers(), trio.current_time()
+        failed = hops_of(address, connected)[0]
+        # with nobody to be reached, the fault may be our own link's
+        self.dials.failed(failed, now_s, counts=bool(connected))
 
     # --- quotas ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Final, cast
 
 from swarm.address_book import BOOK_PEERS_MAX, HEARSAY_PEERS_MAX
+from swarm.dial_backoff import DIALS_MAX, ENDPOINTS_MAX, KEYS_MAX, PROVEN_MAX
 from swarm.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIALS_AT_A_TIME_MAX,
@@ -86,6 +87,8 @@ LIMITS: Final[Mapping[str, int]] = {
     "AdvertShelf._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
     "AdvertShelf._records": ADVERTS_MAX,
     "AdvertShelf._told_by": ADVERTS_MAX,
+    "DialBackoff._pauses": ENDPOINTS_MAX,
+    "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
     "Discovery._heard": INSTANCES_MAX,
     "Discovery._heard[]": HEARD_INSTANCES_MAX,
@@ -104,6 +107,8 @@ LIMITS: Final[Mapping[str, int]] = {
     "Quotas._buckets": BUCKETS_MAX,
     "Quotas._rates": len(Kind),
     "Quotas.refused": len(Kind),
+    "Recent._times": KEYS_MAX,
+    "Recent._times[]": DIALS_MAX,
     "Reputation._accounts": REPUTATION.peers_max,
     "Reputation._bans": REPUTATION.bans_max,
     "Reputation._blocks": REPUTATION.blocks_max,

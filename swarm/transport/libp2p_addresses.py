@@ -9,6 +9,7 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from trio.lowlevel import RunVar
 
+from swarm.dial_backoff import CIRCUIT
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
 
@@ -192,9 +193,6 @@ def usable(
         first = [text for text in first if not _is_loopback(text)]
     told = [f"{text}/p2p/{peer}" for text in outside]
     return tuple(dict.fromkeys([*told, *first, *relayed, *near]))
-
-
-CIRCUIT = "/p2p-circuit/p2p/"
 
 
 def split_circuit(text: str) -> tuple[str | None, str]:

@@ -40,6 +40,7 @@ from multiaddr import Multiaddr
 
 from swarm import codec
 from swarm.address_book import GLOBAL, LOCAL, THIS_MACHINE, reach_of_ip
+from swarm.dial_backoff import Knocks
 from swarm.errors import (
     PeerUnreachable,
     Reject,
@@ -82,6 +83,8 @@ ASK_TIMEOUT_S = 15.0
 DIAL_BACK_TIMEOUT_S = 4.0
 DIAL_BACKS_MAX = 4  # at a time
 DIAL_BACK_EVERY_S = 10.0  # for one peer
+DIAL_BACKS_PER_IP_MAX = 8  # a public one, within `DIAL_BACKS_WINDOW_S`, whoever asks
+DIAL_BACKS_WINDOW_S = 60.0
 DIALLED_BACK_MAX = 256  # peers whose last time is remembered
 
 RESERVATIONS_WANTED = 2
@@ -93,9 +96,8 @@ PUNCH_ROUND_S = 8.0
 PUNCH_DIAL_S = 2.5  # two SYNs
 PUNCH_DIAL_EVERY_S = 0.5  # at one IP address
 PUNCH_ADDRESSES_MAX = 8
-PUNCH_IPS_MAX = (
-    2  # different ones of a peer that are dialled, so that we are of little use as a flood
-)
+PUNCH_IPS_MAX = 2  # different ones of a peer that are dialled: we are of little use as a flood
+PUNCH_ROUNDS_PER_IP_MAX = 9  # at a public one, within `PUNCH_AGAIN_S`, whoever names it
 PUNCHES_MAX = 8  # at a time, both those that we begin and those that others do
 PUNCHED_MAX = 256  # peers that are remembered; over it nothing is punched
 DIRECT_FIRST_S = 3.0  # for a plain dial, before any punching
@@ -164,6 +166,8 @@ class Reach:
         self._punching: set[ID] = set()  # now
         self._punched: dict[ID, float] = {}  # that we began with: until when not again
         self._answered: dict[ID, tuple[int, float]] = {}  # rounds of theirs, until when they count
+        self._dial_backs = Knocks(DIAL_BACKS_PER_IP_MAX, DIAL_BACKS_WINDOW_S)
+        self._knocks = Knocks(PUNCH_ROUNDS_PER_IP_MAX, PUNCH_AGAIN_S)
         self._relay = Relay(self.direct, self._direct_ip, self._offers_relay, host.blame)
         self._nursery: trio.Nursery | None = None
         self.summary = ReachSummary()
@@ -315,6 +319,8 @@ class Reach:
             raise RequestRefused("no direct connection: nothing to dial back to")
         if now_s - self._dialled_back.get(peer, -DIAL_BACK_EVERY_S) < DIAL_BACK_EVERY_S:
             raise RequestRefused("asked a moment ago")
+        if not self._dial_backs.take(ip, now_s):
+            raise RequestRefused("others asked from the same address")
         self._dialled_back[peer] = now_s
         self._dialled_back.move_to_end(peer)
         while len(self._dialled_back) > DIALLED_BACK_MAX:
@@ -456,6 +462,13 @@ class Reach:
         ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
         return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
 
+    def _aims(self, received: Iterable[bytes]) -> list[Multiaddr]:
+        """Of the sensible ones those that are dialled in this round."""
+        addresses, now_s = self._sensible(received), trio.current_time()
+        ips = {str(address).split("/")[2] for address in addresses}
+        aims = {ip for ip in sorted(ips) if self._knocks.take(ip, now_s)}
+        return [address for address in addresses if str(address).split("/")[2] in aims]
+
     def _punch_relayed(self) -> None:
         """Begin again with those that dialled us through a relay and are still on it."""
         for target in list(self._network.connections):
@@ -521,7 +534,7 @@ class Reach:
             try:
                 answer = await read_message(call.reader, pb.HolePunch)
                 round_trip_s = trio.current_time() - sent_s
-                theirs = self._sensible(answer.ObsAddrs)
+                theirs = self._aims(answer.ObsAddrs)
                 await self._dial_plainly(target, theirs)
                 if self.direct(target) is None:
                     await call.send(pb.HolePunch(type=pb.HolePunch.SYNC))
@@ -572,7 +585,7 @@ class Reach:
     async def _answer_punch(self, target: ID, raw: Any) -> None:
         reader = Reader(raw, READ_BYTES)
         with trio.fail_after(ASK_TIMEOUT_S):
-            theirs = self._sensible((await read_message(reader, pb.HolePunch)).ObsAddrs)
+            theirs = self._aims((await read_message(reader, pb.HolePunch)).ObsAddrs)
             own = [address.to_bytes() for address in self._punch_addresses()]
             await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)))
             sync = await read_message(reader, pb.HolePunch)
@@ -612,12 +625,14 @@ class Reach:
     async def _dial_from_our_port(
         self, target: ID, addresses: Sequence[Multiaddr], as_server: bool
     ) -> None:
-        """Dial the addresses, which are of one IP, in turn."""
+        """Dial the addresses, which are of one IP, in turn with whoever else punches there."""
         source = self._source_for(addresses[0])
         if source is None:
             return
+        ip = str(addresses[0]).split("/")[2]
         dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
         for address in cycle(addresses):
+            await trio.sleep_until(self._knocks.turn(ip, trio.current_time(), PUNCH_DIAL_EVERY_S))
             with trio.move_on_after(PUNCH_DIAL_S):
                 try:
                     await dial(address, target, source)

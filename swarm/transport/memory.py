@@ -484,17 +484,15 @@ class MemoryTransport:
     @property
     def door(self) -> PlaceFigures | None:
         """Simulated hosts have places for all."""
-        return None
 
     def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        """One connection for each peer, with its address."""
+        """Each peer has one."""
         return tuple((peer, self.ip_of(peer)) for peer in self.peers())
 
     def ip_of(self, peer: PeerId) -> str | None:
         """The address that a connected peer was given when it joined."""
-        if peer not in self._connections:
-            return None
-        return self._network._ips[self._network._numbers[peer]]
+        here = peer in self._connections
+        return self._network._ips[self._network._numbers[peer]] if here else None
 
     def set_gate(self, gate: Gate) -> None:
         """Ask about each new connection."""

@@ -84,7 +84,8 @@ def test_what_a_hostile_service_says_is_dropped() -> None:
     good = {"id": BEN, "tag": "ours", "a0": "/ip4/10.0.0.1/tcp/1"}
     for change in (
         {"id": ""}, {"id": "nobody"}, {"id": ANN}, {"tag": "other"}, {"a0": ""},
-        {"a0": "/ip4/127.0.0.1/tcp/1"}, {"a0": "/dns/" + "x" * 300},
+        {"a0": "/ip4/127.0.0.1/tcp/1"}, {"a0": "/dns/" + "x" * 300}, {"a0": "/dns4/x/tcp/1"},
+        {"a0": "//ip4/127.0.0.1/tcp/1"}, {"a0": "dns4/x/tcp/1"}, {"a0": "/unix/x"},
     ):  # fmt: skip
         judge._judge(good | change)
     assert told == []

@@ -17,7 +17,8 @@ from swarm.address_book import (
     plausible,
     reach_of,
 )
-from swarm.identity import PeerId
+from swarm.identity import Identity, PeerId
+from swarm.transport.libp2p_addresses import parse_peer_address
 
 ANN, BEN = PeerId("ann"), PeerId("ben")
 
@@ -67,6 +68,25 @@ def test_hearsay_is_forgotten_at_the_first_failure() -> None:
         ("/ip4/0.0.0.0/tcp/1", NOWHERE),
         ("/ip4/224.0.0.1/tcp/1", NOWHERE),
         ("/ip4/nonsense/tcp/1", NOWHERE),
+        ("/ip6/64:ff9b::7f00:1/tcp/1", THIS_MACHINE),  # NAT64
+        ("/ip6/64:ff9b::a00:1/tcp/1", LOCAL),
+        ("/ip6/64:ff9b::808:808/tcp/1", GLOBAL),
+        ("/ip6/2002:7f00:1::/tcp/1", THIS_MACHINE),  # 6to4
+        ("/ip6/2002:c0a8:101::1/tcp/1", LOCAL),
+        ("ip4/127.0.0.1/tcp/1", NOWHERE),
+        ("//ip4/127.0.0.1/tcp/1", NOWHERE),
+        ("/ip4//127.0.0.1/tcp/1", NOWHERE),
+        ("/ip4/8.8.8.8//tcp/1", NOWHERE),
+        ("/ip4/8.8.8.8/tcp/+1", NOWHERE),
+        ("/ip4/8.8.8.8/udp/1", NOWHERE),
+        ("dns4/localhost/tcp/1", NOWHERE),
+        ("//dns4/localhost/tcp/1", NOWHERE),
+        ("/unix/socket", NOWHERE),
+        ("/ip4/127.0.0.1/tcp/1/p2p/hub/p2p-circuit/p2p/ann", THIS_MACHINE),
+        ("/ip4/10.0.0.1/tcp/1/p2p/hub/p2p-circuit/p2p/ann", LOCAL),
+        ("/p2p/hub/p2p-circuit/p2p/ann", NOWHERE),
+        ("/ip4/8.8.8.8/tcp/1/ip4/127.0.0.1/tcp/1/p2p/ann", NOWHERE),
+        ("/ip4/8.8.8.8/tcp/1/p2p/r1/p2p-circuit/p2p/r2/p2p-circuit/p2p/ann", NOWHERE),
     ],
 )
 def test_from_how_far_an_address_can_be_dialled(address: str, reach: int) -> None:
@@ -85,8 +105,31 @@ def test_nobody_sends_us_into_our_own_network_from_outside() -> None:
 @pytest.mark.parametrize("teller_ip", ["9.9.9.9", "192.168.1.7", "127.0.0.1", None])
 def test_no_name_is_looked_up_because_a_peer_says_so(teller_ip: str | None) -> None:
     names = ("/dns4/localhost/tcp/1", "/dns/x.example/tcp/1", "/dnsaddr/x.example")
+    strange = ("dns4/localhost/tcp/1", "//dns4/localhost/tcp/1", "/dns4//localhost/tcp/1")
+    assert plausible(strange, teller_ip) == ()
     relayed = f"/dns6/x.example/tcp/1/p2p/{ANN}/p2p-circuit/p2p/{ANN}"
     assert plausible((*names, relayed), teller_ip) == ()
+
+
+@pytest.mark.parametrize("teller_ip", ["9.9.9.9", "192.168.1.7", None])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ip4/127.0.0.1/tcp/22",
+        "//ip4/127.0.0.1/tcp/22",
+        "///ip6/::1/tcp/22",
+        "/ip6/64:ff9b::7f00:1/tcp/22",
+        "/ip4/127.0.0.1/tcp/22/p2p/{ann}/p2p-circuit",
+        "//ip4/127.0.0.1/tcp/22/p2p/{ann}/p2p-circuit",
+    ],
+)
+def test_no_spelling_sends_us_to_ourselves(address: str, teller_ip: str | None) -> None:
+    """Each is one that the parser below takes, as though it were written as it should be."""
+    ann = Identity(b"a" * 32).peer_id
+    where, relayed, _ = address.format(ann=ann).partition("/p2p-circuit")
+    text = where if relayed else f"{where}/p2p/{ann}"
+    assert parse_peer_address(text)
+    assert plausible([f"{where}{relayed}/p2p/{ann}"], teller_ip) == ()
 
 
 def test_what_is_saved_is_on_the_disk_before_it_takes_the_old_ones_place(

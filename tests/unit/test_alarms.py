@@ -135,6 +135,16 @@ def rejects(reason: str, each: float, accepted: float = 0.0) -> At:
     return at
 
 
+def turned_away(reason: str, each: float) -> At:
+    """A node at whose door so many newcomers are refused in each interval."""
+
+    def at(i: int) -> dict[str, Any]:
+        fields = node(connections=256, connections_max=256, largest_origin_connections=250)(i)
+        return fields | {"labelled": {"turned_away_total": {reason: each * i}}}
+
+    return at
+
+
 def dates(fast: int, right: int, each: int = 3) -> At:
     """Peers whose clocks are fast, seen from here, and peers whose groups are accepted."""
 
@@ -162,6 +172,8 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.MEMORY_LOW, node(memory_available_bytes=MEMORY_BYTES_MIN - 1), {}),
     (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, FUTURE_PEERS_MIN - 1), {}),
     (Alarm.VERSION_SPLIT, learner(version=lambda newest: newest - 5), LEARNER),
+    (Alarm.REFUSING_NEWCOMERS, turned_away("full", 2), {}),
+    (Alarm.REFUSING_NEWCOMERS, turned_away("too_many_of_one_block", 2), {}),
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(), {}),
@@ -188,6 +200,8 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN - 1, 0), {}),
     (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, FUTURE_PEERS_MIN), {}),  # no majority
     (Alarm.CLOCK_SKEW, dates(FUTURE_PEERS_MIN, 0, each=0), {}),  # long ago
+    (Alarm.REFUSING_NEWCOMERS, turned_away("full", 0), {}),
+    (Alarm.REFUSING_NEWCOMERS, turned_away("banned_peer", 50), {}),
     (Alarm.VERSION_SPLIT, learner(), LEARNER),
     (Alarm.VERSION_SPLIT, learner(version=lambda v: 0 if v == 12 else v), LEARNER),
 ]
