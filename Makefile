@@ -40,7 +40,7 @@ test-all: $(VLLM_STAMP) ## All tests
 fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEED=1)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
 		$(BIN)/pip install -q -c constraints.txt --editable '.[dev,fuzz]'
-	@set -e; for target in $(or $(TARGET),codec streams connections); do \
+	@set -e; for target in $(or $(TARGET),codec streams connections gossip multistream); do \
 		$(BIN)/python -m tests.fuzz $$target --runs $(or $(RUNS),100000) --seed $(or $(SEED),1); done
 
 chaos: $(STAMP) ## Simulated swarms with faults of each seed's own (SEEDS=1000 FIRST_SEED=0)

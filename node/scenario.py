@@ -68,7 +68,7 @@ class _Table(BaseModel):
 class FaultTable(_Table):
     """One `[[faults]]`: a `swarm.simulation.faults.Fault`."""
 
-    kind: Literal["crash", "pause", "partition", "clog", "bad_link"]
+    kind: Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
     at_s: Seconds = 0.0
     every_s: Annotated[float, Field(ge=1, le=86_400)] | None = None
     for_s: Annotated[tuple[Seconds, Seconds], BeforeValidator(_range), AfterValidator(_ordered)] = (

@@ -39,7 +39,7 @@ class Away:
     """When which hosts could not take part."""
 
     intervals: Mapping[int, Sequence[tuple[float, float]]]  # by host: down or paused
-    stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host: its link stands still
+    stalls: Mapping[int, Sequence[tuple[float, float]]]  # by host: it has no link that carries
     cuts: Sequence[tuple[float, float, frozenset[int]]]
 
     @classmethod
@@ -52,7 +52,7 @@ class Away:
         for event in events:
             if event.kind in ("crash", "pause"):
                 intervals[event.hosts[0]].append((event.at_s, event.until_s))
-            elif event.kind == "clog":
+            elif event.kind in ("clog", "stillborn"):
                 stalls[event.hosts[0]].append((event.at_s, event.until_s))
         cuts = [
             (event.at_s, event.until_s, frozenset(event.hosts))

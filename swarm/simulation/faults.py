@@ -17,7 +17,7 @@ import trio
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World
 
-Kind = Literal["crash", "pause", "partition", "clog", "bad_link"]
+Kind = Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 EVENTS_MAX = 10_000  # of one plan
 
@@ -28,7 +28,8 @@ class Fault:
 
     crash: the hosts die and come back with their disks. pause: their processors stand still.
     partition: they are cut off from all others, one-way in what they send. clog: their links stand
-    still. bad_link: their links lose, double, reorder and delay what they carry.
+    still. bad_link: their links lose, double, reorder and delay what they carry. stillborn: their
+    connections die, and each new one while it is being admitted.
     """
 
     kind: Kind
@@ -88,12 +89,21 @@ def draw_faults(rng: Random, until_s: float) -> tuple[Fault, ...]:
     """Faults for a run of that length; each kind is in every second run, so some runs are calm."""
     faults: list[Fault] = []
     for kind in KINDS:
-        wanted, number = rng.random() < 0.5, rng.randrange(1, 3)
+        # The youngest kind is drawn aside: what a seed drew before it was there stays what it was.
+        source = _aside(rng) if kind == "stillborn" else rng
+        wanted, number = source.random() < 0.5, source.randrange(1, 3)
         for _ in range(number):
-            fault = _draw_fault(kind, rng, until_s)
+            fault = _draw_fault(kind, source, until_s)
             if wanted:
                 faults.append(fault)
     return tuple(faults)
+
+
+def _aside(rng: Random) -> Random:
+    """A generator that follows from another and leaves it as it is."""
+    copied = Random()
+    copied.setstate(rng.getstate())
+    return Random(copied.random())
 
 
 def _draw_fault(kind: Kind, rng: Random, until_s: float) -> Fault:
@@ -166,6 +176,8 @@ class FaultRunner:
             world.pause(host, for_s)
         elif event.kind == "clog":
             world.clog(host, for_s)
+        elif event.kind == "stillborn":
+            world.kill_newborn(host, for_s)
         elif event.kind == "bad_link":
             self._spoil(host, event.fault, until_s)
 

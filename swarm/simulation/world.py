@@ -12,6 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from random import Random
 
 import trio
@@ -54,6 +55,7 @@ class World:
         self._freezer = Freezer()
         self._last_pause = 0
         self._pauses: dict[int, int] = {}  # host -> number of its newest pause, while it lasts
+        self._stillborn_until_s: dict[PeerId, float] = {}
         self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
         self.events = 0
         self._hash = hashlib.sha256()
@@ -112,6 +114,15 @@ class World:
         self.record(f"clog {host}")
         self.links.clog(self.peer_id(host), trio.current_time() + for_s)
 
+    def kill_newborn(self, host: int, for_s: float) -> None:
+        """Let a host's connections die, those that are there at once, and new ones for a while as
+        soon as both ends have admitted them."""
+        self.record(f"stillborn {host}")
+        peer = self.peer_id(host)
+        self._stillborn_until_s[peer] = trio.current_time() + for_s
+        for other in self.identities:
+            self.network.part(peer, other.peer_id)
+
     def cut(
         self,
         hosts: Collection[int],
@@ -149,6 +160,11 @@ class World:
         digest = hashlib.sha256(payload).hexdigest()[:16] if payload else "-"
         ends = f"{self._names.get(source, source)}>{self._names.get(target, target)}"
         self.record(f"{what} {ends} {about or '-'} {len(payload)} {digest}")
+        now_s = trio.current_time()
+        if what == "connect" and any(
+            self._stillborn_until_s.get(peer, 0.0) > now_s for peer in (source, target)
+        ):
+            self.network.at(now_s, partial(self.network.part, source, target))
 
 
 @asynccontextmanager

@@ -319,6 +319,12 @@ class MemoryNetwork:
             self.gossip.connect(source.gossip, host.gossip)
             self.observe("connect", source.peer_id, peer_id, "", b"")
 
+    def part(self, one: PeerId, other: PeerId) -> None:
+        """End the connection between two hosts, if there is one."""
+        host = self._hosts.get(self._numbers.get(one, -1))
+        if host is not None and other in host._connections:
+            self._hang_up(host._connections[other])
+
     def _hang_up(self, connection: "_Connection") -> None:
         one, other = connection.one, connection.other
         del one._connections[other.peer_id], other._connections[one.peer_id]
@@ -465,28 +471,23 @@ class MemoryTransport:
 
     @property
     def peer_id(self) -> PeerId:
-        """This host's own id."""
         return self._peer_id
 
     @property
     def counters(self) -> TransportCounters:
-        """Live counters."""
         return self._counters
 
     def addresses(self) -> tuple[str, ...]:
-        """The one address of this host."""
         return (f"/memory/{self._number}/p2p/{self._peer_id}",)
 
     def peers(self) -> tuple[PeerId, ...]:
-        """Connected peers, in order of their ids."""
         return tuple(sorted(self._connections))
 
     @property
     def door(self) -> PlaceFigures | None:
-        """Simulated hosts have places for all."""
+        return None  # simulated hosts have places for all
 
     def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        """Each peer has one."""
         return tuple((peer, self.ip_of(peer)) for peer in self.peers())
 
     def ip_of(self, peer: PeerId) -> str | None:
@@ -495,7 +496,6 @@ class MemoryTransport:
         return self._network._ips[self._network._numbers[peer]] if here else None
 
     def set_gate(self, gate: Gate) -> None:
-        """Ask about each new connection."""
         self._gate = gate
 
     def report_to(self, report: Report) -> None:

@@ -24,14 +24,16 @@ from tests.fuzz.harness import (
     save_figures,
 )
 
-TARGETS = ("codec", "streams", "connections")
+TARGETS = ("codec", "streams", "connections", "gossip", "multistream")
 CORPUS = Path(__file__).parent / "corpus"
 OUT = Path("out/fuzz")
 # The reference is pure Python: its branches lead to MessagePack that compiled code hides.
 INSTRUMENTED = {
     "codec": ["swarm", "tests.wire_reference"],
     "streams": ["swarm", "libp2p.pubsub"],
-    "connections": ["swarm", "libp2p.stream_muxer", "libp2p.security", "libp2p.protocol_muxer"],
+    "connections": ["swarm", "libp2p.stream_muxer", "libp2p.security"],
+    "gossip": ["swarm.transport"],
+    "multistream": ["swarm.transport"],
 }
 SAVE_EVERY = 500  # executions
 HANG_S = 300  # of wall time: an input that never ends, on however busy a machine
