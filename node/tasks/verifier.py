@@ -15,7 +15,8 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Protocol
 
 import trio
@@ -34,7 +35,7 @@ from swarm.rollouts import RolloutGroup, Task
 START_TIMEOUT_S = 60.0  # imports on a busy machine
 FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
-WAITING_MAX_S = 30.0  # for a turn; a learner's answer to a submission has 50 s
+SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
 _RECEIVE_BYTES = 65_536
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
@@ -179,6 +180,7 @@ class _WrongSettings(ConfigError):
 
 
 _Answer = Mapping[str, Any]
+_task_values = attrgetter(*(each.name for each in fields(Task)))  # `astuple` is ten times slower
 
 
 class _Worker:
@@ -420,50 +422,53 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, producer: PeerId, request: Mapping[str, Any], limits: _Limits, *, last: bool
     ) -> Any:
-        async with self._turn(producer, last=last):
-            used_s = limits.cpu_s  # unless an answer says less
-            end = End.FAILED  # or its caller did not wait for it
-            try:
-                answer, used_s = await self._foreign.call(request, limits)
-                scored = _result(answer)[0]
-                end = End.DONE
-            except _Overran:
-                end = End.OVERRUN
-                raise
-            finally:
-                self._waiting.charge(producer, used_s, trio.current_time(), end)
-                is_proven = self._waiting.is_proven(producer)
-                kind = "proven" if is_proven else "unproven"
-                self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+        await self._take_turn(producer, last=last)
+        used_s = limits.cpu_s  # unless an answer says less
+        end = End.FAILED  # or its caller did not wait for it
+        try:
+            answer, used_s = await self._foreign.call(request, limits)
+            scored = _result(answer)[0]
+            end = End.DONE
+        except _Overran:
+            end = End.OVERRUN
+            raise
+        finally:
+            self._waiting.charge(producer, used_s, trio.current_time(), end)
+            kind = "proven" if self._waiting.is_proven(producer) else "unproven"
+            self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+            self._serve_next()
         return scored
 
-    @asynccontextmanager
-    async def _turn(self, producer: PeerId, *, last: bool) -> AsyncIterator[None]:
-        """Have the worker to oneself for the block.
+    async def _take_turn(self, producer: PeerId, *, last: bool) -> None:
+        """Wait for the worker; who has taken a turn ends it by `_serve_next`.
 
         Raises:
             ChildFailed: there are too many, or it would take too long.
         """
+        if not self._is_serving:  # so nothing waits
+            self._is_serving = True
+            return
         turn = trio.Event()
         try:
             ticket = self._waiting.add(producer, turn, last=last)
         except QueueFull as error:
             self.counters.turned_away += 1
             raise ChildFailed(str(error)) from None
-        if not self._is_serving:
-            self._serve_next()
         try:
-            with trio.move_on_after(WAITING_MAX_S):
-                await turn.wait()
-            if not turn.is_set():
-                self.counters.turned_away += 1
-                raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
-            yield
-        finally:
-            if turn.is_set():
-                self._serve_next()
+            if last:
+                with trio.move_on_after(SECOND_WAITING_MAX_S):
+                    await turn.wait()
             else:
-                self._waiting.discard(ticket)
+                await turn.wait()
+        except BaseException:
+            if turn.is_set():  # cancelled at the very moment
+                self._serve_next()
+            raise
+        finally:
+            self._waiting.discard(ticket)
+        if not turn.is_set():
+            self.counters.turned_away += 1
+            raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
 
     def _serve_next(self) -> None:
         ticket = self._waiting.pop(trio.current_time())
@@ -510,7 +515,7 @@ class ProcessVerifier:
     def _pose_request(self, tasks: Sequence[Task]) -> dict[str, Any]:
         return {
             "op": "pose",
-            "tasks": [astuple(task) for task in tasks],
+            "tasks": [_task_values(task) for task in tasks],
             "prompt_chars_max": self._run.limits.prompt_chars_max,
         }
 
@@ -519,7 +524,7 @@ class ProcessVerifier:
     ) -> dict[str, Any]:
         return {
             "op": "score",
-            "tasks": [astuple(task) for task in tasks],
+            "tasks": [_task_values(task) for task in tasks],
             "texts": [list(group) for group in texts],
             "rule": self._run.reward,
         }
