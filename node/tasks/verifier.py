@@ -191,7 +191,8 @@ class _Worker:
         self._counters = counters
         self._process: trio.Process | None = None
         self._received = bytearray()
-        self._owed_until: float | None = None  # an answer that a cancelled caller did not wait for
+        self._number = 0  # of the last request
+        self._owed_until: float | None = None  # its answer, which a cancelled caller left behind
 
     async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
         """The answer to one request, and the CPU seconds that it took. The limits hold for the
@@ -255,24 +256,22 @@ class _Worker:
 
     async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
         wall_s = limits.wall_s + _SELF_DESTRUCTION_S
-        frame = encode({**request, "cpu_s": limits.cpu_s, "wall_s": wall_s})
-        line: bytes | None = None
-        with trio.move_on_after(limits.wall_s):
-            await self._send(frame)
+        self._number += 1
+        numbered = {**request, "number": self._number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
+        with trio.move_on_after(limits.wall_s) as patience:
+            await self._send(encode(numbered))
             self._owed_until = trio.current_time() + limits.wall_s
-            line = await self._line()
+            answer = await self._answer()
             self._owed_until = None
-        if line is None:
+        if patience.cancelled_caught:
             self._counters.starved += 1
             await self.close()
             raise ChildFailed(
                 f"a verifier got less than {limits.cpu_s:g} s of CPU time in {limits.wall_s:g} s"
             )
-        try:
-            answer: _Answer = json.loads(line)
-        except ValueError:  # nothing, or half a line of a process that something ended
+        if answer is None:
             await self.close()
-            raise ChildFailed("a verifier process ended") from None
+            raise ChildFailed("a verifier process ended")
         return answer
 
     async def _send(self, frame: bytes) -> None:
@@ -286,20 +285,31 @@ class _Worker:
             if not sent:  # half a frame: its pipe is of no more use
                 await self.close()
 
+    async def _answer(self) -> _Answer | None:
+        """The answer to the last request; None if there will be none."""
+        while True:
+            try:
+                answer: _Answer = json.loads(await self._line())
+            except ValueError:  # nothing, or half a line of a process that something ended
+                return None
+            if answer["number"] == self._number:
+                return answer
+
     async def _line(self) -> bytes:
-        """The next answer; without its end if there is none."""
+        """The next line; what there is of it if the process ended."""
         assert self._process is not None
         stdout = _pipes(self._process)[1]
-        while not self._received.endswith(b"\n"):
+        while (end := self._received.find(b"\n") + 1) == 0:
             try:
                 part = await stdout.receive_some(_RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 part = b""
             if not part or len(self._received) + len(part) > FRAME_BYTES_MAX:
+                end = len(self._received)
                 break
             self._received += part
-        line = bytes(self._received)
-        self._received.clear()
+        line = bytes(self._received[:end])
+        del self._received[:end]
         return line
 
     async def _settle(self) -> None:
@@ -307,11 +317,11 @@ class _Worker:
         anybody who may end a call could have it ended again and again."""
         if self._owed_until is None:
             return
-        line = b""
+        answer = None
         with trio.move_on_at(self._owed_until):
-            line = await self._line()
+            answer = await self._answer()
             self._owed_until = None
-        if not line.endswith(b"\n"):
+        if answer is None:
             await self.close()
 
 
