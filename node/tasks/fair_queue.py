@@ -104,16 +104,16 @@ class FairQueue(Generic[Item]):
 
     def _check_room(self, producer: PeerId, last: bool) -> None:
         whose = [ticket.producer for ticket in self._waiting]
-        bounds = (
-            ("of one producer", whose.count(producer), WAITING_PER_PRODUCER_MAX),
+        bounds = [
             ("of all", len(whose), WAITING_MAX),
-            (
-                "of unproven producers",
-                0 if self.is_proven(producer) else sum(not self.is_proven(p) for p in whose),
-                WAITING_UNPROVEN_MAX,
-            ),
-            ("for last", sum(each.last for each in self._waiting) if last else 0, WAITING_LAST_MAX),
-        )
+            ("of one producer", whose.count(producer), WAITING_PER_PRODUCER_MAX),
+        ]
+        if not self.is_proven(producer):
+            unproven = sum(not self.is_proven(each) for each in whose)
+            bounds.append(("of unproven producers", unproven, WAITING_UNPROVEN_MAX))
+        if last:
+            those = sum(ticket.last for ticket in self._waiting)
+            bounds.append(("for last", those, WAITING_LAST_MAX))
         for what, waiting, most in bounds:
             if waiting >= most:
                 self.refused[what] += 1

@@ -15,7 +15,8 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Protocol
 
 import trio
@@ -34,7 +35,7 @@ from swarm.rollouts import RolloutGroup, Task
 START_TIMEOUT_S = 60.0  # imports on a busy machine
 FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
-WAITING_MAX_S = 30.0  # for a turn; a learner's answer to a submission has 50 s
+SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
 _RECEIVE_BYTES = 65_536
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
@@ -179,6 +180,7 @@ class _WrongSettings(ConfigError):
 
 
 _Answer = Mapping[str, Any]
+_task_values = attrgetter(*(each.name for each in fields(Task)))  # `astuple` is ten times slower
 
 
 class _Worker:
@@ -189,7 +191,8 @@ class _Worker:
         self._counters = counters
         self._process: trio.Process | None = None
         self._received = bytearray()
-        self._owed_until: float | None = None  # an answer that a cancelled caller did not wait for
+        self._number = 0  # of the last request
+        self._owed_until: float | None = None  # its answer, which a cancelled caller left behind
 
     async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
         """The answer to one request, and the CPU seconds that it took. The limits hold for the
@@ -253,24 +256,22 @@ class _Worker:
 
     async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
         wall_s = limits.wall_s + _SELF_DESTRUCTION_S
-        frame = encode({**request, "cpu_s": limits.cpu_s, "wall_s": wall_s})
-        line: bytes | None = None
-        with trio.move_on_after(limits.wall_s):
-            await self._send(frame)
+        self._number += 1
+        numbered = {**request, "number": self._number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
+        with trio.move_on_after(limits.wall_s) as patience:
+            await self._send(encode(numbered))
             self._owed_until = trio.current_time() + limits.wall_s
-            line = await self._line()
+            answer = await self._answer()
             self._owed_until = None
-        if line is None:
+        if patience.cancelled_caught:
             self._counters.starved += 1
             await self.close()
             raise ChildFailed(
                 f"a verifier got less than {limits.cpu_s:g} s of CPU time in {limits.wall_s:g} s"
             )
-        try:
-            answer: _Answer = json.loads(line)
-        except ValueError:  # nothing, or half a line of a process that something ended
+        if answer is None:
             await self.close()
-            raise ChildFailed("a verifier process ended") from None
+            raise ChildFailed("a verifier process ended")
         return answer
 
     async def _send(self, frame: bytes) -> None:
@@ -284,20 +285,31 @@ class _Worker:
             if not sent:  # half a frame: its pipe is of no more use
                 await self.close()
 
+    async def _answer(self) -> _Answer | None:
+        """The answer to the last request; None if there will be none."""
+        while True:
+            try:
+                answer: _Answer = json.loads(await self._line())
+            except ValueError:  # nothing, or half a line of a process that something ended
+                return None
+            if answer["number"] == self._number:
+                return answer
+
     async def _line(self) -> bytes:
-        """The next answer; without its end if there is none."""
+        """The next line; what there is of it if the process ended."""
         assert self._process is not None
         stdout = _pipes(self._process)[1]
-        while not self._received.endswith(b"\n"):
+        while (end := self._received.find(b"\n") + 1) == 0:
             try:
                 part = await stdout.receive_some(_RECEIVE_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 part = b""
             if not part or len(self._received) + len(part) > FRAME_BYTES_MAX:
+                end = len(self._received)
                 break
             self._received += part
-        line = bytes(self._received)
-        self._received.clear()
+        line = bytes(self._received[:end])
+        del self._received[:end]
         return line
 
     async def _settle(self) -> None:
@@ -305,11 +317,11 @@ class _Worker:
         anybody who may end a call could have it ended again and again."""
         if self._owed_until is None:
             return
-        line = b""
+        answer = None
         with trio.move_on_at(self._owed_until):
-            line = await self._line()
+            answer = await self._answer()
             self._owed_until = None
-        if not line.endswith(b"\n"):
+        if answer is None:
             await self.close()
 
 
@@ -420,50 +432,53 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, producer: PeerId, request: Mapping[str, Any], limits: _Limits, *, last: bool
     ) -> Any:
-        async with self._turn(producer, last=last):
-            used_s = limits.cpu_s  # unless an answer says less
-            end = End.FAILED  # or its caller did not wait for it
-            try:
-                answer, used_s = await self._foreign.call(request, limits)
-                scored = _result(answer)[0]
-                end = End.DONE
-            except _Overran:
-                end = End.OVERRUN
-                raise
-            finally:
-                self._waiting.charge(producer, used_s, trio.current_time(), end)
-                is_proven = self._waiting.is_proven(producer)
-                kind = "proven" if is_proven else "unproven"
-                self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+        await self._take_turn(producer, last=last)
+        used_s = limits.cpu_s  # unless an answer says less
+        end = End.FAILED  # or its caller did not wait for it
+        try:
+            answer, used_s = await self._foreign.call(request, limits)
+            scored = _result(answer)[0]
+            end = End.DONE
+        except _Overran:
+            end = End.OVERRUN
+            raise
+        finally:
+            self._waiting.charge(producer, used_s, trio.current_time(), end)
+            kind = "proven" if self._waiting.is_proven(producer) else "unproven"
+            self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+            self._serve_next()
         return scored
 
-    @asynccontextmanager
-    async def _turn(self, producer: PeerId, *, last: bool) -> AsyncIterator[None]:
-        """Have the worker to oneself for the block.
+    async def _take_turn(self, producer: PeerId, *, last: bool) -> None:
+        """Wait for the worker; who has taken a turn ends it by `_serve_next`.
 
         Raises:
             ChildFailed: there are too many, or it would take too long.
         """
+        if not self._is_serving:  # so nothing waits
+            self._is_serving = True
+            return
         turn = trio.Event()
         try:
             ticket = self._waiting.add(producer, turn, last=last)
         except QueueFull as error:
             self.counters.turned_away += 1
             raise ChildFailed(str(error)) from None
-        if not self._is_serving:
-            self._serve_next()
         try:
-            with trio.move_on_after(WAITING_MAX_S):
-                await turn.wait()
-            if not turn.is_set():
-                self.counters.turned_away += 1
-                raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
-            yield
-        finally:
-            if turn.is_set():
-                self._serve_next()
+            if last:
+                with trio.move_on_after(SECOND_WAITING_MAX_S):
+                    await turn.wait()
             else:
-                self._waiting.discard(ticket)
+                await turn.wait()
+        except BaseException:
+            if turn.is_set():  # cancelled at the very moment
+                self._serve_next()
+            raise
+        finally:
+            self._waiting.discard(ticket)
+        if not turn.is_set():
+            self.counters.turned_away += 1
+            raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
 
     def _serve_next(self) -> None:
         ticket = self._waiting.pop(trio.current_time())
@@ -510,7 +525,7 @@ class ProcessVerifier:
     def _pose_request(self, tasks: Sequence[Task]) -> dict[str, Any]:
         return {
             "op": "pose",
-            "tasks": [astuple(task) for task in tasks],
+            "tasks": [_task_values(task) for task in tasks],
             "prompt_chars_max": self._run.limits.prompt_chars_max,
         }
 
@@ -519,7 +534,7 @@ class ProcessVerifier:
     ) -> dict[str, Any]:
         return {
             "op": "score",
-            "tasks": [astuple(task) for task in tasks],
+            "tasks": [_task_values(task) for task in tasks],
             "texts": [list(group) for group in texts],
             "rule": self._run.reward,
         }

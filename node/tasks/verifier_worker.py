@@ -8,14 +8,18 @@ to be trusted that was interrupted half-way.
 A fork bounds itself, by means that the kernel enforces whatever code is running: its memory by
 `RLIMIT_AS`, the CPU time of a request by a timer whose signal ends it, and its wall-clock time by
 another one, so that it does not outlive a parent that died. By which signal it ended tells the
-parent whether the text had used up what it may use, or the machine had no time for us. Frames are
-lines of JSON.
+parent whether the text had used up what it may use, or the machine had no time for us.
+
+Frames are lines of JSON. Each answer has its request's number: a fork may be killed just after it
+has answered.
 """
 
 import json
+import mmap
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +34,7 @@ FRAME_BYTES_MAX: Final = 64 * 2**20
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
+_NUMBER: Final = struct.Struct("=Q")
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 
 Request = Mapping[str, Any]
@@ -51,11 +56,14 @@ def main() -> None:
         return
     prepare = json.loads(line)
     signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
-    _tell(answers, _answer(prepare))
+    _tell(answers, {**_answer(prepare), "number": prepare["number"]})
     signal.setitimer(signal.ITIMER_REAL, 0)
+    at_work_on = _SharedNumber()
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
-    while (status := _serve_in_fork(requests, answers, prepare)) != _INPUT_ENDED:
-        _tell(answers, {"ended": status})
+    while (status := _serve_in_fork(requests, answers, prepare, at_work_on)) != _INPUT_ENDED:
+        if number := at_work_on.get():  # else the next fork does what was to come
+            _tell(answers, {"ended": status, "number": number})
+            at_work_on.set(0)
 
 
 def _claim_stdout() -> BinaryIO:
@@ -71,30 +79,50 @@ def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
     answers.flush()
 
 
-def _serve_in_fork(requests: BinaryIO, answers: BinaryIO, prepare: Request) -> int:
+class _SharedNumber:
+    """Of the request that a fork is at work on, for who forked it; 0: none."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _NUMBER.size)
+
+    def get(self) -> int:
+        """The number."""
+        return int(_NUMBER.unpack_from(self._memory)[0])
+
+    def set(self, number: int) -> None:
+        """Note another one."""
+        _NUMBER.pack_into(self._memory, 0, number)
+
+
+def _serve_in_fork(
+    requests: BinaryIO, answers: BinaryIO, prepare: Request, at_work_on: _SharedNumber
+) -> int:
     """Let a fork serve; its exit status."""
     fork = os.fork()
     if fork == 0:
         status = 1
         try:
             _limit_memory(prepare["memory_bytes_max"])
-            _serve(requests, answers)
+            _serve(requests, answers, at_work_on)
             status = _INPUT_ENDED
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> None:
     while line := requests.readline(FRAME_BYTES_MAX):
         started = time.process_time()
         request = json.loads(line)
+        at_work_on.set(request["number"])
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         answer = _answer(request)
         for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(each, 0)  # before it tells: no half line is followed by another
-        _tell(answers, {**answer, "cpu_s": time.process_time() - started})
+        used_s = time.process_time() - started
+        _tell(answers, {**answer, "number": request["number"], "cpu_s": used_s})
+        at_work_on.set(0)
 
 
 def _answer(request: Request) -> dict[str, Any]:

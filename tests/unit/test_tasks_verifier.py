@@ -256,6 +256,24 @@ def test_an_honest_group_is_not_blamed_for_a_worker_that_somebody_killed(
     with_process(trap, body)
 
 
+def test_a_fork_that_is_killed_while_it_is_idle_leaves_no_answer_for_anybody(
+    trap: RunConfig,
+) -> None:
+    async def body(verifier: ProcessVerifier) -> None:
+        await verifier.verify(make_group(trap, "good"))
+        for number in range(1, 4):
+            fork = fork_of(verifier)
+            fork.kill()
+            while fork.is_running():  # noqa: ASYNC110 - it is another process's child
+                await trio.sleep(0.001)
+            texts = ["good"] * number + ["bad"]
+            rewards = (await verifier.verify(make_group(trap, *texts)))[1]
+            assert rewards == (1.0,) * number + (0.0,)
+        assert (verifier.counters.starts, verifier.counters.starved) == (1, 0)
+
+    with_process(trap, body)
+
+
 def test_honest_groups_are_scored_on_a_machine_that_has_little_time_for_us(
     trap: RunConfig,
 ) -> None:
