@@ -28,7 +28,9 @@ STARTS_TIMEOUT_S: Final = 30.0
 ENDS_TIMEOUT_S: Final = 3.0
 READ_BYTES: Final = 256
 DROPPED: Final = b"dropped "  # as of `embedded_broker`, which is not imported: it brings asyncio
+REFUSED: Final = b"refused "  # likewise
 BROKER_DROPPED: Final = "broker_topics_dropped"
+BROKER_REFUSED: Final = "broker_clients_refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +110,15 @@ async def _end_with(process: trio.Process) -> None:
 
 
 async def _count_dropped(stdout: trio.abc.ReceiveStream, counters: Counter[str]) -> None:
-    """What the broker says after it listens: how many topics it gave up."""
+    """What the broker says after it listens: how many topics it gave up, and clients."""
+    names = {DROPPED: BROKER_DROPPED, REFUSED: BROKER_REFUSED}
     line = b""
     while part := await stdout.receive_some(READ_BYTES):
         *whole, line = (line + part).split(b"\n")
         for each in whole:
-            if each.startswith(DROPPED) and each[len(DROPPED) :].isdigit():
-                counters[BROKER_DROPPED] = int(each[len(DROPPED) :])
+            what, blank, number = each.partition(b" ")
+            if (name := names.get(what + blank)) is not None and number.isdigit():
+                counters[name] = int(number)
 
 
 @asynccontextmanager
@@ -122,7 +126,7 @@ async def embedded_broker(
     listen: str, counters: Counter[str] | None = None
 ) -> AsyncIterator[Broker]:
     """A broker in a child process, listening at `host:port`, for the block. `counters`: where it is
-    counted what it did not retain.
+    counted what it did not retain, and whom it refused.
 
     Raises:
         ConfigError: it is no address, or it is taken.
