@@ -436,8 +436,9 @@ class App:
             return
         from node.metrics_page import serve_metrics  # what it needs, nodes without it do without
 
+        serve = partial(serve_metrics, names=self._config.web_names)
         port = await nursery.start(
-            serve_metrics,
+            serve,
             address,
             lambda: self._telemetry.latest,
             self._unanswered,

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from node.child_environment import child_environ
 from swarm.brokers import PORT, Broker
 from swarm.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.web_hosts import checked_name
 
 EMBEDDED: Final = "embedded"
 BROKER_LISTEN: Final = f"127.0.0.1:{PORT}"
@@ -44,6 +45,7 @@ class MonitorOptions:
     password: str | None = None
     listen: str = PAGE_LISTEN
     run_id: str | None = None
+    names: Sequence[str] = ()  # further ones of the page
 
 
 def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
@@ -74,6 +76,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 unix_s=time.time,
                 rng=Random(secrets.randbits(64)),
                 run_id=options.run_id,
+                names=[checked_name(name) for name in options.names],
                 counters=counters,
             )
             async with trio.open_nursery() as services:
