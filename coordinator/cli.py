@@ -106,6 +106,9 @@ def _add_dashboard(commands: Any) -> None:
         "--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="default: 127.0.0.1:8080"
     )
     dashboard.add_argument(
+        "--web-name", action="append", default=[], metavar="NAME", help="it may be asked by this"
+    )
+    dashboard.add_argument(
         "--token-env",
         metavar="NAME",
         help="a variable that holds a token of 16 characters or more",
@@ -182,6 +185,7 @@ def _drain(options: argparse.Namespace) -> int:
 def _dashboard(options: argparse.Namespace) -> int:
     from coordinator.dashboard import dashboard, guarded_by
     from swarm.brokers import Broker
+    from swarm.web_hosts import checked_name
 
     password = os.environ.get(PASSWORD_VARIABLE)
     broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)
@@ -191,7 +195,8 @@ def _dashboard(options: argparse.Namespace) -> int:
         if not token:
             raise ConfigError(f"--token-env {options.token_env}: no such variable; set it first")
     guarded = None if token is None else guarded_by(token, options.data_dir)
-    dashboard(broker, options.listen, guarded, lambda line: print(line, flush=True))
+    names = [checked_name(name) for name in options.web_name]
+    dashboard(broker, options.listen, guarded, lambda line: print(line, flush=True), names)
     return EXIT_OK
 
 

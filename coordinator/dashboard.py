@@ -7,7 +7,7 @@ import functools
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -81,21 +81,29 @@ def _told_of() -> Iterator[None]:
 
 
 def dashboard(
-    broker: Broker, listen: str, guarded: Guarded | None, say: Callable[[str], None]
+    broker: Broker,
+    listen: str,
+    guarded: Guarded | None,
+    say: Callable[[str], None],
+    names: Sequence[str] = (),
 ) -> None:
-    """Show what nodes report to a broker until SIGINT or SIGTERM.
+    """Show what nodes report to a broker until SIGINT or SIGTERM. `names`: as of `WebHosts`.
 
     Raises:
         ConfigError: it cannot listen there, or the broker's certificates cannot be read.
     """
     try:
-        trio.run(_show, broker, listen, guarded, say)
+        trio.run(_show, broker, listen, guarded, say, names)
     except* ConfigError as group:
         raise first_of(group) from None
 
 
 async def _show(
-    broker: Broker, listen: str, guarded: Guarded | None, say: Callable[[str], None]
+    broker: Broker,
+    listen: str,
+    guarded: Guarded | None,
+    say: Callable[[str], None],
+    names: Sequence[str],
 ) -> None:
     page = functools.partial(
         serve_broker,
@@ -104,6 +112,7 @@ async def _show(
         unix_s=time.time,
         rng=Random(secrets.randbits(64)),
         guarded=guarded,
+        names=names,
     )
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery:

@@ -150,7 +150,7 @@ def serve(
         invitation = Invitation.decode(invite)
         network_key = invitation.key.handshake_key() if invitation.key else None
         peers = tuple(dict.fromkeys((*peers, *invitation.addresses)))
-    with data_directory(data_dir, "coordinator"):
+    with data_directory(data_dir, "coordinator", say):
         identity = identity_of(data_dir, key_file)
         say(f"this coordinator is {identity.peer_id}; the learner has to be started with")
         say(f"  --coordinator {identity.peer_id}")

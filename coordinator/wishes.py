@@ -14,6 +14,7 @@ from typing import Any, Final
 from coordinator.pacing import check_depth
 from swarm.errors import ConfigError
 from swarm.files import write_whole
+from swarm.private_files import make_private, private_files
 
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096
@@ -93,7 +94,9 @@ def _damaged(path: Path, why: object, instead: str) -> ConfigError:
 @contextmanager
 def _turn(data_dir: Path) -> Iterator[None]:
     """Blocks while another thread or process writes a wish; the turn ends with its process."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOCK_FILE).open("w") as lock:
+    with private_files():
+        make_private(data_dir, was_ours=False)
+        lock = (data_dir / LOCK_FILE).open("w")
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

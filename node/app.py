@@ -64,6 +64,7 @@ from swarm.locking import data_directory
 from swarm.mqtt import publisher_of
 from swarm.pool import Pool, PoolLimits
 from swarm.port_mapping import keep_mapped
+from swarm.private_files import private_files
 from swarm.reputation import Ban
 from swarm.rollouts import is_quantised
 from swarm.telemetry import Role
@@ -159,7 +160,10 @@ def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, 
             return await evaluate(config.run, trainer, verifier)
 
     try:
-        with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"):
+        with (
+            private_files(),
+            on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"),
+        ):
             return saved.progress.round if saved else 0, trio.run(measure)
     except* (ConfigError, ChildFailed) as group:
         raise first_of(group) from None
@@ -184,7 +188,7 @@ def run_node(
         ConfigError: bad input, found before anything started.
         IdentityInUse: another live node runs under this key.
     """
-    with data_directory(config.data_dir):
+    with data_directory(config.data_dir, say=say):
         identity = load_identity(config)
         membership = Membership.of(config)
         kind = kind or App
@@ -436,8 +440,9 @@ class App:
             return
         from node.metrics_page import serve_metrics  # what it needs, nodes without it do without
 
+        serve = partial(serve_metrics, names=self._config.web_names)
         port = await nursery.start(
-            serve_metrics,
+            serve,
             address,
             lambda: self._telemetry.latest,
             self._unanswered,

@@ -149,6 +149,9 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
         "--telemetry-interval", dest="telemetry_interval_s", metavar="S", help="default: 2"
     )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer Prometheus there")
+    parser.add_argument(
+        "--web-name", dest="web_names", action="append", metavar="NAME", help="it may ask by this"
+    )
 
 
 def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
@@ -247,6 +250,9 @@ def _add_monitor(commands: Any) -> None:
     )
     monitor.add_argument(
         "--listen", metavar="HOST:PORT", help="of the page; default: 127.0.0.1:8080"
+    )
+    monitor.add_argument(
+        "--web-name", dest="names", action="append", metavar="NAME", help="it may be asked by this"
     )
     monitor.add_argument("--run-id", metavar="ID", help="default: all runs that the broker has")
     monitor.set_defaults(run_command=_monitor)
@@ -452,7 +458,7 @@ def _top(options: argparse.Namespace) -> int:
 def _monitor(options: argparse.Namespace) -> int:
     from node.monitor.monitoring import MonitorOptions, monitor
 
-    names = ("broker", "broker_listen", "broker_ca", "listen", "run_id")
+    names = ("broker", "broker_listen", "broker_ca", "listen", "run_id", "names")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     password = os.environ.get(PASSWORD_VARIABLE)
     return monitor(MonitorOptions(**given, password=password), _say)

@@ -47,6 +47,7 @@ from swarm.messages import (
     TEXT_CHARS_MAX,
     TOKENS_MAX,
 )
+from swarm.web_hosts import checked_name
 
 ENVIRON_PREFIX = "SWARM_NODE_"
 RUN_VARIABLE = "SWARM_NODE_RUN"
@@ -172,6 +173,13 @@ def _host_and_port(text: str) -> str:
     if not host or not port.isdecimal() or int(port) > 65_535:
         raise ValueError("must look like 127.0.0.1:9464")
     return text
+
+
+def _web_name(text: str) -> str:
+    try:
+        return checked_name(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
 
 _AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
@@ -449,6 +457,7 @@ class NodeConfig(_Frozen):
     metrics_listen: Annotated[str, AfterValidator(_host_and_port)] | None = (
         None  # where Prometheus may ask
     )
+    web_names: tuple[Annotated[str, AfterValidator(_web_name)], ...] = ()  # by which it may do so
 
     foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5  # of J, for any one producer
 

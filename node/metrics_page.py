@@ -1,11 +1,12 @@
 """The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
 
-One page, `/metrics`; whoever asks for anything else is told so. HEAD is answered as GET is, without
-the page.
+One page, `/metrics`; whoever asks for anything else is told so, and so is who calls it by a name
+that may lead elsewhere (`swarm.web_hosts`). HEAD is answered as GET is, without the page.
 """
 
+import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 import h11
@@ -18,6 +19,7 @@ from prometheus_client.registry import Collector
 from node.answering import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError
 from swarm.telemetry import METRICS, NodeReport
+from swarm.web_hosts import WebHosts
 
 PREFIX: Final = "swarm_"
 ANSWER_TIMEOUT_S: Final = 5.0
@@ -102,12 +104,14 @@ async def serve_metrics(
     unanswered: Counter[str],
     tell: Callable[[str], Awaitable[None]],
     *,
+    names: Sequence[str] = (),
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer at `host:port` until cancelled; reports the port once it listens.
 
     `unanswered`: as of `serve_answers`. Where an answer of ours breaks HTTP, which is a bug here
-    and must not let who asks end the node, the first time is told of and all are counted.
+    and must not let who asks end the node, the first time is told of and all are counted. `names`:
+    further ones of the page, as of `WebHosts`.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -122,9 +126,12 @@ async def serve_metrics(
             f"--metrics-listen {address}: {error.strerror}; choose another one"
         ) from None
 
+    bound_ip = listeners[0].socket.getsockname()[0]
+    hosts = WebHosts(bound_ip, [socket.gethostname(), *names])
+
     async def answer(stream: trio.SocketStream) -> None:
         try:
-            await _answer(stream, lambda: page(latest, unanswered))
+            await _answer(stream, lambda: page(latest, unanswered), hosts)
         except h11.RemoteProtocolError:
             unanswered[NO_HTTP] += 1
         except h11.LocalProtocolError as bug:
@@ -136,7 +143,7 @@ async def serve_metrics(
     await serve_answers(answer, listeners, unanswered, timeout_s=ANSWER_TIMEOUT_S)
 
 
-async def _answer(stream: trio.SocketStream, made: Callable[[], bytes]) -> None:
+async def _answer(stream: trio.SocketStream, made: Callable[[], bytes], hosts: WebHosts) -> None:
     """
     Raises:
         RemoteProtocolError: of h11: the client speaks no HTTP.
@@ -147,12 +154,8 @@ async def _answer(stream: trio.SocketStream, made: Callable[[], bytes]) -> None:
         connection.receive_data(await stream.receive_some(READ_BYTES))
     if not isinstance(event, h11.Request):
         return  # it hung up without a word
-    status, body = 200, b""
-    if event.target.partition(b"?")[0] != b"/metrics":
-        status, body = 404, b"there is /metrics here, and nothing else\n"
-    elif event.method not in (b"GET", b"HEAD"):
-        status, body = 405, b"GET it\n"
-    else:
+    status, body = _judge(event, hosts)
+    if status == 200:
         body = made()
     headers = [
         *([("allow", "GET, HEAD")] if status == 405 else []),
@@ -165,3 +168,19 @@ async def _answer(stream: trio.SocketStream, made: Callable[[], bytes]) -> None:
     data = None if is_head else connection.send(h11.Data(data=body))
     end = connection.send(h11.EndOfMessage())
     await stream.send_all(b"".join(each for each in (head, data, end) if each))
+
+
+def _judge(request: h11.Request, hosts: WebHosts) -> tuple[int, bytes]:
+    """The status of the answer, and its text where it is not the page."""
+    given = {
+        name: [value.decode("latin-1") for key, value in request.headers if key == name]
+        for name in (b"host", b"origin")
+    }
+    refusal = hosts.objection(given[b"host"], given[b"origin"])
+    if refusal is not None:
+        return refusal.status, refusal.text.encode() + b"\n"
+    if request.target.partition(b"?")[0] != b"/metrics":
+        return 404, b"there is /metrics here, and nothing else\n"
+    if request.method not in (b"GET", b"HEAD"):
+        return 405, b"GET it\n"
+    return 200, b""

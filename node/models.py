@@ -20,6 +20,7 @@ from node.config import NodeConfig, RunConfig
 from node.monitor.progress import Work, on_stderr
 from node.training.recipe import TinyRecipe, recipe_key
 from swarm.errors import ChildFailed
+from swarm.private_files import make_shared, shared_files
 
 TINY = "tiny"
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
@@ -43,12 +44,13 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
     if config.model != TINY:
         return config.model
     directory = tiny_directory(config.run, config.cache_dir)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nodes that start together make it once
-        if not (directory / DONE_FILE).exists():
-            say("making and warming the tiny policy on this run's tasks (once, then cached)")
-            _make_in_child(config.run, directory)
+    with shared_files():  # users may have one cache
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # nodes that start together make it once
+            if not (directory / DONE_FILE).exists():
+                say("making and warming the tiny policy on this run's tasks (once, then cached)")
+                _make_in_child(config.run, directory)
     return str(directory)
 
 
@@ -74,6 +76,7 @@ def _make_here(run: RunConfig, directory: Path) -> None:
             _pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
             TinyRecipe(),
         )  # fmt: skip
+    make_shared(partial)  # safetensors makes its files private
     partial.rename(directory)
 
 

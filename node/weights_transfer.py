@@ -31,6 +31,7 @@ from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmE
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.ledger import Ledger
 from swarm.locking import data_directory
+from swarm.private_files import make_shared, shared_files
 from swarm.transport.base import Transport
 from swarm.transport.libp2p_host import open_libp2p
 from swarm.transport.libp2p_reach import ReachRules
@@ -464,12 +465,15 @@ def export(local: LocalVersion, out: Path) -> None:
         for path in (partial, old):
             if path.exists():
                 shutil.rmtree(path)
-        partial.parent.mkdir(parents=True, exist_ok=True)
+        with shared_files():
+            partial.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(local.directory, partial)
+        make_shared(partial)  # the copies are as private as what they are of
         if out.exists():
             out.rename(old)
         partial.rename(out)
-        shutil.copyfile(body, out.with_name(out.name + MANIFEST_SUFFIX))
+        with shared_files():
+            shutil.copyfile(body, out.with_name(out.name + MANIFEST_SUFFIX))
         if old.exists():
             shutil.rmtree(old)
     except (OSError, shutil.Error) as error:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Of several that write at the same time, threads or processes, one is the last.
 
     Raises:

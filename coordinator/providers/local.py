@@ -22,6 +22,7 @@ from swarm.control import ReportedWorker
 from swarm.errors import ConfigError
 from swarm.files import write_whole
 from swarm.identity import PeerId
+from swarm.private_files import shared_umask
 
 PROCESS_FILE: Final = "coordinator.json"
 LOG_FILE: Final = "worker.log"
@@ -126,6 +127,7 @@ class LocalProvider:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=shared_umask(),  # as a person would start it; it closes its own directory
                 env=worker_environ(os.environ, machine.arguments, self._invite),
             )
         self._children[machine.name] = child

@@ -132,7 +132,7 @@ class EventLog:
 
     def _open(self) -> tuple[int, int]:
         """The file's descriptor, for appending, and its size, after the last whole line."""
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         size = os.fstat(file).st_size
         whole = _end_of_last_line(file, size)
         if whole != size:

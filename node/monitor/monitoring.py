@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from node.child_environment import child_environ
 from swarm.brokers import PORT, Broker
 from swarm.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.web_hosts import checked_name
 
 EMBEDDED: Final = "embedded"
 BROKER_LISTEN: Final = f"127.0.0.1:{PORT}"
@@ -28,7 +29,9 @@ STARTS_TIMEOUT_S: Final = 30.0
 ENDS_TIMEOUT_S: Final = 3.0
 READ_BYTES: Final = 256
 DROPPED: Final = b"dropped "  # as of `embedded_broker`, which is not imported: it brings asyncio
+REFUSED: Final = b"refused "  # likewise
 BROKER_DROPPED: Final = "broker_topics_dropped"
+BROKER_REFUSED: Final = "broker_clients_refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class MonitorOptions:
     password: str | None = None
     listen: str = PAGE_LISTEN
     run_id: str | None = None
+    names: Sequence[str] = ()  # further ones of the page
 
 
 def monitor(options: MonitorOptions, say: Callable[[str], None]) -> int:
@@ -72,6 +76,7 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 unix_s=time.time,
                 rng=Random(secrets.randbits(64)),
                 run_id=options.run_id,
+                names=[checked_name(name) for name in options.names],
                 counters=counters,
             )
             async with trio.open_nursery() as services:
@@ -108,13 +113,15 @@ async def _end_with(process: trio.Process) -> None:
 
 
 async def _count_dropped(stdout: trio.abc.ReceiveStream, counters: Counter[str]) -> None:
-    """What the broker says after it listens: how many topics it gave up."""
+    """What the broker says after it listens: how many topics it gave up, and clients."""
+    names = {DROPPED: BROKER_DROPPED, REFUSED: BROKER_REFUSED}
     line = b""
     while part := await stdout.receive_some(READ_BYTES):
         *whole, line = (line + part).split(b"\n")
         for each in whole:
-            if each.startswith(DROPPED) and each[len(DROPPED) :].isdigit():
-                counters[BROKER_DROPPED] = int(each[len(DROPPED) :])
+            what, blank, number = each.partition(b" ")
+            if (name := names.get(what + blank)) is not None and number.isdigit():
+                counters[name] = int(number)
 
 
 @asynccontextmanager
@@ -122,7 +129,7 @@ async def embedded_broker(
     listen: str, counters: Counter[str] | None = None
 ) -> AsyncIterator[Broker]:
     """A broker in a child process, listening at `host:port`, for the block. `counters`: where it is
-    counted what it did not retain.
+    counted what it did not retain, and whom it refused.
 
     Raises:
         ConfigError: it is no address, or it is taken.

@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 from node.training.adapter_files import AdapterShape
 from node.training.spec import Device
 from swarm.errors import ConfigError
+from swarm.private_files import shared_files
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
@@ -165,9 +166,10 @@ def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4
     """
     place = pick_device(device)
     try:
-        refuse_quantised(AutoConfig.from_pretrained(model), model)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        with shared_files():  # it may come into a cache that users share
+            refuse_quantised(AutoConfig.from_pretrained(model), model)
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
     network.eval()  # no dropout anywhere: sampling and training see one distribution

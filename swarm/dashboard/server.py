@@ -7,7 +7,6 @@ brings two packages and Hypercorn, which could share the caller's loop, seven.
 
 import functools
 import hmac
-import ipaddress
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,9 +20,8 @@ import trio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -32,6 +30,7 @@ from swarm.dashboard.listening import Listening
 from swarm.dashboard.state import Source, State
 from swarm.errors import ConfigError
 from swarm.watching import NodeView, Watch
+from swarm.web_hosts import WebHosts
 
 STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
 CONNECTIONS_MAX: Final = 128
@@ -117,11 +116,8 @@ class Board:
                 await anyio.sleep(PAUSE_S)
 
 
-def application(
-    board: Board, *, guarded: Guarded | None = None, hosts: tuple[str, ...] = ("*",)
-) -> ASGIApp:
-    """The web application. `hosts`: by which names it may be called; a page of another host cannot
-    make a browser read it under a name of its own."""
+def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None) -> ASGIApp:
+    """The web application. `hosts`: by which names it may be called."""
 
     async def state(_: Request) -> Response:
         if not board.frame:
@@ -137,7 +133,7 @@ def application(
         routes.append(Route(path, functools.partial(_file, name, content)))
     middleware = [
         Middleware(_Headers),
-        Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+        Middleware(_OurNames, hosts=hosts),
     ]
     return Starlette(routes=routes, middleware=middleware)
 
@@ -214,6 +210,23 @@ class _Headers:
         await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
 
 
+class _OurNames:
+    """Answers to names that are ours alone."""
+
+    def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Request(scope).headers
+            refusal = self._hosts.objection(headers.getlist("host"), headers.getlist("origin"))
+            if refusal is not None:
+                await PlainTextResponse(refusal.text, refusal.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 # --- running it --------------------------------------------------------------------------------
 
 
@@ -272,11 +285,9 @@ def url_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
-def hosts_of(listener: socket.socket) -> tuple[str, ...]:
-    """By which names it may be called: on loopback by those of this machine alone."""
-    if ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
-        return ("localhost", "127.0.0.1", "[::1]")
-    return ("*",)
+def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
+    """By which names it may be called; see `WebHosts`."""
+    return WebHosts(listener.getsockname()[0], [socket.gethostname(), *names])
 
 
 async def serve(
@@ -287,12 +298,14 @@ async def serve(
     unix_s: Callable[[], float],
     counters: Callable[[], Mapping[str, int]] = dict,
     guarded: Guarded | None = None,
+    names: Sequence[str] = (),
     interval_s: float = INTERVAL_S,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Show what is watched until cancelled; reports the page's address once it answers.
 
-    `watch` is read on the caller's loop; `counters` are further ones to show, by name.
+    `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
+    further ones of the page, as of `WebHosts`.
 
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
@@ -300,7 +313,8 @@ async def serve(
     listener, board = listen_on(listen), Board()
     frames = Frames(State(can_act=guarded is not None))
     async with trio.open_nursery() as nursery:
-        url = await nursery.start(functools.partial(serve_board, listener, board, guarded=guarded))
+        served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
+        url = await nursery.start(served)
         task_status.started(url)
         while True:
             now_s, began_s = unix_s(), trio.current_time()
@@ -323,6 +337,7 @@ async def serve_broker(
     run_id: str | None = None,
     counters: Mapping[str, int] | None = None,
     guarded: Guarded | None = None,
+    names: Sequence[str] = (),
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
@@ -337,7 +352,7 @@ async def serve_broker(
     def counted() -> dict[str, int]:
         return {**listening.counters(), **(counters or {})}
 
-    page = functools.partial(serve, unix_s=unix_s, counters=counted, guarded=guarded)
+    page = functools.partial(serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listening.run)
         task_status.started(await nursery.start(page, watch, listen, listening.source))
@@ -360,12 +375,13 @@ async def serve_board(
     board: Board,
     *,
     guarded: Guarded | None = None,
+    names: Sequence[str] = (),
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
     listener."""
     config = uvicorn.Config(
-        application(board, guarded=guarded, hosts=hosts_of(listener)),
+        application(board, guarded=guarded, hosts=hosts_of(listener, names)),
         loop="asyncio",
         http="h11",
         ws="none",

@@ -11,18 +11,19 @@ SURFACE = {
     "--engine-update --evaluate-every --external --group-size --invite --key-file --learning-rate "
     "--listen --local --lora-rank --metrics-listen --model --no-dht --no-lan --no-relay "
     "--no-upnp --over-provision --peer --private --role --rounds --run --seed --share "
-    "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max",
+    "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
+    "--web-name",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
     "--invite --key-file --learning-rate --listen --lora-rank --metrics-listen --model --no-dht "
     "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
-    "--telemetry-ca --telemetry-interval --threads",
+    "--telemetry-ca --telemetry-interval --threads --web-name",
     "invite": "--data-dir",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "status": "--data-dir --json",
     "top": "--broker --broker-ca --data-dir",
-    "monitor": "--broker --broker-ca --broker-listen --listen --run-id",
+    "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
     "eval": "--data-dir --lora-rank --model --run --threads",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run",
@@ -40,7 +41,7 @@ COORDINATOR = {
     "--telemetry --telemetry-ca",
     "workers": "--data-dir --json",
     "drain": "--data-dir --undo worker",
-    "dashboard": "--broker --broker-ca --data-dir --listen --token-env",
+    "dashboard": "--broker --broker-ca --data-dir --listen --token-env --web-name",
 }
 
 

@@ -2,8 +2,10 @@
 
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -199,10 +201,53 @@ def test_a_server_with_open_streams_leaves_when_it_is_told_to() -> None:
 def test_a_page_of_another_host_gets_nothing_under_its_own_name() -> None:
     async def body(board: Board, client: httpx.AsyncClient) -> None:
         board.put(b"1")
-        assert (await client.get("/api/state", headers={"host": "evil.example"})).status_code == 400
+        for path in ("/api/state", "/api/stream", "/", "/app.js", "/nothing"):
+            assert (await client.get(path, headers={"host": "evil.example"})).status_code == 421
         assert (await client.get("/api/state", headers={"host": "localhost:1"})).status_code == 200
 
     within(body)
+
+
+def test_a_page_of_another_host_asks_for_nothing_here() -> None:
+    done: list[object] = []
+    guarded = Guarded(TOKEN, {"act": lambda wanted: str(done.append(wanted))})
+
+    async def body(board: Board, client: httpx.AsyncClient) -> None:
+        board.put(b"1")
+        own = str(client.base_url).rstrip("/")
+        given = {"authorization": f"Bearer {TOKEN}"}
+        for origin, status in (("http://evil.example", 403), ("null", 403), (own, 200)):
+            headers = {**given, "origin": origin}
+            answer = await client.post("/api/actions/act", headers=headers, json={})
+            assert answer.status_code == status
+            assert (await client.get("/api/state", headers=headers)).status_code == status
+        assert len(done) == 1
+
+    within(body, guarded)
+
+
+@pytest.mark.parametrize("name", ["swarm.lan", "SWARM.lan:80"])
+def test_who_listens_for_others_answers_to_addresses_and_to_names_that_were_given(
+    name: str,
+) -> None:
+    async def main() -> None:
+        board = Board()
+        board.put(b"1")
+        async with trio.open_nursery() as nursery:
+            listener = listen_on("0.0.0.0:0")
+            port = listener.getsockname()[1]
+            await nursery.start(partial(serve_board, listener, board, names=["swarm.lan"]))
+            async with httpx.AsyncClient(trust_env=False, timeout=WAIT_S) as client:
+                for host, status in (
+                    (name, 200), ("192.0.2.7:9", 200), ("[2001:db8::1]", 200),
+                    (socket.gethostname(), 200), ("localhost", 200), ("evil.example", 421),
+                ):  # fmt: skip
+                    url = f"http://127.0.0.1:{port}/api/state"
+                    answer = await client.get(url, headers={"host": host})
+                    assert answer.status_code == status, host
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
 
 
 def test_addresses_that_are_none_are_refused_in_one_line() -> None:

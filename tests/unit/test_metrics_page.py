@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -132,6 +133,46 @@ def test_a_page_is_served_and_nothing_else() -> None:
             assert (await client.post("/metrics", content=b"x")).status_code == 405
 
     served(body)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_page_of_another_host_reads_nothing(method: str) -> None:
+    async def body(port: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            for headers, status in (
+                ({"host": f"evil.example:{port}"}, 421),
+                ({"host": "192.0.2.1"}, 421),
+                ({"origin": "http://evil.example"}, 403),
+                ({"origin": "null"}, 403),
+            ):
+                for path in ("/metrics", "/"):
+                    found = await client.request(method, path, headers=headers)
+                    assert found.status_code == status
+                    assert b"swarm_" not in found.content
+            for host in ("localhost", f"localhost:{port}", "127.0.0.1", "[::1]:9"):
+                found = await client.get("/metrics", headers={"host": host})
+                assert found.status_code == 200
+
+    served(body)
+
+
+def test_who_scrapes_by_a_name_that_was_given_or_by_an_address_is_answered() -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_metrics, names=["node1.lan"])
+            told = Told()
+            where = "0.0.0.0:0"
+            port = await nursery.start(serve, where, full_report, told.unanswered, told.tell)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                for host, status in (
+                    ("node1.lan:9464", 200), ("192.0.2.1:1", 200), ("[2001:db8::1]:9464", 200),
+                    ("localhost", 200), ("node2.lan", 421),
+                ):  # fmt: skip
+                    found = await client.get("/metrics", headers={"host": host})
+                    assert found.status_code == status, host
+            nursery.cancel_scope.cancel()
+
+    run(main)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/"])

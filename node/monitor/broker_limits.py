@@ -1,0 +1,99 @@
+"""What one client may have of the embedded broker, and all of them together. Pure.
+
+Whoever reaches the broker is let in, so that everything a client makes it hold has a bound that is
+checked before it is held: a packet by its header, before its body is read.
+"""
+
+from collections import Counter
+from typing import Final
+
+from swarm.blocks import is_public
+from swarm.budget import ByteBudget
+
+CONNECT, PUBLISH = 1, 3  # types of packets
+
+CLIENTS_MAX: Final = 512
+CLIENTS_PER_IP_MAX: Final = 32  # of a public address
+CLIENTS_PER_PRIVATE_IP_MAX: Final = 256  # a laboratory, or all nodes of one machine; half of all
+PUBLISH_BYTES_MAX: Final = 163_840  # of the whole packet; a report has 65,536 at most
+CONNECT_BYTES_MAX: Final = 16_384  # with the will in it
+CONTROL_BYTES_MAX: Final = 4_096  # of all others
+LENGTH_BYTES_MAX: Final = 4  # of a length: as many as MQTT has
+BYTES_PER_S_MAX: Final = 4_194_304.0  # of one client; twice that at once
+PACKETS_PER_S_MAX: Final = 2_000.0  # likewise
+
+
+def bytes_max(packet_type: int) -> int:
+    """How long the body of a packet may be."""
+    by_type = {CONNECT: CONNECT_BYTES_MAX, PUBLISH: PUBLISH_BYTES_MAX}
+    return by_type.get(packet_type, CONTROL_BYTES_MAX)
+
+
+class TooMuch(Exception):
+    """A client sends more than it may, or what is no MQTT; the text says what."""
+
+
+class Header:
+    """The fixed header of one packet, byte by byte."""
+
+    def __init__(self) -> None:
+        self.raw = bytearray()
+        self.body_bytes: int | None = None  # None: not all of the header is there
+
+    @property
+    def packet_type(self) -> int:
+        """Of a header that has begun."""
+        return self.raw[0] >> 4
+
+    def take(self, byte: int) -> None:
+        """The next byte.
+
+        Raises:
+            TooMuch: what the header announces is too long, or the header is.
+        """
+        self.raw.append(byte)
+        if len(self.raw) == 1:
+            return
+        if byte & 0x80:
+            if len(self.raw) > LENGTH_BYTES_MAX:
+                raise TooMuch("a length that has no end")
+            return
+        size = sum((each & 0x7F) << 7 * at for at, each in enumerate(self.raw[1:]))
+        if size > bytes_max(self.packet_type):
+            raise TooMuch(f"a packet of {size} bytes")
+        self.body_bytes = size
+
+
+class Pace:
+    """How fast one client may send."""
+
+    def __init__(self, now_s: float) -> None:
+        self._bytes = ByteBudget(BYTES_PER_S_MAX, now_s)
+        self._packets = ByteBudget(PACKETS_PER_S_MAX, now_s)
+
+    def spend(self, size_bytes: int, now_s: float) -> float:
+        """A packet has begun. Returns the seconds until it may be read."""
+        return max(self._bytes.spend(size_bytes, now_s), self._packets.spend(1, now_s))
+
+
+class Places:
+    """Who is connected, by address."""
+
+    def __init__(self) -> None:
+        self._by_ip: Counter[str] = Counter()
+        self.refused = 0
+
+    def enter(self, ip: str) -> bool:
+        """Whether there is room for one more; then it counts until it leaves."""
+        most = CLIENTS_PER_IP_MAX if is_public(ip) else CLIENTS_PER_PRIVATE_IP_MAX
+        if self._by_ip.total() >= CLIENTS_MAX or self._by_ip[ip] >= most:
+            self.refused += 1
+            return False
+        self._by_ip[ip] += 1
+        return True
+
+    def leave(self, ip: str) -> None:
+        """One that had entered is gone."""
+        self._by_ip[ip] -= 1
+        if not self._by_ip[ip]:
+            del self._by_ip[ip]

@@ -1,0 +1,80 @@
+"""By which names a web server of ours may be called. Pure.
+
+A page of any host on the internet can have its own name lead to this machine (DNS rebinding), and
+a browser then lets it read what is answered under that name. The browser says in `Host` which name
+it was, and in `Origin` whose page asks. So a server answers to names that no stranger can lead
+elsewhere: those of loopback, IP addresses, this machine's own name, and those that a person gave.
+
+A server on loopback is called by no other address than loopback's, and one elsewhere by any: behind
+a router or in a container it does not know its own. Ports are not compared, for a tunnel has its
+own (`ssh -L 9000:127.0.0.1:8080`), and a port is nothing that a stranger could choose.
+"""
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.errors import ConfigError
+
+NAMES_MAX: Final = 32
+LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+MISDIRECTED, FORBIDDEN = 421, 403
+
+_NAME: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?")
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/@\s]+))(?::[0-9]{1,5})?")
+
+
+def checked_name(text: str) -> str:
+    """A name that a person gives, without a port.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if _NAME.fullmatch(text.lower()) is None:
+        raise ConfigError(f"{text!r}: give a host's name, such as node1.example.org")
+    return text.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a request is answered with instead, for a person to read."""
+
+    status: int
+    text: str
+
+
+class WebHosts:
+    """The names of one server. `bound_ip`: where it listens; `names`: further ones, that a person
+    gave or that this machine has."""
+
+    def __init__(self, bound_ip: str, names: Sequence[str] = ()) -> None:
+        bound = ipaddress.ip_address(bound_ip.partition("%")[0])
+        self._on_loopback = bound.is_loopback
+        self._names = LOOPBACK | {str(bound)} | {name.lower() for name in names[:NAMES_MAX]}
+
+    def objection(self, hosts: Sequence[str], origins: Sequence[str]) -> Refusal | None:
+        """Why a request with these `Host` and `Origin` headers is not answered; None: it is."""
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            what = "an unknown name" if hosts else "no name"
+            return Refusal(
+                MISDIRECTED,
+                f"called by {what}: use an IP address, or give the name with --web-name",
+            )
+        # without one, as of programs and of pages that are typed in, nothing is asked by a page
+        if any(origin.partition("://")[2].lower() != hosts[0].lower() for origin in origins):
+            return Refusal(FORBIDDEN, "asked by a page of another host")
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = (match[1] or match[2]).lower().removesuffix(".")
+        try:
+            ip = ipaddress.ip_address(name)
+        except ValueError:
+            return match[1] is None and name in self._names
+        # what an address ends in leads to it and nowhere else
+        return not self._on_loopback or ip.is_loopback or str(ip) in self._names
