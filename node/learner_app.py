@@ -42,7 +42,7 @@ from swarm.errors import ConfigError
 from swarm.files import write_whole
 from swarm.identity import Identity
 from swarm.intake import Intake
-from swarm.leases import LeaseRules
+from swarm.leases import LeaseRules, TrialState
 from swarm.telemetry import Role
 from swarm.weights.publishing import Published, Publisher, Spread
 
@@ -281,11 +281,24 @@ class LearnerApp(App):
                     f"{intake.faulty} groups of workers did not stand up to verification, the last "
                     f"of {intake.last_fault}"
                 )
+            self._note_trials(intake.trial_state())
             if intake.check_failures:
                 self._node.notes["checks"] = (
                     f"{intake.check_failures} groups could not be looked at, and are handed in "
                     f"again: {intake.last_check_failure}"
                 )
+
+    def _note_trials(self, state: TrialState) -> None:
+        """Say where workers wait because others, that have delivered nothing either, hold all that
+        such workers may."""
+        if not state.waiting:
+            self._node.notes.pop("trial", None)
+            return
+        self._node.notes["trial"] = (
+            f"{state.waiting} workers that have delivered nothing yet wait for work: "
+            f"{state.workers} like them, of {state.places} addresses or blocks, hold {state.held} "
+            f"of the {state.most} groups that such workers may; those that deliver wait for none"
+        )
 
     def _can_rescore(self) -> bool:
         """Scores are under the policy as it is, not under other rules of sampling."""

@@ -27,6 +27,8 @@ NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a m
 
 IN_WORDS: Final[Mapping[str, str]] = {
     Denial.NO_CREDIT: "the learner has as many groups as it can use for now",
+    Denial.TRIAL_FULL: "the learner gives little work to workers that have delivered nothing yet; "
+    "others have it now, and this one's turn comes",
     Denial.WOULD_BE_STALE: "begun with this policy it would come too late; the next one is awaited",
     Denial.UNKNOWN_VERSION: "the learner does not know the policy version that is here",
     Denial.LEASES_OPEN: "the learner waits for groups that this worker took on before",

@@ -1,9 +1,10 @@
 """What goes wrong around a simulated learner: workers that lie, submissions that come twice, and
 random deaths and delays."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import trio
 
@@ -12,7 +13,7 @@ from node.simulated_policy import TimedEngine
 from swarm.errors import RequestTimeout
 from swarm.messages import SUBMISSIONS_PROTOCOL, WireModel
 from swarm.rollouts import Completion
-from swarm.work import WorkSource
+from swarm.work import Declined, Lease, WorkSource
 
 M = TypeVar("M", bound=WireModel)
 
@@ -24,6 +25,8 @@ STILL_S_MAX: Final = 20.0
 FAST_BATCHES: Final = 6  # of a worker that is fast until it is trusted
 FAST_FACTOR: Final = 20.0
 HELD_S: Final = 3_600.0
+HELD_OF_A_KEY: Final = 2  # leases, as many as a worker may have at a time
+HOLDER_REST_S: Final = 0.5
 
 
 class RepeatingSource(WorkSource):
@@ -92,6 +95,50 @@ class HoardingEngine(TimedEngine):
         if self._batches > FAST_BATCHES:
             await trio.sleep(HELD_S)
         return await super().generate(prompts, completions_each, sampling, seed)
+
+
+class HoldingSource(WorkSource):
+    """Holds on to what it is given, and asks for more."""
+
+    delivers: ClassVar[int] = 0  # leases that it passes to its worker before that
+    held: ClassVar[Callable[[], None]]  # told of each that it holds
+
+    _passed_on = 0
+
+    async def lease(self, version: int) -> Lease | Declined:
+        """See `WorkSource.lease`."""
+        while True:
+            lease = await super().lease(version)
+            if isinstance(lease, Declined):
+                return lease
+            if self._passed_on < self.delivers:
+                self._passed_on += 1
+                return lease
+            type(self).held()
+            await trio.sleep(HOLDER_REST_S)
+
+
+async def take_and_hold(
+    there: SimulatedLearner, keys: Iterator[int], delivers: int, *, rotating: bool
+) -> None:
+    """Hold leases until cancelled, in one place. `keys` are hosts that nobody else uses;
+    `rotating`: on to the next as soon as one holds `HELD_OF_A_KEY` leases."""
+    for host in keys:
+        taken = trio.Event()
+        leases: list[int] = []
+
+        def hold(leases: list[int] = leases, taken: trio.Event = taken) -> None:
+            leases.append(1)
+            if rotating and len(leases) == HELD_OF_A_KEY:
+                taken.set()
+
+        told = {"delivers": delivers, "held": staticmethod(hold)}
+        source = type("_Holding", (HoldingSource,), told)
+        there.actors[host] = Actor(TimedEngine, source)
+        await there.start(host)
+        await taken.wait()
+        await there.kill(host)
+        await trio.sleep(HOLDER_REST_S)
 
 
 REPEATING: Final = Actor(TimedEngine, RepeatingSource)

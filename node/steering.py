@@ -24,7 +24,7 @@ from swarm.errors import RemoteProtocolError
 from swarm.files import write_whole
 from swarm.identity import PeerId
 from swarm.intake import Intake
-from swarm.leases import WorkerAccount
+from swarm.known_worker import WorkerAccount
 from swarm.messages import (
     AMOUNT_MAX,
     DEPTH_MAX,
@@ -139,6 +139,7 @@ class Steering:
         metrics = {"staleness_bound_steps": float(self._rules.staleness_max)}
         if intake is not None and counts is not None:
             metrics["in_flight_groups"] = float(counts.leased)
+            metrics["trial_groups"] = float(counts.on_trial)
             metrics["queued_groups"] = float(counts.buffered)
             metrics["queued_staleness_max_steps"] = float(intake.staleness_buffered() or 0)
         if spread is not None:

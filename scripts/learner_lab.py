@@ -7,7 +7,7 @@ a version then reaches each worker after the time that its broadcast took there.
 """
 
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import trio
@@ -69,20 +69,27 @@ def play(
     actors: dict[int, Actor] | None = None,
     seed: int = 0,
     links: tuple[LinkProfile, ...] | None = None,
+    *,
+    ips: Sequence[str] | None = None,
+    at_work: int | None = None,
 ) -> SimulatedLearner:
-    """Run a scene with all hosts at work, in a directory of its own; what it came to."""
+    """Run a scene with hosts at work, in a directory of its own; what it came to.
+
+    `ips` is the address of each host; None: each has a block of its own. `at_work` is how many
+    hosts are started, the learner among them; None: all. The others are the scene's.
+    """
     found: list[SimulatedLearner] = []
     links = links or volunteers(len(case.generate_s))
 
     async def main(directory: Path) -> None:
         async with (
-            open_world(seed, len(links), links[0], dict(enumerate(links))) as world,
+            open_world(seed, len(links), links[0], dict(enumerate(links)), ips) as world,
             trio.open_nursery() as nursery,
         ):
             run = run_of(world, case.rules, RUN)
             there = SimulatedLearner(case, world, directory, nursery, run, actors=actors or {})
             found.append(there)
-            for host in range(len(links)):
+            for host in range(len(links) if at_work is None else at_work):
                 await there.start(host)
             await scene(there)
             nursery.cancel_scope.cancel()

@@ -18,7 +18,8 @@ import trio
 from swarm import codec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.leases import Answer, Lease, LeaseBook, Submission, WorkerAccount
+from swarm.known_worker import WorkerAccount
+from swarm.leases import Answer, Lease, LeaseBook, Submission, TrialState
 from swarm.messages import (
     DETAIL_CHARS_MAX,
     LEASE_MS_MAX,
@@ -32,20 +33,24 @@ from swarm.messages import (
     SubmissionReply,
     WantLease,
 )
-from swarm.quotas import Kind
+from swarm.quotas import RELAYED, Kind
 from swarm.rollouts import GroupId, RolloutGroup, version_spans
 from swarm.staleness import Denial
 from swarm.transport.base import ServeLimits, Transport
+from swarm.trial import Place
 from swarm.warden import Warden
 
 RETRY_S: Final[dict[Denial, float]] = {
     Denial.NO_CREDIT: 0.5,
+    Denial.TRIAL_FULL: 2.0,
     Denial.WOULD_BE_STALE: 0.5,  # the next version may be on its way to the worker
     Denial.UNKNOWN_VERSION: 2.0,
     Denial.LEASES_OPEN: 1.0,
     Denial.WORKERS_FULL: 60.0,
 }
 STANDBY_RETRY_S: Final = 5.0
+BLOCK_PART: Final = 0.25  # of the credits on trial, for the workers of one address block
+RELAYED_PART: Final = 0.5  # for all relayed ones
 STANDBY: Final = "standby"  # why a worker that is not wanted gets no lease
 NO_LEASE: Final = bytes(16)
 ANSWER_TIMEOUT_S: Final = 50.0  # for all checks of one submission
@@ -122,6 +127,7 @@ class IntakeCounts:
 
     buffered: int
     leased: int  # granted and not in
+    on_trial: int  # of these, in the hands of workers that have nothing to show yet
     granted: int  # ever, as all below
     consumed: int
     consumed_by_staleness: dict[int, int]
@@ -245,6 +251,10 @@ class Intake:
         """What is known of each worker."""
         return self._book.accounts()
 
+    def trial_state(self) -> TrialState:
+        """How things stand with workers that have nothing to show yet."""
+        return self._book.trial_state(self._now_s())
+
     def advance(self, version: int) -> None:
         """The learner's policy is of this version now; the same as before where a step failed."""
         self._book.account.finish_step(version, self._now_s())
@@ -261,6 +271,7 @@ class Intake:
         return IntakeCounts(
             buffered=account.buffered,
             leased=account.reserved,
+            on_trial=account.on_trial,
             granted=account.granted,
             consumed=account.consumed,
             consumed_by_staleness=dict(sorted(account.consumed_by_staleness.items())),
@@ -284,7 +295,7 @@ class Intake:
         if str(peer) in self.standby:
             self._book.stand_by(str(peer), asked.version, now_s)
             return self._no_lease(STANDBY, STANDBY_RETRY_S)
-        lease = self._book.request(str(peer), asked.version, now_s)
+        lease = self._book.request(str(peer), asked.version, now_s, self._place_of(peer))
         if isinstance(lease, Denial):
             return self._no_lease(str(lease), RETRY_S[lease])
         return codec.encode(
@@ -299,6 +310,16 @@ class Intake:
                 reason="",
             )
         )
+
+    def _place_of(self, peer: PeerId) -> Place:
+        """Behind a private address there may be many honest workers, and all of them new: it has no
+        limit of its own, but its workers come after those of other places."""
+        share = self._warden.share_of(peer)
+        if share == RELAYED:
+            return Place(share, RELAYED_PART)
+        if share == peer:
+            return Place(self._transport.ip_of(peer) or share)
+        return Place(share, BLOCK_PART)
 
     def _no_lease(self, reason: str, retry_s: float) -> bytes:
         return codec.encode(

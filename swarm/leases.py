@@ -9,10 +9,11 @@ choice, and lowers its rate.
 
 How much a worker gets follows from its measured rate: admitted groups a second, over its last
 leases and the breaks that it took before them. It says nothing about itself that would count, so a
-lie about speed gains nothing.
+lie about speed gains nothing. And no more than it has delivered lately: a worker that has delivered
+nothing is on trial, with the little that all such workers together may hold (`trial`).
 
     book = LeaseBook(rules, account, run_id, secret, start)
-    lease = book.request(worker, version, now)      a Lease, or a Denial that says why not
+    lease = book.request(worker, version, now, place)   a Lease, or a Denial that says why not
     answer = book.judge(submission, now)            what to answer without looking at the group;
                                                     None: verify it, then
     answer = book.submit(submission, now, fault)    `fault`: what verification found, "" if nothing
@@ -36,15 +37,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from swarm.errors import LocalProtocolError, require
-from swarm.staleness import Account, BufferedGroup, Denial, Discard, StalenessRules
+from swarm.known_worker import KnownWorker, WorkerAccount
+from swarm.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
+from swarm.trial import Allowance, Line, Place, Trial, TrialsOut
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
 WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
 LEASES_REMEMBERED_MAX: Final = 1024  # that ended, with their answers
-RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each lease
-BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
-FORGIVEN_EVERY: Final = 10  # leases, of which one may be lost and say nothing of speed
-TURNAROUND_EWMA_SHARE: Final = 0.2  # of the newest group
 SECRET_BYTES_MIN: Final = 16
 LEASE_ID_BYTES: Final = 16
 SEED_BITS: Final = 62
@@ -59,11 +58,13 @@ class LeaseRules:
     """How large leases are and how long they last."""
 
     target_s: float = 60.0  # what a lease should take its worker; several groups' generation
-    first_s: float = 120.0  # what the first lease of an unmeasured worker is taken to take
-    first_groups: int = 1  # in it: a worker that never delivers costs no more
+    first_s: float = 30.0  # what the first lease of an unmeasured worker is taken to take
+    first_groups: int = 1  # in it, and in all others on trial
     slack: float = 3.0  # a lease lasts so many times what it should take
-    life_s_min: float = 30.0  # and at least as long
+    life_s_min: float = 30.0  # and of an established worker at least as long
     life_s_max: float = 3600.0  # and no longer
+    trial_share: float = 0.5  # of the credits, and beyond them: what workers on trial may hold
+    trial_groups_min: int = 8  # of that, at least: newcomers do not wait where credits are few
     groups_max: int = 64  # in one lease
     open_max: int = 2  # leases of one worker at a time, so that it need not wait for the next
 
@@ -76,8 +77,15 @@ class LeaseRules:
             ("life_s_min", 0 < self.life_s_min <= self.life_s_max, "above 0, up to life_s_max"),
             ("groups_max", 1 <= self.groups_max <= LEASE_GROUPS_MAX, f"1 to {LEASE_GROUPS_MAX}"),
             ("open_max", 1 <= self.open_max <= 16, "take 1 to 16"),
+            ("trial_share", 0 < self.trial_share <= 1, "above 0, up to 1"),
+            ("trial_groups_min", self.trial_groups_min >= 1, "take at least 1"),
         )
         require(self, checks, "lease ")
+
+    @property
+    def first_life_s(self) -> float:
+        """How long the first lease of a worker lasts."""
+        return self.slack * self.first_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +135,7 @@ class _Held:
 
     lease: Lease
     busy_from: float  # since when the worker's time went into it
+    trial: Trial | None = None  # None: granted to a worker that was not on trial
     answered_at: float | None = None  # the last time
     answers: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     seeds: frozenset[int] = field(init=False)
@@ -142,51 +151,22 @@ class _Held:
     def admitted(self) -> int:
         return sum(answer.admitted for _, answer in self.answers.values())
 
-
-@dataclass(slots=True)
-class _Worker:
-    """`done` over `busy_s` is a worker's rate. Both forget alike, so that two leases which end
-    together are worth what they took together, in whatever order."""
-
-    done: float = 0.0  # admitted groups
-    failed: float = 0.0  # granted groups that were not admitted
-    busy_s: float = 0.0  # with at least one lease, or away before the next
-    measured_at: float | None = None  # when its last lease ended
-    whole: int = FORGIVEN_EVERY  # leases with all groups in since the last one without
-    has_died: bool = False  # for all that is known: a loss that is put down to that
-    break_s: float | None = None  # from then until it asked again; None: it has not
-    turnaround_s: float = 0.0  # from grant to admission, in the mean
-    admitted: int = 0
-    refused: int = 0
-    version: int = 0  # that it said it had
-    heard_at: float | None = None
-
     @property
-    def rate(self) -> float | None:
-        """Admitted groups a second of work; None before a lease ended."""
-        return self.done / self.busy_s if self.busy_s > 0.0 else None
-
-    def asks(self, version: int, now: float) -> None:
-        """It wants work. What it waits from now on is not its own doing."""
-        self.version, self.heard_at = version, now
-        if self.break_s is None and self.measured_at is not None:
-            away_s = min(BREAK_S_MAX, max(0.0, now - self.measured_at))
-            self.break_s = 0.0 if self.has_died else away_s  # who died did not rest
+    def delivered(self) -> int:
+        """What came in good: whether it was still in time is not all the worker's doing."""
+        good = (None, Discard.STALE)
+        return sum(answer.reason in good for _, answer in self.answers.values())
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerAccount:
-    """What is known of a worker, measured here but for the version, which it says."""
+class TrialState:
+    """How things stand with workers on trial."""
 
-    worker: str
-    version: int
-    heard_at: float | None  # None: not since the restart
-    rate: float | None  # admitted groups a second; None: not measured
-    failed_share: float  # of the groups that it was granted
-    turnaround_s: float  # from grant to admission; 0: not measured
-    admitted: int
-    refused: int
-    leased: int  # groups in its open leases
+    held: int  # credits
+    most: int
+    workers: int  # that hold them
+    places: int  # of these
+    waiting: int  # workers that asked and found none left
 
 
 def task_seeds(stream: str, count: int) -> tuple[int, ...]:
@@ -225,17 +205,21 @@ class LeaseBook:
         self._number = 0  # of the next lease
         self._open: OrderedDict[bytes, _Held] = OrderedDict()
         self._ended: OrderedDict[bytes, _Held] = OrderedDict()
-        self._workers: OrderedDict[str, _Worker] = OrderedDict()
+        self._workers: OrderedDict[str, KnownWorker] = OrderedDict()
         self._places: dict[bytes, tuple[bytes, int]] = {}  # admitted group: its lease and seed
+        self._line = Line()
         self.denied: Counter[Denial] = Counter()
         self.repeated = 0  # submissions that had been answered
 
     # --- granting ----------------------------------------------------------------------------
 
-    def request(self, worker: str, version: int, now: float) -> Lease | Denial:
-        """Grant what a worker with this version of the policy may do next."""
+    def request(
+        self, worker: str, version: int, now: float, place: Place | None = None
+    ) -> Lease | Denial:
+        """Grant what a worker with this version of the policy may do next. `place`: where it asks
+        from; None: it has that to itself."""
         self.expire(now)
-        result = self._grant(worker, version, now)
+        result = self._grant(worker, version, now, place or Place(worker))
         if isinstance(result, Denial):
             self.denied[result] += 1
         return result
@@ -243,10 +227,11 @@ class LeaseBook:
     def stand_by(self, worker: str, version: int, now: float) -> None:
         """A worker asked, and is not wanted now."""
         self.expire(now)
+        self._line.leave(worker)
         if self._is_version(version) and self._know(worker):
             self._workers[worker].asks(version, now)
 
-    def _grant(self, worker: str, version: int, now: float) -> Lease | Denial:
+    def _grant(self, worker: str, version: int, now: float, place: Place) -> Lease | Denial:
         if not self._is_version(version):  # nothing that is said along with it counts
             return Denial.UNKNOWN_VERSION
         if not self._know(worker):
@@ -256,17 +241,63 @@ class LeaseBook:
         if len(self.open_leases(worker)) >= self.rules.open_max:
             return Denial.LEASES_OPEN
         groups = self._size(worker, now)
-        room = self.account.room(version, groups, self._expected_s(worker, groups), now)
+        if groups < 1:
+            return Denial.LEASES_OPEN
+        trial = None
+        if known.proof.is_on_trial:
+            trial = Trial(place, is_long=self._life_s(worker, groups) > self.rules.first_life_s)
+        room = self._room(worker, version, groups, trial, now)
         while room.denial is Denial.WOULD_BE_STALE and groups > 1:
             groups //= 2  # what takes less time may still be in time
-            room = self.account.room(version, groups, self._expected_s(worker, groups), now)
+            room = self._room(worker, version, groups, trial, now)
         if room.denial is not None:
             return room.denial
-        self.account.reserve(room.groups)
+        self._line.leave(worker)
+        self.account.reserve(room.groups, None if trial is None else self.allowance.total)
         lease = self._lease(worker, version, room.groups, now)
-        self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0))
+        self._open[lease.lease_id] = _Held(lease, now - (known.break_s or 0.0), trial)
         known.break_s = 0.0
         return lease
+
+    def _room(
+        self, worker: str, version: int, groups: int, trial: Trial | None, now: float
+    ) -> Room:
+        expected_s = self._expected_s(worker, groups)
+        if trial is None:
+            return self.account.room(version, groups, expected_s, now)
+        most = self.allowance.total
+        room = self.account.trial_room(version, groups, expected_s, now, most)
+        if room.denial is Denial.WOULD_BE_STALE:
+            self._line.leave(worker)  # it must not keep others waiting for what it cannot use
+            return room
+        left = self._left_on_trial(worker, trial, now)
+        if room.denial is not None or left >= room.groups:
+            return room
+        return Room(left) if left > 0 else Room(0, self.account.trial_denial())
+
+    def _left_on_trial(self, worker: str, trial: Trial, now: float) -> int:
+        """How many credits a worker may have when those before it in the line have had theirs."""
+        allowance, out = self.allowance, self._trials_out()
+        self._line.ask(worker, trial, self._workers[worker].proof.wasted_s, now)
+        if allowance.left(trial, out) <= 0:
+            return 0
+        ahead = self._line.ahead_of(worker, allowance, out, now)
+        return allowance.left_after(ahead, trial, out)
+
+    def _trials_out(self) -> TrialsOut:
+        open_ = self._open.values()
+        return TrialsOut.of((each.trial, each.unanswered) for each in open_ if each.trial)
+
+    @property
+    def _standing_max(self) -> int:
+        return self.rules.open_max * self.rules.groups_max
+
+    @property
+    def allowance(self) -> Allowance:
+        """What workers on trial may hold."""
+        rules, credits_ = self.rules, self.account.rules.groups_max
+        short = max(rules.trial_groups_min, int(rules.trial_share * credits_))
+        return Allowance(max(short, rules.first_groups), rules.first_groups)
 
     def _is_version(self, version: int) -> bool:
         return 0 <= version <= self.account.version
@@ -276,19 +307,27 @@ class LeaseBook:
         self._number += 1
         lease_id = hmac.digest(self._secret, _ID_DOMAIN + who, "sha256")[:LEASE_ID_BYTES]
         stream = hmac.digest(self._secret, _STREAM_DOMAIN + who, "sha256").hex()
-        life_s = max(self.rules.life_s_min, self.rules.slack * self._duration_s(worker, groups))
-        life_s = min(life_s, self.rules.life_s_max)
+        life_s = min(self._life_s(worker, groups), self.rules.life_s_max)
         return Lease(lease_id, worker, stream, groups, version, now, now + life_s)
 
     def _size(self, worker: str, now: float) -> int:
         """How many groups a worker is given: what it does in `target_s`, and one more. Where steps
         are shorter than that, in one of these: a lease's groups come in together, and those that
         wait for the last of them grow old."""
-        rate = self._workers[worker].rate
-        if rate is None:
-            return self.rules.first_groups
-        target_s = min(self.rules.target_s, self.account.step_s(now) or self.rules.target_s)
-        return min(self.rules.groups_max, 1 + int(rate * target_s))
+        known, rules = self._workers[worker], self.rules
+        most = rules.first_groups
+        if not known.proof.is_on_trial:
+            left = int(known.proof.standing) - self._held(worker)
+            most = min(left, max(most, int(known.proof.standing) // rules.open_max))
+        if known.rate is None:
+            return min(rules.first_groups, most)
+        target_s = min(rules.target_s, self.account.step_s(now) or rules.target_s)
+        return min(rules.groups_max, 1 + int(known.rate * target_s), most)
+
+    def _held(self, worker: str) -> int:
+        """Credits in a worker's hands."""
+        mine = (each for each in self._open.values() if each.lease.worker == worker)
+        return sum(each.unanswered for each in mine)
 
     def _expected_s(self, worker: str, groups: int) -> float:
         """What so many groups should take a worker, as far as anything was measured. A newcomer is
@@ -296,23 +335,28 @@ class LeaseBook:
         known = self._workers[worker]
         return groups / known.rate if known.rate else known.busy_s
 
-    def _duration_s(self, worker: str, groups: int) -> float:
+    def _life_s(self, worker: str, groups: int) -> float:
         """How long a lease on so many groups has to be enough for. A worker that has delivered
-        nothing yet may only be slow: it is taken to need as long as it has had."""
-        known = self._workers[worker]
-        if not known.rate:
-            return max(self.rules.first_s, known.busy_s)
-        return groups / known.rate
+        nothing may only be slow: it gets twice as long as it had. Else a worker is trusted with
+        time when it has delivered for a while; before that, what it holds is soon free again."""
+        known, rules = self._workers[worker], self.rules
+        first_s = rules.first_life_s
+        measured_s = rules.slack * groups / known.rate if known.rate else 0.0
+        if known.proof.is_on_trial:
+            return max(first_s, measured_s, 2.0 * known.proof.wasted_s)
+        least_s = rules.life_s_min if known.proof.is_established else min(rules.life_s_min, first_s)
+        return max(least_s, measured_s or first_s)
 
     def _know(self, worker: str) -> bool:
         """Have an account of a worker; whether there was room for it."""
         if worker not in self._workers and len(self._workers) >= WORKERS_MAX:
             busy = {held.lease.worker for held in self._open.values()}
-            idle = next((each for each in self._workers if each not in busy), None)
-            if idle is None:
+            idle = [each for each in self._workers if each not in busy]
+            if not idle:
                 return False
-            del self._workers[idle]
-        self._workers.setdefault(worker, _Worker())
+            nobody = (each for each in idle if self._workers[each].proof.is_on_trial)
+            del self._workers[next(nobody, idle[0])]
+        self._workers.setdefault(worker, KnownWorker())
         self._workers.move_to_end(worker)
         return True
 
@@ -337,6 +381,7 @@ class LeaseBook:
             return answer
         assert answer.reason is not None
         if held is not None and self._is_of_the_group(answer.reason):
+            self._end_trial(held, 1)
             self.account.release(1, answer.reason)
             self._note(held, submission, answer, now)
         else:
@@ -396,6 +441,7 @@ class LeaseBook:
 
     def _settle(self, held: _Held, submission: Submission, fault: str, now: float) -> Answer:
         """Answer a submission for the first time that only verification or its age decides."""
+        self._end_trial(held, 1)
         if fault:
             self.account.release(1, Discard.FAULTY)
             answer = Answer(Discard.FAULTY, fault)
@@ -413,11 +459,8 @@ class LeaseBook:
         held.answered_at = now
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
-            worker = self._workers[submission.worker]
-            worker.admitted += 1
             took_s = max(0.0, now - held.lease.granted_at)
-            share = TURNAROUND_EWMA_SHARE if worker.turnaround_s else 1.0
-            worker.turnaround_s += share * (took_s - worker.turnaround_s)
+            self._workers[submission.worker].delivers(took_s, self._standing_max, now)
         else:
             self._refused(submission.worker)
         if held.unanswered == 0:
@@ -434,6 +477,7 @@ class LeaseBook:
         """End the leases whose deadline has come; their unused credits are free again."""
         over = [held for held in self._open.values() if now >= held.lease.deadline]
         for held in over:
+            self._end_trial(held, held.unanswered)
             self._free(held, Discard.EXPIRED)
             self._end(held, now)
         return [held.lease for held in over]
@@ -442,47 +486,43 @@ class LeaseBook:
         """End a worker's leases because it says that it goes."""
         left = [held for held in self._open.values() if held.lease.worker == worker]
         for held in left:
+            self._end_trial(held, held.unanswered)
             self._free(held, Discard.RETURNED)
-            self._end(held, now)
+            self._end(held, now, returned=held.unanswered)
         return [held.lease for held in left]
 
     def _free(self, held: _Held, why: Discard) -> None:
         self.account.release(held.unanswered, why)
 
-    def _end(self, held: _Held, now: float) -> None:
+    def _end_trial(self, held: _Held, groups: int) -> None:
+        if held.trial is not None:
+            self.account.end_trial(groups)
+
+    def _end(self, held: _Held, now: float, returned: int = 0) -> None:
         del self._open[held.lease.lease_id]
         self._ended[held.lease.lease_id] = held
-        self._measure(held, now)
+        self._judge_worker(held, returned, now)
         while len(self._ended) > LEASES_REMEMBERED_MAX:
             _, forgotten = self._ended.popitem(last=False)
             for group_id, answer in forgotten.answers.values():
                 if answer.admitted:
                     del self._places[group_id]
 
-    def _measure(self, held: _Held, now: float) -> None:
-        """Put a lease that ended into its worker's rate: what was admitted, and the time since the
-        grant and the break before it, or since the lease before ended where the worker had two.
-
-        Where groups are missing, the worker died or is slow, and nobody can tell. Now and then it
-        is taken to have died after its last answer, which says nothing of its speed; not often, or
-        to lose leases would pay."""
-        worker = self._workers[held.lease.worker]
-        since = held.busy_from
-        if worker.measured_at is not None:
-            since = max(since, worker.measured_at)
-        worker.measured_at, worker.break_s = now, None
-        worker.has_died = False
-        if not held.unanswered:
-            worker.whole += 1
-        else:
-            worker.has_died = worker.whole >= FORGIVEN_EVERY and worker.rate is not None
-            worker.whole = 0
-            if worker.has_died:
-                now = held.answered_at or since
-        worker.done += held.admitted - RATE_EWMA_SHARE * worker.done
-        lost = held.lease.groups - held.admitted
-        worker.failed += lost - RATE_EWMA_SHARE * worker.failed
-        worker.busy_s += max(0.0, now - since) - RATE_EWMA_SHARE * worker.busy_s
+    def _judge_worker(self, held: _Held, returned: int, now: float) -> None:
+        """What a lease that ended says of its worker."""
+        worker, lease = self._workers[held.lease.worker], held.lease
+        lost = lease.groups - held.delivered - returned
+        worker.proof.lost(lost / lease.groups)
+        if held.trial is not None and lost == lease.groups:
+            worker.proof.wasted_s = lease.deadline - lease.granted_at
+        worker.lease_ends(
+            admitted=held.admitted,
+            groups=lease.groups,
+            unanswered=held.unanswered,
+            busy_from=held.busy_from,
+            answered_at=held.answered_at,
+            now=now,
+        )
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -506,20 +546,18 @@ class LeaseBook:
         leased: Counter[str] = Counter()
         for held in self._open.values():
             leased[held.lease.worker] += held.unanswered
-        return [
-            WorkerAccount(
-                worker=name,
-                version=each.version,
-                heard_at=each.heard_at,
-                rate=each.rate,
-                failed_share=each.failed / max(each.failed + each.done, 1e-9),
-                turnaround_s=each.turnaround_s,
-                admitted=each.admitted,
-                refused=each.refused,
-                leased=leased[name],
-            )
-            for name, each in self._workers.items()
-        ]
+        return [WorkerAccount.of(name, each, leased[name]) for name, each in self._workers.items()]
+
+    def trial_state(self, now: float) -> TrialState:
+        """How things stand with workers on trial."""
+        held = [each for each in self._open.values() if each.trial is not None]
+        return TrialState(
+            held=self.account.on_trial,
+            most=self.allowance.total,
+            workers=len({each.lease.worker for each in held}),
+            places=len(self._trials_out().by_place),
+            waiting=self._line.count(now),
+        )
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do; None without an open lease."""
@@ -533,19 +571,7 @@ class LeaseBook:
             "account": self.account.to_record(now),
             "open": [_held_record(held, now) for held in self._open.values()],
             "ended": [_held_record(held, now) for held in self._ended.values()],
-            "workers": [
-                [
-                    name,
-                    w.done,
-                    w.busy_s,
-                    _ago(w.measured_at, now),
-                    w.admitted,
-                    w.refused,
-                    w.failed,
-                    w.turnaround_s,
-                ]
-                for name, w in self._workers.items()
-            ],
+            "workers": [[name, *each.to_record(now)] for name, each in self._workers.items()],
             "denied": {str(why): count for why, count in sorted(self.denied.items())},
             "repeated": self.repeated,
         }
@@ -570,18 +596,8 @@ class LeaseBook:
         try:
             account = Account.from_record(staleness_rules, record["account"], now)
             book = cls(rules, account, run_id, secret, start)
-            for name, done, busy_s, measured_s_ago, admitted, refused, *new in record["workers"]:
-                failed, turnaround_s = new or (0.0, 0.0)  # which records of before do not have
-                book._workers[name] = _Worker(
-                    done=done,
-                    failed=failed,
-                    busy_s=busy_s,
-                    measured_at=None if measured_s_ago is None else now - measured_s_ago,
-                    break_s=0.0,  # nobody could ask meanwhile
-                    turnaround_s=turnaround_s,
-                    admitted=admitted,
-                    refused=refused,
-                )
+            for name, *known in record["workers"]:
+                book._workers[name] = KnownWorker.from_record(known, book._standing_max, now)
             book._open.update(_held_items(record["open"], now))
             book._ended.update(_held_items(record["ended"], now))
             book.denied.update({Denial(k): v for k, v in record["denied"].items()})
@@ -601,10 +617,12 @@ class LeaseBook:
             raise LocalProtocolError(
                 f"leases hold {unanswered} credits and the account says {self.account.reserved}"
             )
-
-
-def _ago(at: float | None, now: float) -> float | None:
-    return None if at is None else now - at
+        on_trial = self._trials_out().by_kind.total()
+        if on_trial != self.account.on_trial:
+            raise LocalProtocolError(
+                f"workers on trial hold {on_trial} credits and the account says "
+                f"{self.account.on_trial}"
+            )
 
 
 def _held_record(held: _Held, now: float) -> list[Any]:
@@ -615,16 +633,17 @@ def _held_record(held: _Held, now: float) -> list[Any]:
         [seed, group_id, None if answer.reason is None else str(answer.reason), answer.detail]
         for seed, (group_id, answer) in held.answers.items()
     ]
-    return [about, answers]
+    return [about, answers, None if held.trial is None else held.trial.to_record()]
 
 
 def _held_items(records: Sequence[Any], now: float) -> list[tuple[bytes, _Held]]:
     items = []
-    for about, answers in records:
+    for about, answers, *new in records:  # records of before have no more
         lease_id, worker, stream, groups, version, granted_s_ago, left_s = about
         times = (now - granted_s_ago, now + left_s)
         lease = Lease(lease_id, worker, stream, groups, version, *times)
-        held = _Held(lease, lease.granted_at)
+        trial = Trial.from_record(new[0]) if new and new[0] is not None else None
+        held = _Held(lease, lease.granted_at, trial)
         for seed, group_id, reason, detail in answers:
             answer = Answer(None if reason is None else Discard(reason), detail)
             held.answers[seed] = (group_id, answer)

@@ -14,6 +14,8 @@ credits; both stand on the one account here.
     account = Account(rules)
     room = account.room(version, wanted, duration_s, now)   how many may be granted; or why none
     account.reserve(n)                                      n credits are out
+    account.trial_room(…, most); account.reserve(n, most)   the same for a worker on trial
+    account.end_trial(n)                                    n of these are settled next
     account.release(n, Discard.EXPIRED)                     n of them will not come in
     account.admit(group)                                    one came in; or why it is thrown away
     account.consume()                                       a whole batch, oldest first, or nothing
@@ -59,6 +61,7 @@ class Denial(StrEnum):
     """Why nothing is granted. Counted by these names."""
 
     NO_CREDIT = "no_credit"  # as much is buffered and under way as may be
+    TRIAL_FULL = "trial_full"  # workers that have delivered nothing yet hold as much as they may
     WOULD_BE_STALE = "would_be_stale"  # work begun now with this version would come too late
     UNKNOWN_VERSION = "unknown_version"  # the learner has not made it
     LEASES_OPEN = "leases_open"  # the worker holds as many leases as it may
@@ -138,6 +141,7 @@ class Account:
         "consumed_by_staleness",
         "discarded",
         "granted",
+        "on_trial",
         "reserved",
         "rules",
         "training",
@@ -149,6 +153,7 @@ class Account:
         self.version = version
         self.training = False  # a batch was consumed and its step is not finished
         self.reserved = 0  # granted groups that are not in
+        self.on_trial = 0  # of these, in the hands of workers on trial
         self.granted = 0  # ever
         self.consumed = 0  # ever
         self.consumed_by_staleness: Counter[int] = Counter()
@@ -170,8 +175,18 @@ class Account:
     @property
     def credits_left(self) -> int:
         """Groups that may still be granted; none where a restart lowered the limit below what is
-        out."""
-        return max(0, self.rules.groups_max - self.reserved - self.buffered)
+        out. What is out on trial takes none of them."""
+        return max(0, self.rules.groups_max - self._counted_on)
+
+    def trial_credits_left(self, most: int) -> int:
+        """Groups that may still be granted to workers on trial, who hold `most` at most."""
+        in_all = self.rules.groups_max + most - self.reserved - self.buffered
+        return max(0, min(most - self.on_trial, in_all))
+
+    @property
+    def _counted_on(self) -> int:
+        """Groups that will be there to consume, as far as can be known."""
+        return self.reserved - self.on_trial + self.buffered
 
     @property
     def next_version(self) -> int:
@@ -216,6 +231,26 @@ class Account:
             return Room(0, Denial.WOULD_BE_STALE)
         return Room(min(wanted, credits_left, in_time))
 
+    def trial_room(
+        self, worker_version: int, wanted: int, duration_s: float, now: float, most: int
+    ) -> Room:
+        """As `room`, for a worker on trial; those hold `most` groups at most. All that is out is
+        taken to come in before its groups."""
+        if not 0 <= worker_version <= self.version:
+            return Room(0, Denial.UNKNOWN_VERSION)
+        in_time = self._in_time(worker_version, duration_s, now) - self.on_trial
+        if in_time <= 0:
+            return Room(0, Denial.WOULD_BE_STALE)
+        credits_left = self.trial_credits_left(most)
+        if credits_left == 0:
+            return Room(0, self.trial_denial())
+        return Room(min(wanted, credits_left, in_time))
+
+    def trial_denial(self) -> Denial:
+        """Why a worker on trial gets nothing: another one would not either, or it would."""
+        is_full = self.reserved + self.buffered >= self.rules.groups_max
+        return Denial.NO_CREDIT if is_full else Denial.TRIAL_FULL
+
     def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
         """How many more groups of a version will be consumed within the pacing depth.
 
@@ -226,15 +261,23 @@ class Account:
         step_s = self.step_s(now)
         if step_s and duration_s >= (versions_left + 1) * step_s:
             return 0
-        ahead = self.reserved + self.buffered
-        return (versions_left + 1) * self.rules.groups_per_step - ahead
+        return (versions_left + 1) * self.rules.groups_per_step - self._counted_on
 
-    def reserve(self, groups: int) -> None:
-        """Take credits that `room` found."""
-        if not 0 < groups <= self.credits_left:
-            raise LocalProtocolError(f"{groups} groups granted with {self.credits_left} credits")
+    def reserve(self, groups: int, trial_most: int | None = None) -> None:
+        """Take credits that `room` found; or `trial_room`, with its `most`."""
+        left = self.credits_left if trial_most is None else self.trial_credits_left(trial_most)
+        if not 0 < groups <= left:
+            raise LocalProtocolError(f"{groups} groups granted with {left} credits")
         self.reserved += groups
         self.granted += groups
+        if trial_most is not None:
+            self.on_trial += groups
+
+    def end_trial(self, groups: int) -> None:
+        """These groups on trial are settled next, by `admit` or `release`."""
+        if not 0 <= groups <= self.on_trial:
+            raise LocalProtocolError(f"{groups} groups on trial settled of {self.on_trial}")
+        self.on_trial -= groups
 
     def release(self, groups: int, why: Discard) -> None:
         """Give the credits of granted groups back that will not be buffered."""
@@ -323,6 +366,7 @@ class Account:
             "version": self.version,
             "pacing": self._pacing,
             "reserved": self.reserved,
+            "on_trial": self.on_trial,
             "granted": self.granted,
             "consumed": self.consumed,
             "consumed_by_staleness": sorted([k, v] for k, v in self.consumed_by_staleness.items()),
@@ -345,6 +389,7 @@ class Account:
             account = cls(rules, record["version"])
             account.set_pacing(record["pacing"])
             account.reserved, account.granted = record["reserved"], record["granted"]
+            account.on_trial = record.get("on_trial", 0)  # records of before do not have it
             account.consumed = record["consumed"]
             account.consumed_by_staleness.update(dict(record["consumed_by_staleness"]))
             account.discarded.update({Discard(k): v for k, v in record["discarded"].items()})

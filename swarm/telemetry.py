@@ -155,6 +155,7 @@ METRICS: Final = _named(
     Metric("mismatch_k3_nats", "gauge", "KL from what generates to what is trained, by k3"),
     Metric("effective_sample_ratio", "gauge", "effective sample size of that, over its tokens"),
     Metric("in_flight_groups", "gauge", "groups in workers' hands"),
+    Metric("trial_groups", "gauge", "of these, in the hands of workers that delivered nothing yet"),
     Metric("queued_groups", "gauge", "groups handed in and not trained on yet"),
     Metric("queued_staleness_max_steps", "gauge", "the oldest of these, in steps"),
     Metric("discarded_total", "counter", "groups that a learner gave up, by reason", "reason"),

@@ -5,6 +5,9 @@ from pathlib import Path
 
 from swarm import codec, messages
 from swarm.errors import Reject
+from swarm.intake import BLOCK_PART, RELAYED_PART
+from swarm.known_worker import LOST_SHARE, STANDING_LASTS_S
+from swarm.leases import LeaseRules
 from swarm.quotas import RATES
 from swarm.reputation import LITTLE, MUCH
 from swarm.transport import (
@@ -14,6 +17,7 @@ from swarm.transport import (
     libp2p_circuit,
     libp2p_yamux,
 )
+from swarm.trial import LONG_SHARE, WAITS_S
 from swarm.weights import answering, layout, manifest, wire
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
@@ -50,6 +54,19 @@ def test_every_limit_of_messages_floods_and_circuits_is_on_the_page() -> None:
 
 def test_every_limit_of_weights_is_on_the_page() -> None:
     assert {name for name, _ in said()} >= set(limits(layout) | limits(wire))
+
+
+def test_what_workers_on_trial_may_hold_is_that_of_the_code() -> None:
+    text = " ".join(PAGE.split("## Leases")[1].split("## Submissions")[0].split())
+    rules = LeaseRules()
+    for words in (
+        f"{rules.trial_share:g} of them (at least {rules.trial_groups_min} groups)",
+        f"in leases of {rules.first_life_s:g} s",
+        f"one public block hold at most {BLOCK_PART:g}, and all relayed ones {RELAYED_PART:g}",
+        f"asks every {WAITS_S:g} s",
+    ):
+        assert words in text
+    assert (LONG_SHARE, LOST_SHARE, STANDING_LASTS_S) == (0.5, 0.75, 4 * 3600.0)  # in words there
 
 
 def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:

@@ -2,7 +2,7 @@
 keeps the same rules with plain sets. Variants with one check taken out must be found out.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import msgpack
@@ -20,12 +20,18 @@ from hypothesis.stateful import (
 from swarm.errors import LocalProtocolError
 from swarm.leases import Answer, Lease, LeaseBook, LeaseRules, Submission
 from swarm.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
+from swarm.trial import Allowance, Place
 
 BOUND, STEP, CREDITS = 2, 2, 6
 STALENESS = StalenessRules(BOUND, STEP, CREDITS)
 RULES = LeaseRules(
-    target_s=20.0, first_s=10.0, first_groups=2, slack=2.0, life_s_min=5.0, groups_max=4
-)
+    target_s=20.0, first_s=10.0, first_groups=2, slack=2.0, life_s_min=5.0, groups_max=4,
+    trial_share=0.5, trial_groups_min=1,
+)  # fmt: skip
+SHORT, LONG = 3, 2  # credits of workers on trial, in leases of either kind, by these rules
+TRIAL = SHORT + LONG
+PLACES = (Place("a block", 0.4), Place("a machine"))
+STRANGERS_MAX = 30
 WORKERS = ("ann", "bob", "cem")
 SECRET = b"the learner's secret"
 
@@ -37,6 +43,16 @@ class Promise:
     lease: Lease
     answered: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     over: bool = False
+    on_trial: bool = False  # as the account counts it
+    place: Place | None = None
+    by_nobody: bool = False  # of whom no group had ever been admitted
+
+    @property
+    def out(self) -> int:
+        return 0 if self.over else self.lease.groups - len(self.answered)
+
+    def copy(self) -> "Promise":
+        return replace(self, answered=dict(self.answered))
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -56,6 +72,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.waiting: dict[bytes, int] = {}  # buffered: oldest version
         self.consumed: set[bytes] = set()
         self.fresh = 0  # group ids so far
+        self.strangers = 0
         self.expected: dict[str, int] = dict.fromkeys(["granted", "gone", "purged"], 0)
         self.saved: tuple[Any, ...] | None = None
 
@@ -66,7 +83,18 @@ class LeaseMachine(RuleBasedStateMachine):
         return self.book.account.version
 
     def out(self) -> int:
-        return sum(p.lease.groups - len(p.answered) for p in self.promises if not p.over)
+        return sum(p.out for p in self.promises)
+
+    def on_trial(self) -> int:
+        return sum(p.out for p in self.promises if p.on_trial)
+
+    def counted_on(self) -> int:
+        """Credits that others have to wait for."""
+        return self.out() - self.on_trial() + len(self.waiting)
+
+    def has_delivered(self, worker: str) -> bool:
+        mine = [p for p in self.promises if p.lease.worker == worker]
+        return any(answer.admitted for p in mine for _, answer in p.answered.values())
 
     def admitted(self) -> list[bytes]:
         """Groups that were, of leases that are remembered."""
@@ -121,29 +149,51 @@ class LeaseMachine(RuleBasedStateMachine):
 
     # --- what happens ------------------------------------------------------------------------
 
-    @rule(worker=st.sampled_from(WORKERS), behind=st.integers(-1, 4))
-    def request(self, worker: str, behind: int) -> None:
-        free = CREDITS - self.out() - len(self.waiting)
+    @rule(
+        worker=st.sampled_from(WORKERS),
+        behind=st.integers(-1, 4),
+        place=st.sampled_from((None, *PLACES)),
+    )
+    def request(self, worker: str, behind: int, place: Place | None) -> None:
+        self.ask(worker, behind, place)
+
+    @precondition(lambda self: self.strangers < STRANGERS_MAX)
+    @rule(place=st.sampled_from(PLACES), count=st.integers(1, 4))
+    def request_by_strangers(self, place: Place, count: int) -> None:
+        """Keys that nobody has seen before, and that cost nothing."""
+        for _ in range(count):
+            self.strangers += 1
+            self.ask(f"stranger {self.strangers}", 0, place)
+
+    def ask(self, worker: str, behind: int, place: Place | None) -> None:
+        free = CREDITS - self.counted_on()
         self.end_late()
-        freed = CREDITS - self.out() - len(self.waiting)
+        freed = CREDITS - self.counted_on()
         assert freed >= free
         version = self.version - behind
         held = [p for p in self.promises if not p.over and p.lease.worker == worker]
-        lease = self.book.request(worker, version, self.now)
+        known = self.has_delivered(worker)
+        tried = self.on_trial()
+        lease = self.book.request(worker, version, self.now, place)
         if isinstance(lease, Denial):
             return
         assert 0 <= version <= self.version
         assert len(held) < RULES.open_max
-        assert 0 < lease.groups <= freed
-        # the last of its groups is consumed, a batch a version, within the bound
-        last = len(self.waiting) + self.out() + lease.groups - 1
+        on_trial = self.book.account.on_trial > tried
+        assert known or on_trial
+        assert 0 < lease.groups <= (TRIAL - tried if on_trial else freed)
+        # the last of its groups is consumed, a batch a version, within the bound, if no more comes
+        # in from workers on trial than was counted on
+        ahead = len(self.waiting) + self.out() if on_trial else self.counted_on()
+        last = ahead + lease.groups - 1
         due = self.version + self.book.account.training + last // STEP
         assert due - version <= BOUND
         assert (lease.worker, lease.version) == (worker, version)
-        known = [p.lease for p in self.promises] + self.lost
-        assert all(set(lease.seeds).isdisjoint(other.seeds) for other in known)
-        assert all(lease.lease_id != other.lease_id for other in known)
-        self.promises.append(Promise(lease))
+        known_leases = [p.lease for p in self.promises] + self.lost
+        assert all(set(lease.seeds).isdisjoint(other.seeds) for other in known_leases)
+        assert all(lease.lease_id != other.lease_id for other in known_leases)
+        place = place or Place(worker)
+        self.promises.append(Promise(lease, on_trial=on_trial, place=place, by_nobody=not known))
         self.expected["granted"] += lease.groups
 
     @precondition(lambda self: self.promises)
@@ -272,7 +322,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def save(self) -> None:
         """A checkpoint: the learner's weights and this record, at once."""
         model = (
-            [Promise(p.lease, dict(p.answered), p.over) for p in self.promises],
+            [promise.copy() for promise in self.promises],
             dict(self.waiting),
             set(self.consumed),
             dict(self.expected),
@@ -289,7 +339,7 @@ class LeaseMachine(RuleBasedStateMachine):
         granted_since = {p.lease.lease_id for p in self.promises}
         granted_since -= {p.lease.lease_id for p in promises}
         self.lost += [p.lease for p in self.promises if p.lease.lease_id in granted_since]
-        self.promises = [Promise(p.lease, dict(p.answered), p.over) for p in promises]
+        self.promises = [promise.copy() for promise in promises]
         self.waiting, self.consumed = dict(waiting), set(consumed)
         self.expected = dict(expected)
         self.starts += 1
@@ -315,8 +365,17 @@ class LeaseMachine(RuleBasedStateMachine):
         account = self.book.account
         assert account.reserved == self.out()
         assert account.buffered == len(self.waiting)
-        assert account.reserved + account.buffered <= CREDITS
-        assert account.credits_left == CREDITS - self.out() - len(self.waiting)
+        assert account.reserved + account.buffered <= CREDITS + TRIAL
+        assert account.credits_left == max(0, CREDITS - self.counted_on())
+
+    @invariant()
+    def who_delivered_nothing_holds_a_capped_part(self) -> None:
+        """In all, and of one place, whatever keys there are and however they come and go."""
+        assert self.book.account.on_trial == self.on_trial() <= TRIAL
+        nobodys = [p for p in self.promises if p.by_nobody]
+        assert sum(p.out for p in nobodys) <= TRIAL
+        block = [p for p in nobodys if p.place == PLACES[0]]
+        assert sum(p.out for p in block) <= max(RULES.first_groups, int(0.4 * TRIAL))
 
     @invariant()
     def nothing_is_buffered_that_is_over_the_bound(self) -> None:
@@ -341,7 +400,8 @@ class LeaseMachine(RuleBasedStateMachine):
         """When everything has expired, no credit is out, and what is not buffered is free."""
         self.book.expire(self.now + 1e9)
         assert self.book.account.reserved == 0
-        assert self.book.account.credits_left == CREDITS - len(self.waiting)
+        assert self.book.account.on_trial == 0
+        assert self.book.account.credits_left == max(0, CREDITS - len(self.waiting))
         assert self.book.next_deadline() is None
 
 
@@ -425,6 +485,14 @@ class NoVersionAtGrant(Account):
             return Room(0, Denial.NO_CREDIT)
         return Room(min(wanted, self.credits_left))
 
+    def trial_room(
+        self, worker_version: int, wanted: int, duration_s: float, now: float, most: int
+    ) -> Room:
+        left = self.trial_credits_left(most)
+        if worker_version > self.version or worker_version < 0 or not left:
+            return Room(0, Denial.NO_CREDIT)
+        return Room(min(wanted, left))
+
 
 class NoPlaceAtGrant(Account):
     def _in_time(self, worker_version: int, duration_s: float, now: float) -> int:
@@ -482,7 +550,7 @@ class ForgetfulBook(LeaseBook):
 
     def to_record(self, now: float) -> dict[str, Any]:
         record = super().to_record(now)
-        record["ended"] = [[about, []] for about, _ in record["ended"]]
+        record["ended"] = [[about, [], trial] for about, _, trial in record["ended"]]
         return record
 
 
@@ -501,10 +569,50 @@ class OneStream(LeaseBook):
         return Lease(lease.lease_id, worker, worker, groups, version, now, lease.deadline)
 
 
+class AnyTrials(LeaseBook):
+    """Workers on trial may hold what they like."""
+
+    allowance = Allowance(1000, RULES.first_groups)
+
+
+class NoPlaces(LeaseBook):
+    """They all have a place to themselves."""
+
+    def request(self, worker: str, version: int, now: float, place: Any = None) -> Any:
+        return super().request(worker, version, now)
+
+
+class NoTrial(LeaseBook):
+    """Everybody is trusted at once."""
+
+    def _know(self, worker: str) -> bool:
+        found = super()._know(worker)
+        self._workers[worker].proof.standing = 8.0
+        return found
+
+
+class EndlessTrials(LeaseBook):
+    """What was held on trial is never given back."""
+
+    def _end_trial(self, held: Any, groups: int) -> None:
+        """Nothing."""
+
+
+class ForgetfulTrials(LeaseBook):
+    """After a restart nobody is on trial."""
+
+    def to_record(self, now: float) -> dict[str, Any]:
+        record = super().to_record(now)
+        record["open"] = [[about, answers] for about, answers, _ in record["open"]]
+        record["account"]["on_trial"] = 0
+        return record
+
+
 VARIANTS = [
     NoPurge, NoAgeAtAdmission, NoLimit, NoVersionAtGrant, NoPlaceAtGrant, ForgetfulAccount,
     LeakyExpiry, DoubleExpiry, NoHolder, AnyTask, NoDeadline, NoMemory, AnyVersion, NoDuplicates,
-    ForgetfulBook, SameStart, OneStream,
+    ForgetfulBook, SameStart, OneStream, AnyTrials, NoPlaces, NoTrial, EndlessTrials,
+    ForgetfulTrials,
 ]  # fmt: skip
 
 

@@ -1,47 +1,24 @@
 """Leases: what a worker is given, and what it may hand in."""
 
-import msgpack
 import pytest
 
-from swarm import leases
+from swarm import known_worker, leases
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.leases import Answer, Lease, LeaseBook, LeaseRules, Submission, task_seeds
-from swarm.staleness import Account, Denial, Discard, StalenessRules
-
-STALENESS = StalenessRules(bound=2, groups_per_step=8, groups_max=64)
-PATIENT = StalenessRules(bound=1000, groups_per_step=8, groups_max=64)
-RULES = LeaseRules(target_s=60.0, first_s=10.0, first_groups=4, slack=3.0, groups_max=32)
-SECRET = b"a secret of the learner's"
-
-
-def open_book(
-    rules: LeaseRules = RULES, staleness: StalenessRules = STALENESS, **changed
-) -> LeaseBook:
-    settings = {"run_id": "run", "secret": SECRET, "start": 1, **changed}
-    return LeaseBook(rules, Account(staleness), **settings)
-
-
-def granted(book: LeaseBook, worker: str = "w", version: int = 0, now: float = 0.0) -> Lease:
-    lease = book.request(worker, version, now)
-    assert isinstance(lease, Lease), lease
-    return lease
-
-
-def group_of(lease: Lease, place: int, versions=(0,), **changed) -> Submission:
-    seed = lease.seeds[place]
-    submission = {
-        "lease_id": lease.lease_id,
-        "worker": lease.worker,
-        "seed": seed,
-        "group_id": seed.to_bytes(8, "big"),
-        "versions": tuple(versions),
-    }
-    return Submission(**{**submission, **changed})
-
-
-def deliver(book: LeaseBook, lease: Lease, now: float, versions=(0,)) -> None:
-    for place in range(lease.groups):
-        assert book.submit(group_of(lease, place, versions), now).admitted
+from swarm.known_worker import KnownWorker, Proof
+from swarm.leases import Answer, LeaseBook, LeaseRules, Submission, task_seeds
+from swarm.staleness import Denial, Discard, StalenessRules
+from tests.unit.leases_support import (
+    PATIENT,
+    RULES,
+    SECRET,
+    STALENESS,
+    deliver,
+    granted,
+    group_of,
+    open_book,
+    prove,
+    restored,
+)
 
 
 def reason(book: LeaseBook, submission: Submission, now: float = 1.0) -> Discard | None:
@@ -167,6 +144,7 @@ def test_a_forgotten_lease_is_unknown_and_its_groups_are_refused(monkeypatch) ->
 
 def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
     book = open_book()
+    prove(book, "w", "x")
     lease = granted(book)
     book.submit(group_of(lease, 0), 1.0)
     assert book.account.credits_left == 60
@@ -185,6 +163,7 @@ def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
 def test_denials_have_names_and_are_counted() -> None:
     rules = LeaseRules(first_groups=32, groups_max=32, open_max=1)
     book = open_book(rules, StalenessRules(2, 32, 64))
+    prove(book, "w", "x", "y")
     assert book.request("w", 1, 0.0) is Denial.UNKNOWN_VERSION
     granted(book)
     assert book.request("w", 0, 0.0) is Denial.LEASES_OPEN
@@ -200,7 +179,8 @@ def test_denials_have_names_and_are_counted() -> None:
 
 def test_a_large_lease_that_would_be_late_becomes_a_small_one() -> None:
     book = open_book(LeaseRules(target_s=100.0, groups_max=32), StalenessRules(0, 40, 64))
-    worker = leases._Worker(done=8.0, busy_s=40.0)  # 0.2 a second: 21 groups in 100 s
+    worker = KnownWorker(done=8.0, busy_s=40.0)  # 0.2 a second: 21 groups in 100 s
+    worker.proof = Proof(64.0)
     book._workers["w"] = worker
     assert granted(book).groups == 21
     book.expire(1e6)
@@ -250,6 +230,7 @@ def work(book: LeaseBook, worker: str, now: float, seconds_each: float, leases_:
 
 def test_leases_follow_the_measured_rate() -> None:
     book = open_book(staleness=PATIENT)
+    prove(book, "fast", "slow")
     work(book, "fast", 0.0, 2.0, 4)
     work(book, "slow", 1e3, 7.0, 4)
     assert book.rates() == pytest.approx({"fast": 1 / 2.0, "slow": 1 / 7.0})
@@ -326,19 +307,6 @@ def test_rules_that_cannot_be_are_refused_by_name(wrong) -> None:
 # --- across a restart ------------------------------------------------------------------------
 
 
-def restored(book: LeaseBook, now: float, later: float, start: int = 2) -> LeaseBook:
-    record = msgpack.unpackb(msgpack.packb(book.to_record(now)), strict_map_key=False)
-    return LeaseBook.from_record(
-        record,
-        rules=RULES,
-        staleness_rules=STALENESS,
-        run_id="run",
-        secret=SECRET,
-        start=start,
-        now=later,
-    )
-
-
 def test_leases_answers_rates_and_counters_survive_a_restart() -> None:
     book = open_book()
     work(book, "w", 0.0, 2.0, 2)
@@ -410,7 +378,7 @@ def test_a_break_between_leases_lowers_the_rate_and_a_denial_does_not() -> None:
     deliver(resting, granted(resting, now=0.0), 4.0)
     lease = granted(resting, now=10.0)  # it asks 6 s later
     deliver(resting, lease, 10.0 + lease.groups)
-    kept = 1 - leases.RATE_EWMA_SHARE
+    kept = 1 - known_worker.RATE_EWMA_SHARE
     expected = (kept * 4 + lease.groups) / (kept * 4 + 6 + lease.groups)
     assert rate_of(resting) == pytest.approx(expected)
     book.stand_by("w", 0, 4.0)  # it asks at once, and is not wanted before 10.0
@@ -424,7 +392,7 @@ def test_who_was_away_for_long_was_not_slow_for_so_long() -> None:
     deliver(book, granted(book, now=0.0), 4.0)
     lease = granted(book, now=1e5)
     deliver(book, lease, 1e5 + lease.groups)
-    assert rate_of(book) > 4 / (4 + leases.BREAK_S_MAX + lease.groups) * 0.7
+    assert rate_of(book) > 4 / (4 + known_worker.BREAK_S_MAX + lease.groups) * 0.7
 
 
 def test_a_death_says_nothing_of_speed_and_two_lost_leases_in_a_row_do() -> None:
@@ -460,7 +428,7 @@ def test_what_is_said_with_an_impossible_version_counts_for_nothing() -> None:
     book.stand_by("w", 2**31 - 1, 5.0)
     lease = granted(book, now=34.0)  # and the break before it does
     deliver(book, lease, 34.0 + lease.groups)
-    kept = 4 * (1 - leases.RATE_EWMA_SHARE)
+    kept = 4 * (1 - known_worker.RATE_EWMA_SHARE)
     assert rate_of(book) == pytest.approx((kept + lease.groups) / (kept + 30.0 + lease.groups))
     assert book.accounts()[0].version == 0
 

@@ -1,0 +1,205 @@
+"""What a learner has measured of one worker: how fast it delivers, and how much it may hold for
+what it has delivered. Pure.
+
+The rate is admitted groups over the time that the worker's leases took, and its breaks between
+them. It says how much a worker can do. The standing says how much it may have in its hands: a key
+costs nothing, so that each admitted group is worth one credit, and a lease that comes to nothing
+takes most of that back. Whoever holds on to credits has had to deliver as many groups for them.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+RATE_EWMA_SHARE: Final = 0.3  # of what was measured before, forgotten with each lease
+BREAK_S_MAX: Final = 60.0  # who stays away for longer was away, not slow
+FORGIVEN_EVERY: Final = 10  # leases, of which one may be lost and say nothing of speed
+TURNAROUND_EWMA_SHARE: Final = 0.2  # of the newest group
+LOST_SHARE: Final = 0.75  # of a worker's standing, with a lease that came to nothing
+STANDING_LASTS_S: Final = 14_400.0  # after the last admitted group
+ESTABLISHED: Final = 64.0  # standing from which a worker is trusted with time
+
+
+@dataclass(slots=True)
+class Proof:
+    """What a worker has delivered, so far as that lets it hold credits."""
+
+    standing: float = 0.0  # credits that it may hold; below 1 it is on trial
+    wasted_s: float = 0.0  # how long its last lease on trial was, where that came to nothing
+    at: float | None = None  # when a group of it was admitted last
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether nothing speaks for the worker."""
+        return self.standing < 1.0
+
+    @property
+    def is_established(self) -> bool:
+        """Whether it has delivered for a while."""
+        return self.standing >= ESTABLISHED
+
+    def asks(self, now: float) -> None:
+        """What was delivered long ago no longer counts."""
+        if self.at is not None and now - self.at >= STANDING_LASTS_S:
+            self.standing, self.at = 0.0, None
+
+    def delivered(self, most: int, now: float) -> None:
+        """A group was admitted; `most` a worker may ever hold."""
+        self.standing = min(float(most), self.standing + 1.0)
+        self.wasted_s, self.at = 0.0, now
+
+    def lost(self, share: float) -> None:
+        """This share of a lease's groups came to nothing."""
+        self.standing *= 1.0 - LOST_SHARE * share
+
+    def to_record(self, now: float) -> list[float | None]:
+        """As plain values."""
+        return [self.standing, self.wasted_s, _ago(self.at, now)]
+
+    @classmethod
+    def from_record(cls, record: list[Any] | None, admitted: int, most: int, now: float) -> "Proof":
+        """As it was. None: of before there were any, when `admitted` groups spoke for a worker."""
+        if record is None:
+            return cls(float(min(admitted, most)), at=now if admitted else None)
+        standing, wasted_s, ago_s = record
+        return cls(float(standing), float(wasted_s), _since(ago_s, now))
+
+
+@dataclass(slots=True)
+class KnownWorker:
+    """`done` over `busy_s` is a worker's rate. Both forget alike, so that two leases which end
+    together are worth what they took together, in whatever order."""
+
+    done: float = 0.0  # admitted groups
+    failed: float = 0.0  # granted groups that were not admitted
+    busy_s: float = 0.0  # with at least one lease, or away before the next
+    measured_at: float | None = None  # when its last lease ended
+    whole: int = FORGIVEN_EVERY  # leases with all groups in since the last one without
+    has_died: bool = False  # for all that is known: a loss that is put down to that
+    break_s: float | None = None  # from then until it asked again; None: it has not
+    turnaround_s: float = 0.0  # from grant to admission, in the mean
+    admitted: int = 0
+    refused: int = 0
+    version: int = 0  # that it said it had
+    heard_at: float | None = None
+    proof: Proof = field(default_factory=Proof)
+
+    @property
+    def rate(self) -> float | None:
+        """Admitted groups a second of work; None before a lease ended."""
+        return self.done / self.busy_s if self.busy_s > 0.0 else None
+
+    def asks(self, version: int, now: float) -> None:
+        """It wants work. What it waits from now on is not its own doing."""
+        self.version, self.heard_at = version, now
+        self.proof.asks(now)
+        if self.break_s is None and self.measured_at is not None:
+            away_s = min(BREAK_S_MAX, max(0.0, now - self.measured_at))
+            self.break_s = 0.0 if self.has_died else away_s  # who died did not rest
+
+    def delivers(self, took_s: float, standing_max: int, now: float) -> None:
+        """A group was admitted, so long after it was granted."""
+        self.admitted += 1
+        self.proof.delivered(standing_max, now)
+        share = TURNAROUND_EWMA_SHARE if self.turnaround_s else 1.0
+        self.turnaround_s += share * (took_s - self.turnaround_s)
+
+    def lease_ends(
+        self,
+        *,
+        admitted: int,
+        groups: int,
+        unanswered: int,
+        busy_from: float,
+        answered_at: float | None,
+        now: float,
+    ) -> None:
+        """Put a lease that ended into the rate: what was admitted, and the time since the grant and
+        the break before it, or since the lease before ended where the worker had two.
+
+        Where groups are missing, the worker died or is slow, and nobody can tell. Now and then it
+        is taken to have died after its last answer, which says nothing of its speed; not often, or
+        to lose leases would pay."""
+        since = busy_from
+        if self.measured_at is not None:
+            since = max(since, self.measured_at)
+        self.measured_at, self.break_s = now, None
+        self.has_died = False
+        if not unanswered:
+            self.whole += 1
+        else:
+            self.has_died = self.whole >= FORGIVEN_EVERY and self.rate is not None
+            self.whole = 0
+            if self.has_died:
+                now = answered_at or since
+        self.done += admitted - RATE_EWMA_SHARE * self.done
+        self.failed += groups - admitted - RATE_EWMA_SHARE * self.failed
+        self.busy_s += max(0.0, now - since) - RATE_EWMA_SHARE * self.busy_s
+
+    def to_record(self, now: float) -> list[Any]:
+        """As plain values."""
+        return [
+            self.done,
+            self.busy_s,
+            _ago(self.measured_at, now),
+            self.admitted,
+            self.refused,
+            self.failed,
+            self.turnaround_s,
+            self.proof.to_record(now),
+        ]
+
+    @classmethod
+    def from_record(cls, record: list[Any], standing_max: int, now: float) -> "KnownWorker":
+        """As it was."""
+        done, busy_s, measured_s_ago, admitted, refused, *new = record
+        missing: list[Any] = [0.0, 0.0, None]  # what records of before do not have
+        failed, turnaround_s, proof = new + missing[len(new) :]
+        return cls(
+            done=done,
+            failed=failed,
+            busy_s=busy_s,
+            measured_at=_since(measured_s_ago, now),
+            break_s=0.0,  # nobody could ask meanwhile
+            turnaround_s=turnaround_s,
+            admitted=admitted,
+            refused=refused,
+            proof=Proof.from_record(proof, admitted, standing_max, now),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAccount:
+    """What is known of a worker, measured here but for the version, which it says."""
+
+    worker: str
+    version: int
+    heard_at: float | None  # None: not since the restart
+    rate: float | None  # admitted groups a second; None: not measured
+    failed_share: float  # of the groups that it was granted
+    turnaround_s: float  # from grant to admission; 0: not measured
+    admitted: int
+    refused: int
+    leased: int  # groups in its open leases
+
+    @classmethod
+    def of(cls, worker: str, known: KnownWorker, leased: int) -> "WorkerAccount":
+        """Of a worker with so many groups in its hands."""
+        return cls(
+            worker=worker,
+            version=known.version,
+            heard_at=known.heard_at,
+            rate=known.rate,
+            failed_share=known.failed / max(known.failed + known.done, 1e-9),
+            turnaround_s=known.turnaround_s,
+            admitted=known.admitted,
+            refused=known.refused,
+            leased=leased,
+        )
+
+
+def _ago(at: float | None, now: float) -> float | None:
+    return None if at is None else now - at
+
+
+def _since(ago_s: float | None, now: float) -> float | None:
+    return None if ago_s is None else now - ago_s

@@ -1,0 +1,170 @@
+"""Who of the workers on trial gets the next credit. Pure.
+
+A worker is on trial until a group of it was admitted (`known_worker`). A key costs nothing, so that
+all workers on trial together hold a small part of a learner's credits, whatever their number, and
+those of one place (an address block, all relayed peers) a part of that. What is held on trial keeps
+nobody else waiting (`staleness`).
+
+Who finds none left waits in a line. It is in the order of coming, and for each credit that a place
+holds its workers are put back: asking more often gains nothing, and neither does a new key, which
+starts at the end. First leases are short, so that what is never delivered is soon free again.
+Workers that need longer ones, because a first one came to nothing or they were measured to be slow,
+are served from a part of their own and keep nobody waiting who is new.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from swarm.errors import LocalProtocolError
+
+LONG_SHARE: Final = 0.5  # for longer leases, over what may be out in short ones
+WAITING_MAX: Final = 512  # in the line; whoever comes to a full one is told to ask again, no more
+WAITS_S: Final = 10.0  # after its last request; then it is taken to have gone
+BEHIND_S: Final = 30.0  # for each credit that its place holds on trial
+
+
+# --- who is on trial -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker asks from, as far as that tells persons apart."""
+
+    name: str
+    part: float = 1.0  # of all credits on trial, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """As what a lease on trial counts: from where, and whether it is longer than a first one."""
+
+    place: Place
+    is_long: bool
+
+    def to_record(self) -> list[Any]:
+        """As plain values."""
+        return [self.place.name, self.place.part, self.is_long]
+
+    @classmethod
+    def from_record(cls, record: list[Any]) -> "Trial":
+        """As it was."""
+        name, part, is_long = record
+        if not isinstance(name, str):
+            raise LocalProtocolError(f"no record of a lease on trial: {record!r}")
+        return cls(Place(name, float(part)), bool(is_long))
+
+
+@dataclass(slots=True)
+class TrialsOut:
+    """Credits on trial that are out."""
+
+    by_place: Counter[str] = field(default_factory=Counter)
+    by_kind: Counter[bool] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, held: Iterable[tuple[Trial, int]]) -> "TrialsOut":
+        """Of leases on trial, each with its groups that are not in."""
+        out = cls()
+        for trial, groups in held:
+            out.by_place[trial.place.name] += groups
+            out.by_kind[trial.is_long] += groups
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How many credits workers on trial may hold; `short`: in leases as long as a first one.
+    `least`: what each part is at least, whatever its share comes to."""
+
+    short: int
+    least: int
+
+    @property
+    def long(self) -> int:
+        """In longer ones, on top of that."""
+        return max(self.least, int(LONG_SHARE * self.short))
+
+    @property
+    def total(self) -> int:
+        """For all workers on trial."""
+        return self.short + self.long
+
+    def left(self, trial: Trial, out: TrialsOut) -> int:
+        """For such a worker, whoever waits."""
+        of_place = max(self.least, int(trial.place.part * self.total))
+        return min(self._left_of_kind(trial, out), of_place - out.by_place[trial.place.name])
+
+    def left_after(self, others: int, trial: Trial, out: TrialsOut) -> int:
+        """For such a worker, once so many others of its kind have got the least."""
+        after = self._left_of_kind(trial, out) - others * self.least
+        return min(self.left(trial, out), after)
+
+    def _left_of_kind(self, trial: Trial, out: TrialsOut) -> int:
+        return (self.long if trial.is_long else self.short) - out.by_kind[trial.is_long]
+
+
+# --- who comes first -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Waiting:
+    trial: Trial
+    wasted_s: float
+    came_at: float
+    asked_at: float
+
+
+class Line:
+    """Workers on trial that asked and got nothing yet."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, _Waiting] = OrderedDict()  # in the order of coming
+
+    def ask(self, worker: str, trial: Trial, wasted_s: float, now: float) -> None:
+        """A worker waits from now on, or goes on waiting."""
+        found = self._waiting.get(worker)
+        if found is not None and self._is_there(found, now):
+            found.trial, found.wasted_s, found.asked_at = trial, wasted_s, now
+            return
+        self._waiting.pop(worker, None)
+        if len(self._waiting) >= WAITING_MAX:
+            self._drop_gone(now)
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting[worker] = _Waiting(trial, wasted_s, now, now)
+
+    def leave(self, worker: str) -> None:
+        """A worker has got what it waited for, or cannot use it."""
+        self._waiting.pop(worker, None)
+
+    def ahead_of(self, worker: str, allowance: Allowance, out: TrialsOut, now: float) -> int:
+        """How many that may be served from the same part come before a worker that has asked."""
+        own = self._waiting.get(worker)
+        if own is None:  # the line is full
+            return len(self._waiting)
+        turn = self._turn(own, out)
+        return sum(
+            other.trial.is_long == own.trial.is_long
+            and self._is_there(other, now)
+            and self._turn(other, out) < turn
+            and allowance.left(other.trial, out) > 0
+            for other in self._waiting.values()
+        )
+
+    def count(self, now: float) -> int:
+        """How many wait."""
+        return sum(self._is_there(each, now) for each in self._waiting.values())
+
+    def _turn(self, waiting: _Waiting, out: TrialsOut) -> float:
+        """The lower, the sooner. In seconds, so that whoever waits comes first in the end."""
+        behind_s = BEHIND_S * out.by_place[waiting.trial.place.name]
+        return waiting.came_at + behind_s + waiting.wasted_s
+
+    def _is_there(self, waiting: _Waiting, now: float) -> bool:
+        return now - waiting.asked_at < WAITS_S
+
+    def _drop_gone(self, now: float) -> None:
+        gone = [name for name, each in self._waiting.items() if not self._is_there(each, now)]
+        for name in gone:
+            del self._waiting[name]

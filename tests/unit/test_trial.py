@@ -1,0 +1,169 @@
+"""Who on trial gets the next credit, and what a worker has to show to be on trial no more."""
+
+import pytest
+
+from swarm import trial
+from swarm.errors import LocalProtocolError
+from swarm.known_worker import ESTABLISHED, LOST_SHARE, STANDING_LASTS_S, KnownWorker, Proof
+from swarm.trial import BEHIND_S, WAITS_S, Allowance, Line, Place, Trial, TrialsOut
+
+ALLOWANCE = Allowance(short=8, least=1)
+HOME, BLOCK = Place("10.0.0.7"), Place("198.51.100.0/24", 0.25)
+SHORT, LONG = Trial(HOME, is_long=False), Trial(HOME, is_long=True)
+NOTHING = TrialsOut()
+
+
+def line_of(*workers: str, where: Place = HOME) -> Line:
+    line = Line()
+    for at, worker in enumerate(workers):
+        line.ask(worker, Trial(where, is_long=False), 0.0, float(at))
+    return line
+
+
+# --- parts -----------------------------------------------------------------------------------
+
+
+def test_each_part_has_an_end() -> None:
+    assert (ALLOWANCE.long, ALLOWANCE.total) == (4, 12)
+    out = TrialsOut.of([(SHORT, 5), (LONG, 3)])
+    assert ALLOWANCE.left(SHORT, out) == 3
+    assert ALLOWANCE.left(LONG, out) == 1
+    assert ALLOWANCE.left_after(2, SHORT, out) == 1
+    assert ALLOWANCE.left_after(4, SHORT, out) < 0
+
+
+def test_a_place_gets_its_part_and_one_credit_at_least() -> None:
+    mine = Trial(BLOCK, is_long=False)
+    assert ALLOWANCE.left(mine, NOTHING) == 3  # a quarter of 12
+    assert ALLOWANCE.left(mine, TrialsOut.of([(mine, 2)])) == 1
+    assert ALLOWANCE.left(mine, TrialsOut.of([(mine, 2), (Trial(BLOCK, is_long=True), 1)])) == 0
+    assert ALLOWANCE.left(mine, TrialsOut.of([(SHORT, 7)])) == 1  # others take none of its part
+    assert Allowance(short=2, least=1).left(Trial(Place("b", 0.01), is_long=False), NOTHING) == 1
+
+
+def test_a_trial_comes_back_from_its_record() -> None:
+    mine = Trial(BLOCK, is_long=True)
+    assert Trial.from_record(mine.to_record()) == mine
+    with pytest.raises(LocalProtocolError):
+        Trial.from_record([7, 0.25, True])
+
+
+# --- the line --------------------------------------------------------------------------------
+
+
+def ahead(line: Line, worker: str, now: float, out: TrialsOut = NOTHING) -> int:
+    return line.ahead_of(worker, ALLOWANCE, out, now)
+
+
+def test_the_line_is_in_the_order_of_coming_however_often_one_asks() -> None:
+    line = line_of("a", "b", "c")
+    for _ in range(100):
+        line.ask("c", SHORT, 0.0, 3.0)
+    assert [ahead(line, each, 3.0) for each in "abc"] == [0, 1, 2]
+    line.leave("a")
+    assert [ahead(line, each, 3.0) for each in "bc"] == [0, 1]
+    line.ask("a", SHORT, 0.0, 4.0)  # with another key it would be no sooner
+    assert ahead(line, "a", 4.0) == 2
+
+
+def test_who_stops_asking_loses_its_turn() -> None:
+    line = line_of("a", "b")
+    line.ask("b", SHORT, 0.0, WAITS_S)
+    assert ahead(line, "b", WAITS_S) == 0
+    assert line.count(WAITS_S) == 1
+    line.ask("a", SHORT, 0.0, WAITS_S + 1.0)
+    assert ahead(line, "a", WAITS_S + 1.0) == 1
+
+
+def test_what_a_place_holds_puts_its_workers_back_and_not_for_ever() -> None:
+    line = Line()
+    line.ask("crowd", Trial(HOME, is_long=False), 0.0, 0.0)
+    line.ask("other", Trial(Place("10.0.0.9"), is_long=False), 0.0, 1.0)
+    out = TrialsOut.of([(SHORT, 2)])
+    assert (ahead(line, "crowd", 1.0, out), ahead(line, "other", 1.0, out)) == (1, 0)
+    line.leave("other")
+    late = 2 * BEHIND_S + 1.0
+    line.ask("crowd", Trial(HOME, is_long=False), 0.0, 9.0)
+    for now in range(9, int(late) + 1, 9):
+        line.ask("crowd", Trial(HOME, is_long=False), 0.0, float(now))
+    line.ask("other", Trial(Place("10.0.0.9"), is_long=False), 0.0, late)
+    assert ahead(line, "crowd", late, out) == 0
+
+
+def test_who_could_not_be_served_keeps_nobody_waiting() -> None:
+    line = Line()
+    mine = Trial(BLOCK, is_long=False)
+    line.ask("full", mine, 0.0, 0.0)  # its block holds all that it may
+    line.ask("slow", LONG, 0.0, 0.0)  # served from another part
+    line.ask("next", SHORT, 0.0, 1.0)
+    assert ahead(line, "next", 1.0, TrialsOut.of([(mine, 3)])) == 0
+
+
+def test_of_those_that_wasted_credits_who_wasted_less_comes_first() -> None:
+    line = Line()
+    line.ask("hoarder", LONG, 360.0, 0.0)
+    line.ask("slow", LONG, 90.0, 1.0)
+    assert (ahead(line, "slow", 1.0), ahead(line, "hoarder", 1.0)) == (0, 1)
+
+
+def test_a_full_line_forgets_who_has_gone_and_takes_nobody_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "WAITING_MAX", 2)
+    line = line_of("a", "b", "c")
+    assert ahead(line, "c", 2.0) == 2  # not in it, and behind all
+    assert line.count(2.0) == 2
+    line.ask("b", SHORT, 0.0, WAITS_S)
+    line.ask("c", SHORT, 0.0, WAITS_S)  # `a` has gone
+    assert ahead(line, "c", WAITS_S) == 1
+
+
+# --- standing --------------------------------------------------------------------------------
+
+
+def test_each_admitted_group_is_worth_a_credit_up_to_a_limit() -> None:
+    proof = Proof()
+    assert proof.is_on_trial
+    proof.delivered(3, 1.0)
+    assert (proof.is_on_trial, proof.standing) == (False, 1.0)
+    for _ in range(5):
+        proof.delivered(3, 2.0)
+    assert proof.standing == 3.0
+
+
+def test_leases_that_come_to_nothing_put_a_worker_back_on_trial() -> None:
+    proof = Proof(standing=128.0)
+    lost = 0
+    while not proof.is_on_trial:
+        proof.lost(1.0)
+        lost += 1
+    assert lost == 4
+    half = Proof(standing=8.0)
+    half.lost(0.5)
+    assert half.standing == 8.0 * (1.0 - 0.5 * LOST_SHARE)
+
+
+def test_what_was_delivered_long_ago_is_no_proof() -> None:
+    proof = Proof()
+    proof.delivered(8, 10.0)
+    proof.asks(10.0 + STANDING_LASTS_S - 1.0)
+    assert not proof.is_on_trial
+    proof.asks(10.0 + STANDING_LASTS_S)
+    assert proof.is_on_trial
+
+
+def test_a_worker_comes_back_from_its_record_and_from_those_of_before() -> None:
+    known = KnownWorker(done=4.0, failed=1.0, busy_s=8.0, admitted=5, refused=2, turnaround_s=3.0)
+    known.proof = Proof(5.0, wasted_s=90.0, at=20.0)
+    record = known.to_record(30.0)
+    again = KnownWorker.from_record(record, 128, 100.0)
+    assert again.to_record(100.0) == record
+    assert again.proof == Proof(5.0, wasted_s=90.0, at=90.0)
+    for before in (record[:7], record[:5]):  # without what came later
+        old = KnownWorker.from_record(before, 128, 100.0)
+        assert (old.admitted, old.rate, old.proof.standing) == (5, 0.5, 5.0)
+        assert not old.proof.is_on_trial
+    newcomer = KnownWorker.from_record(KnownWorker().to_record(0.0)[:7], 128, 100.0)
+    assert newcomer.proof.is_on_trial
+    assert KnownWorker.from_record([0.0, 0.0, None, 999, 0], 128, 0.0).proof.standing == 128.0
+    assert Proof(ESTABLISHED).is_established
