@@ -307,6 +307,8 @@ class HardSwarm(Swarm):
                 muxed = await self.upgrader.upgrade_connection(secured, peer)
                 return await self.add_conn(muxed, direction)
         except BaseException as error:
+            if expected is None:
+                self.places.failed[_step_of(error)] += 1
             await _close(raw_conn)
             if isinstance(error, trio.TooSlowError):
                 text = f"not admitted within {ADMISSION_TIMEOUT_S:.0f} s"
@@ -385,6 +387,17 @@ class HardSwarm(Swarm):
     def _init_connection_management(self) -> None:
         super()._init_connection_management()
         self.auto_connector = NoAutoConnector(swarm=self)
+
+
+def _step_of(error: BaseException) -> str:
+    """At which step a newcomer failed."""
+    steps = {
+        trio.TooSlowError: "deadline",
+        trio.Cancelled: "gave_way",
+        SecurityUpgradeFailure: "handshake",
+        MuxerUpgradeFailure: "muxer",
+    }
+    return next((step for kind, step in steps.items() if isinstance(error, kind)), "admission")
 
 
 async def _close(raw_conn: IRawConnection) -> None:

@@ -76,6 +76,7 @@ class PlaceFigures:
     of_largest: int
     turned_away: dict[str, int]  # newcomers since the start, by why
     gave_way: dict[str, int]  # connections since the start that were ended for others, by why
+    failed: dict[str, int]  # newcomers since the start that did not get through, by the step
 
 
 class Places:
@@ -86,6 +87,7 @@ class Places:
         self._admitted: dict[Place, None] = {}  # oldest first
         self.turned_away: Counter[str] = Counter()  # newcomers, by why
         self.gave_way: Counter[str] = Counter()  # places that were taken back, by why
+        self.failed: Counter[str] = Counter()  # newcomers that did not get through, by the step
 
     @property
     def handshakes(self) -> int:
@@ -191,4 +193,5 @@ class Places:
             of_largest=count,
             turned_away=dict(self.turned_away),
             gave_way=dict(self.gave_way),
+            failed=dict(self.failed),
         )

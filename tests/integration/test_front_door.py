@@ -239,6 +239,7 @@ def test_protocols_are_not_tried_without_end() -> None:
                         break
                     tried += 1
             assert tried < 20
+            await until(lambda: node.door and node.door.failed == {"handshake": 1})
 
     run(main)
 
@@ -280,6 +281,7 @@ def test_one_deadline_holds_for_all_steps_together(monkeypatch: pytest.MonkeyPat
                     await stream.send_all(bytes([byte]))
                     await trio.sleep(0.2)
             assert trio.current_time() - started < 4.0, "of 5.4 s that all bytes take"
+            await until(lambda: node.door and node.door.failed == {"deadline": 1})
 
     run(main)
 
