@@ -39,6 +39,7 @@ PROVEN_MAX: Final = 512  # peers with the endpoint at which they answered
 PROVEN_FAILURES_MAX: Final = 8  # in a row, after which such a peer is as good as never met
 KEYS_MAX: Final = 1_024  # IP addresses and blocks in the windows; `DIALS_MAX` needs fewer
 DOUBLINGS_MAX: Final = 30
+PRIVATE_SHARE: Final = 8
 PARSED_MAX: Final = 4_096
 
 CIRCUIT: Final = "/p2p-circuit/p2p/"
@@ -203,25 +204,25 @@ class DialBackoff:
 
 
 class Knocks:
-    """How often we dial a public IP address because somebody asks us to: for hole punching at
+    """How often we dial an IP address because somebody asks us to: for hole punching at
     addresses that it names, and to dial back to where it is. Bounded; keys cost nothing here, too.
 
-    A private address is not counted: it can be named only by who is on its network.
+    A private address may have `PRIVATE_SHARE` times as many: behind it there may be a swarm.
     """
 
     def __init__(self, per_ip_max: int, window_s: float) -> None:
-        self._most = {"ip": per_ip_max, "block": 2 * per_ip_max}
+        self._per_ip_max = per_ip_max
         self._recent = Recent(window_s)
         self._turns: OrderedDict[str, float] = OrderedDict()  # when the next dial may begin
 
     def take(self, ip: str, now_s: float) -> bool:
         """Whether we do it once more."""
-        if not is_public(ip):
-            return True
-        keys = {"ip": ip, "block": f"{block_of(ip)}"}
-        if not all(self._recent.has_room(keys[of], self._most[of], now_s) for of in keys):
+        most = {ip: self._per_ip_max * PRIVATE_SHARE}
+        if is_public(ip):
+            most = {ip: self._per_ip_max, f"{block_of(ip)}": 2 * self._per_ip_max}
+        if not all(self._recent.has_room(key, at_most, now_s) for key, at_most in most.items()):
             return False
-        for key in keys.values():
+        for key in most:
             self._recent.note(key, now_s)
         return True
 

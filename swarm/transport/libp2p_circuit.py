@@ -47,9 +47,11 @@ RESERVATIONS_PER_BLOCK_MAX = 8  # of one public address block, or one private ad
 CIRCUITS_MAX = 64
 CIRCUITS_PER_PEER_MAX = 8
 CIRCUITS_PER_BLOCK_MAX = 16  # of one public block, at either end
+CIRCUITS_PER_PRIVATE_IP_MAX = 32  # half of all: behind one there may be a swarm, and one liar
 CIRCUITS_TO_ONE_MAX = 4  # from one public block, or one peer at a private address, to one peer
 CIRCUIT_S_MAX = 7_200
-CIRCUIT_IDLE_S_MAX = 120  # an honest one carries a ping in 10 s
+CIRCUIT_IDLE_S_MAX = 120  # within which it has to carry so much, both ways together:
+CIRCUIT_IDLE_BYTES_MIN = 256  # an honest one carries pings, each of 30 bytes and in 10 s
 CIRCUIT_BYTES_MAX = 1_073_741_824  # both ways together
 RELAYED_BYTES_PER_S_MAX = 4_194_304.0  # of all circuits together
 
@@ -57,7 +59,7 @@ log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
 
-_Share = ID | Block | tuple[Block | ID, ID]  # of an end, of a block, of what one has to another
+_Share = ID | Block | str | tuple[Block | ID, ID]  # of an end, its block or address, of one to one
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
@@ -239,10 +241,14 @@ class _Circuit:
 
     idle: trio.CancelScope  # whose deadline moves on with the circuit's bytes
     bytes_left: int
+    bytes_since: int = 0  # it last did
 
     def move(self, size: int) -> None:
         self.bytes_left -= size
-        self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
+        self.bytes_since += size
+        if self.bytes_since >= CIRCUIT_IDLE_BYTES_MIN:  # a byte now and then keeps no place
+            self.bytes_since = 0
+            self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
 
 
 class Relay:
@@ -356,6 +362,8 @@ class Relay:
         ends = (_public_block(ip), _public_block(self._ip_of(target)))
         shares: dict[_Share, int] = {(ends[0] or asker, target): CIRCUITS_TO_ONE_MAX}
         shares |= dict.fromkeys((asker, target), CIRCUITS_PER_PEER_MAX)
+        private = [each for each in (ip, self._ip_of(target)) if each and not is_public(each)]
+        shares |= dict.fromkeys(private, CIRCUITS_PER_PRIVATE_IP_MAX)
         return shares | {block: CIRCUITS_PER_BLOCK_MAX for block in ends if block is not None}
 
     def _is_full(self, shares: dict[_Share, int]) -> bool:

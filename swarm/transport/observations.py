@@ -6,8 +6,9 @@ believed gives way only to what more voices say. A private or loopback address i
 own, and alone enough where no other can be asked: on one machine, in one home, in a laboratory.
 
 Public peers know more of how the world sees us than our neighbours do: where there are any, they
-alone count. A public peer sees public addresses and a neighbour sees private ones; anything else
-comes from a liar, or from behind a router of its own, and is of no use.
+alone count. A public peer sees public addresses of the family over which we talk to it, and a
+neighbour sees private ones; anything else comes from a liar, or from behind a router of its own,
+and is of no use.
 
 Liars of `AGREE` blocks can still have a wrong address believed. It costs little: a node behind it
 keeps its relays until somebody from a third block has connected.
@@ -21,7 +22,7 @@ from random import Random
 from typing import Final
 
 from swarm.address_book import GLOBAL, THIS_MACHINE, reach_of_ip
-from swarm.blocks import Block, block_of, is_public
+from swarm.blocks import Block, block_of, is_public, plain_ip
 from swarm.identity import PeerId
 
 AGREE: Final = 2  # voices that must say the same; of private ones as many as there are, up to that
@@ -76,7 +77,8 @@ def _distance(ip: str) -> int:
 
 
 def _family(ip: str) -> int:
-    return 6 if ":" in ip else 4
+    address = plain_ip(ip)
+    return 4 if address is None else address.version
 
 
 class Observations:
@@ -140,6 +142,9 @@ class Observations:
         """Take note of what a peer says; the newest opinion of each voice counts."""
         if is_public(opinion.witness_ip) != is_public(opinion.observed_ip):
             return
+        families = {_family(opinion.witness_ip), _family(opinion.observed_ip)}
+        if is_public(opinion.witness_ip) and len(families) > 1:
+            return  # else who has an address of each family would be two voices
         voice = voice_of(peer, opinion.witness_ip)
         self._opinions[voice] = opinion
         self._opinions.move_to_end(voice)

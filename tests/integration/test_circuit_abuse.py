@@ -45,7 +45,7 @@ pytestmark = pytest.mark.integration
 # --- how long ------------------------------------------------------------------------------
 
 
-async def carried(pause_s: float, messages: int) -> tuple[int, Counter[str]]:
+async def carried(pause_s: float, messages: int, size: int = 30) -> tuple[int, Counter[str]]:
     """Messages that get through a circuit with a pause before each, and how it ended."""
     relay = Relay(lambda _: None, lambda _: None, lambda: True, lambda *_: None)
     got = 0
@@ -58,15 +58,26 @@ async def carried(pause_s: float, messages: int) -> tuple[int, Counter[str]]:
                     await trio.sleep_forever()
                 if relay.figures.ended:
                     break
-                await near[0].write(b"x")
-                got += len(await far[1].read(1))
+                await near[0].write(bytes(size))
+                left = size
+                while left:
+                    left -= len(await far[1].read(left))
+                got += 1
         nursery.cancel_scope.cancel()
     return got, relay.figures.ended
 
 
 def test_a_circuit_on_which_something_comes_now_and_then_stays() -> None:
+    assert run(carried, 10.0, 200, virtual=True, timeout_s=1e5) == (200, {}), "pings alone"
     pause_s = 0.9 * CIRCUIT_IDLE_S_MAX
-    assert run(carried, pause_s, 30, virtual=True, timeout_s=1e5) == (30, {})
+    assert run(carried, pause_s, 30, 1_000, virtual=True, timeout_s=1e5) == (30, {})
+
+
+@pytest.mark.parametrize(("pause_s", "size"), [(100.0, 1), (110.0, 100), (1.0, 2)])
+def test_a_few_bytes_now_and_then_keep_no_place(pause_s: float, size: int) -> None:
+    got, ended = run(carried, pause_s, 10**4, size, virtual=True, timeout_s=1e5)
+    assert ended == {"idle": 1}
+    assert got * pause_s <= CIRCUIT_IDLE_S_MAX
 
 
 def test_an_idle_circuit_ends() -> None:
@@ -76,7 +87,7 @@ def test_an_idle_circuit_ends() -> None:
 
 def test_no_circuit_lasts_for_ever() -> None:
     pause_s = 0.9 * CIRCUIT_IDLE_S_MAX
-    got, ended = run(carried, pause_s, 10**6, virtual=True, timeout_s=1e5)
+    got, ended = run(carried, pause_s, 10**6, 1_000, virtual=True, timeout_s=1e5)
     assert got == CIRCUIT_S_MAX // pause_s
     assert ended == {"age": 1}
 
@@ -199,6 +210,28 @@ def test_peers_at_private_addresses_share_nothing(monkeypatch: pytest.MonkeyPatc
                 for asker in askers:
                     assert not await is_refused(asker, relay, hidden.peer_id)
                     assert await is_refused(asker, relay, hidden.peer_id)
+
+    run(main)
+
+
+def test_one_private_address_has_half_of_the_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PRIVATE_IP_MAX", 3, raising=False)
+
+    async def main() -> None:
+        async with hosts(RULES, *[NO_PUNCH] * 6) as (relay, hidden, other, *askers):
+            for node in (hidden, other):
+                node.handle(STOP_PROTOCOL, silent)
+            async with relayed_by(relay, *askers, hidden=(hidden, other)):
+                places = ["10.0.0.2", "10.0.0.3", *["192.168.1.66"] * 3, "192.168.1.7"]
+                nodes = (hidden, other, *askers)
+                where = zip(nodes, places, strict=False)
+                seen_at(relay, {node.peer_id: ip for node, ip in where})
+                one, another, third, friend = askers
+                for asker, target in ((one, hidden), (another, hidden), (third, other)):
+                    assert not await is_refused(asker, relay, target.peer_id)
+                for asker in (one, another, third):
+                    assert await is_refused(asker, relay, other.peer_id), "whatever its key"
+                assert not await is_refused(friend, relay, other.peer_id)
 
     run(main)
 

@@ -117,6 +117,17 @@ def test_both_families_are_believed_each_by_its_own_voices() -> None:
     assert believed(*said).proven == ((OWN, PORT), (six, PORT))
 
 
+@pytest.mark.parametrize("witness", ["2a00:6:6::1", "2a00:6:6::2"])
+def test_who_has_an_address_of_each_family_is_one_voice(witness: str) -> None:
+    """It sees us over the one that it speaks over."""
+    lies = believed((public(66), WRONG), (witness, WRONG))
+    assert (lies.observed_ip, lies.proven, lies.reachable) == (None, (), None)
+    six = "2001:4860::66"
+    assert believed((public(66), six), (witness, six)).observed_ip is None
+    mapped = [(f"::ffff:{public(block)}", OWN) for block in (1, 2)]
+    assert believed(*mapped).observed_ip == OWN
+
+
 @pytest.mark.parametrize("text", ["nonsense", "", "0.0.0.0", "224.0.0.1", "::", "fe80::1%eth0"])
 def test_what_is_no_address_is_none(text: str) -> None:
     assert canonical_ip(text) is None
