@@ -10,16 +10,15 @@ node that stalls is not asked less often for it.
 """
 
 import json
-import secrets
 import sys
 import time
 from contextlib import suppress
 from typing import Any
 
 import trio
+from siege_messages import hello, hello_reply, want
 from siege_wire import FAILURES, Door, Spent, admitted
 
-from swarm import codec
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.messages import (
@@ -28,9 +27,6 @@ from swarm.messages import (
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
-    Hello,
-    HelloReply,
-    Want,
 )
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
@@ -51,21 +47,6 @@ def say(who: str, began_s: float, ok: bool, why: str = "") -> None:
     print(json.dumps(record | ({"why": why} if why else {})), flush=True)
 
 
-def hello(run_id: str, identity: Identity) -> bytes:
-    """A proper one."""
-    now_s = int(time.time())
-    body = Hello(
-        type="hello",
-        run_id=run_id,
-        instance=secrets.token_bytes(16),
-        started_at_s=now_s,
-        sent_at_s=now_s,
-        agent="siege",
-        addresses=(),
-    )
-    return codec.sign_hello(body, identity)
-
-
 class HonestPeer:
     """One that asks, on the project's own transport."""
 
@@ -82,15 +63,7 @@ class HonestPeer:
 
     async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
-        reply = HelloReply(
-            type="hello_reply",
-            run_id=self._run_id,
-            agent="siege",
-            addresses=self._transport.addresses()[:1],
-            known_peers=(),
-            other_hello=None,
-        )
-        return codec.encode(reply)
+        return hello_reply(self._run_id, self._transport.addresses()[:1])
 
     async def ask_on(self) -> None:
         """Ask for a group at an even pace."""
@@ -104,8 +77,7 @@ class HonestPeer:
                 due_s = time.monotonic()
 
     async def _ask(self) -> str:
-        want = Want(type="want", run_id=self._run_id, group_ids=(secrets.token_bytes(32),))
-        return await self._request(ROLLOUTS_PROTOCOL, codec.encode(want), GROUPS_REPLY_BYTES_MAX)
+        return await self._request(ROLLOUTS_PROTOCOL, want(self._run_id), GROUPS_REPLY_BYTES_MAX)
 
     async def _request(self, protocol: str, payload: bytes, most: int) -> str:
         """What went wrong; empty where nothing did."""
