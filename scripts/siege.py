@@ -35,7 +35,7 @@ import trio
 from siege_attacks import ATTACKS, CLASSES, Attack, load_all
 from siege_measure import greet, medians
 from siege_target import MIB, ROOT, Figures, Target, TargetFailed, refused_of
-from siege_targets import TARGETS, opened
+from siege_targets import TARGETS, opened, prepare, second
 from siege_wire import FAILURES, Door, Spent, admitted
 
 from swarm.identity import Identity
@@ -193,8 +193,14 @@ class Siege:
 
     @property
     def door(self) -> Door:
-        """Of the target."""
+        """Of the node that honest peers know."""
         door: Door = self.target.extra["door"]
+        return door
+
+    @property
+    def attacked(self) -> Door:
+        """Where the attackers go: the node, unless something beside it is the target."""
+        door: Door = self.target.extra.get("attacked") or self.door
         return door
 
     async def rest(self, seconds: float) -> None:
@@ -246,7 +252,7 @@ class Siege:
 
 async def attackers(siege: Siege, round_: Round, block: int) -> dict[str, Any]:
     """Run the attackers' process; what it told, or why it told nothing."""
-    settings, door = siege.settings, siege.door
+    settings, door = siege.settings, siege.attacked
     order = {
         "names": round_.names,
         "door": [door.host, door.port, door.peer_id],
@@ -482,10 +488,13 @@ async def begun(settings: Settings, kind: str, number: int, stack: AsyncExitStac
     say(f"starting the {kind} to be attacked")
     target = await stack.enter_async_context(opened(kind, data_dir, settings.networks[2]))
     observer = None
-    if "door" in target.extra and target.extra.get("honest", True):
+    if "door" in target.extra:
         observer = await stack.enter_async_context(
             observed(target.extra["door"], target.extra["run_id"], settings.networks[1])
         )
+        if settings.second:
+            place = settings.out / f"second-{number}"
+            await stack.enter_async_context(second(target, place, settings.networks[2]))
     siege = Siege(settings, target, observer)
     if observer is not None:
         siege.places = await siege.census()
@@ -658,6 +667,7 @@ def main() -> int:
         given.seconds, given.full, tuple(given.only), given.public, given.second, out
     )
     rows: list[Row] = []
+    prepare()
     try:
         whole = trio.run(run, settings, rows)
     except* TargetFailed as group:

@@ -30,6 +30,7 @@ from swarm.messages import (
 )
 from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p_reach import ReachRules
 
 PEERS = 2
 ASKS_PER_S = 7.0
@@ -143,7 +144,7 @@ async def honest_peer(address: str, run_id: str, listen: str) -> None:
     """One of them, until cancelled."""
     identity = Identity.generate()
     async with (
-        open_libp2p(identity, [listen]) as transport,
+        open_libp2p(identity, [listen], reach=ReachRules()) as transport,
         trio.open_nursery() as nursery,
     ):
         peer = HonestPeer(transport, identity, address, run_id)

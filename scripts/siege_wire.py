@@ -6,7 +6,7 @@ that a mistake over there is not repeated here. Every byte that leaves is counte
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -284,6 +284,7 @@ async def secured(wire: Wire, identity: Identity) -> Session:
 # --- Yamux ---------------------------------------------------------------------------------
 
 Serve = Callable[[bytes], bytes]
+Handle = Callable[["Stream"], Awaitable[None]]
 
 
 @dataclass(eq=False, slots=True)
@@ -339,13 +340,14 @@ class Mux:
     """A Yamux connection; `run` reads it.
 
     It answers pings and credits what it reads, unless `deaf`; streams that the other end opens are
-    served by `serving`, a request and an answer each, others reset.
+    served by `serving`, a request and an answer each, or by `handling`; others are reset.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.streams: dict[int, Stream] = {}
         self.serving: dict[str, Serve] = {}
+        self.handling: dict[str, Handle] = {}
         self.opened_by_them = 0
         self.over = trio.Event()
         self._next = 1
@@ -460,6 +462,11 @@ class Mux:
             if await read_line(stream) != MULTISTREAM:
                 return
             protocol = (await read_line(stream)).decode(errors="replace")
+            handle = self.handling.get(protocol)
+            if handle is not None:
+                await stream.send(line(MULTISTREAM) + line(protocol.encode()))
+                await handle(stream)
+                return
             serve = self.serving.get(protocol)
             if serve is None:
                 await stream.send(line(MULTISTREAM) + line(b"na"))

@@ -8,6 +8,7 @@ from siege_wire import FAILURES, Mux
 
 from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
 from swarm import codec
+from swarm.dht import key_of
 from swarm.identity import Identity
 from swarm.messages import (
     ADVERTS_PROTOCOL,
@@ -140,10 +141,9 @@ async def provider_spam(assault: Assault) -> None:
             async with assault.admitted(0, key) as mux:
                 addresses = [f"{victim.address}/p2p/{key.peer_id}"] * 8
                 for run in range(6):
-                    run_key = _run_key(assault.run_id) if run == 0 else secrets.token_bytes(32)
-                    await tried(
-                        assault, mux.request, PROVIDERS_PROTOCOL, provide(run_key, addresses)
-                    )
+                    found = key_of(assault.run_id) if run == 0 else secrets.token_bytes(32)
+                    told = provide(found, addresses)
+                    await tried(assault, mux.request, PROVIDERS_PROTOCOL, told)
 
         await crowd(assault, once, 20.0, 2_000, 20)
 

@@ -32,6 +32,11 @@ def signed(identity: Identity, topics: list[str], data: bytes) -> rpc_pb2.Messag
     return message
 
 
+def published(*messages: rpc_pb2.Message) -> bytes:
+    """What carries these messages."""
+    return bytes(rpc_pb2.RPC(publish=messages).SerializeToString())
+
+
 def wrapped(rpc: bytes) -> bytes:
     """A message with its length before it."""
     return varint(len(rpc)) + rpc
