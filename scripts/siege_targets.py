@@ -26,6 +26,9 @@ from swarm.identity import Identity
 
 JOIN = ("join", "--local", "4", "--external", "2", "--group-size", "4", "--evaluate-every", "0")
 TOKENS_PER_S = "200"  # of the honest worker
+LEARNER_SEED = b"the learner of the siege".ljust(32)  # always the same: its policy is cached
+LEARNER_REST = 2.5  # times as long in peace as others: its pace is measured in it
+PACE_KEPT = 0.5  # of it, that strangers must leave to it
 REASONER_RUN = """
 name = "siege-reasoner"
 sampling = {max_new_tokens = 4}
@@ -58,10 +61,11 @@ def free_port(host: str) -> int:
 
 @asynccontextmanager
 async def node(data_dir: Path, host: str) -> AsyncIterator[Target]:
-    """A node of the packaged demo run."""
-    flags = [*JOIN, "--run", "demo", "--model", "tiny"]
+    """A node of the packaged demo run, with a metrics page."""
+    port = free_port(host)
+    flags = [*JOIN, "--run", "demo", "--model", "tiny", "--metrics-listen", f"{host}:{port}"]
     async with node_target("node", data_dir, host, flags) as target:
-        target.extra["has_status"] = True
+        target.extra |= {"has_status": True, "metrics_port": port}
         yield target
 
 
@@ -80,7 +84,7 @@ async def reasoner(data_dir: Path, host: str) -> AsyncIterator[Target]:
 async def learner(data_dir: Path, host: str) -> AsyncIterator[Target]:
     """A learner that has made a step, and its honest worker."""
     key_file = data_dir.with_suffix(".pem")
-    key = Identity.generate()
+    key = Identity(LEARNER_SEED)
     key.save(key_file, None)
     run_file = data_dir.with_suffix(".toml")
     run_file.write_text(LEARNER_RUN.format(peer=key.peer_id))
@@ -91,20 +95,10 @@ async def learner(data_dir: Path, host: str) -> AsyncIterator[Target]:
         words += ["--peer", f"/ip4/{host}/tcp/{door.port}/p2p/{door.peer_id}"]
         place = data_dir.with_name(f"{data_dir.name}-worker")
         async with node_target("worker", place, host, words, rounds=0):
-            await until_works(target, rounds=3)
+            await until_works(target, rounds=1)
             target.extra |= {"has_status": True, "run_file": str(run_file)}
+            target.extra |= {"rest": LEARNER_REST, "pace_kept": PACE_KEPT}
             yield target
-
-
-@asynccontextmanager
-async def metrics(data_dir: Path, host: str) -> AsyncIterator[Target]:
-    """The metrics page of a node."""
-    port = free_port(host)
-    flags = [*JOIN, "--run", "demo", "--model", "tiny", "--metrics-listen", f"{host}:{port}"]
-    async with node_target("node", data_dir, host, flags) as target:
-        target.extra |= {"has_status": True, "is_metrics": 1}
-        target.extra["attacked"] = Door(host, port, "")
-        yield target
 
 
 @asynccontextmanager
@@ -146,7 +140,6 @@ TARGETS: dict[str, Callable[[Path, str], AbstractAsyncContextManager[Target]]] =
     "node": node,
     "reasoner": reasoner,
     "learner": learner,
-    "metrics": metrics,
     "broker": lambda data_dir, host: _monitor(data_dir, host, broker=True),
     "page": lambda data_dir, host: _monitor(data_dir, host, broker=False),
 }

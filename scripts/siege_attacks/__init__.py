@@ -22,6 +22,7 @@ from siege_wire import FAILURES, Door, Mux, Spent, Wire, admitted, dialled
 from swarm.identity import Identity
 
 CLASSES = (
+    "control",
     "pre_handshake",
     "handshake",
     "muxer",
@@ -117,13 +118,20 @@ class Attack:
     run: Run
     target: str  # of what kind
     alone: bool  # never beside others of its class: it measures something itself
+    seconds_min: float  # in less than which it shows nothing
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    kind: str, rate: str, bound: str, *, target: str = "node", alone: bool = False
+    kind: str,
+    rate: str,
+    bound: str,
+    *,
+    target: str = "node",
+    alone: bool = False,
+    seconds_min: float = 0.0,
 ) -> Callable[[Run], Run]:
     """Enter a function into the catalogue, under its name."""
     assert kind in CLASSES, kind
@@ -131,7 +139,7 @@ def attack(
     def enter(run: Run) -> Run:
         name = getattr(run, "__name__", "")
         assert name not in ATTACKS, name
-        ATTACKS[name] = Attack(name, kind, rate, bound, run, target, alone)
+        ATTACKS[name] = Attack(name, kind, rate, bound, run, target, alone, seconds_min)
         return run
 
     return enter

@@ -1,11 +1,9 @@
 """What free keys can do to a learner: take its leases, and deliver nothing, or nonsense."""
 
 import secrets
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import trio
-from siege_target import ask_status
 from siege_wire import FAILURES, Mux
 
 from siege_attacks import Assault, attack, over_and_over, side_by_side, tried
@@ -26,45 +24,20 @@ from swarm.messages import (
 )
 
 KEYS = 30
-PEACE_SHARE = 0.4  # of the time, in which the learner's pace is measured first
-LOST_MAX = 0.5  # of that pace
-
-
-async def steps_done(assault: Assault) -> int:
-    """The learner's number of steps."""
-    status = await trio.to_thread.run_sync(ask_status, assault.data_dir)
-    return int((status or {}).get("round", 0))
-
-
-async def against_its_pace(assault: Assault, attack_it: Callable[[], Awaitable[None]]) -> None:
-    """Measure steps in peace, then attack, and claim what share of the pace is lost."""
-    peace_s = PEACE_SHARE * assault.seconds
-    first = await steps_done(assault)
-    await trio.sleep(peace_s)
-    second, began_s = await steps_done(assault), trio.current_time()
-    try:
-        with trio.move_on_after(assault.seconds - peace_s - 1.5):
-            await attack_it()
-    finally:
-        with trio.CancelScope(shield=True):
-            third = await steps_done(assault)
-        peace = (second - first) / peace_s
-        war = (third - second) / max(1.0, trio.current_time() - began_s)
-        assault.spent.count("steps in peace", second - first)
-        assault.spent.count("steps under attack", third - second)
-        lost = 1.0 - war / peace if peace else 1.0
-        assault.claim("share of the learner's pace lost", round(lost, 2), LOST_MAX)
+PACE_S = 45.0  # in which it shows whether a learner is held up
 
 
 async def ask_lease(assault: Assault, mux: Mux) -> LeaseReply | None:
-    """Ask for a lease as the newest worker would."""
-    status = assault.extra.get("version", 1)
-    wanted = codec.encode(WantLease(type="want_lease", run_id=assault.run_id, version=int(status)))
+    """Ask for a lease as a worker would that has the newest version."""
+    version = int(assault.extra.get("version", 1))
+    wanted = codec.encode(WantLease(type="want_lease", run_id=assault.run_id, version=version))
     answer = await mux.request(LEASES_PROTOCOL, wanted)
     if answer is None:
         return None
     with suppress(RemoteProtocolError):
-        return codec.decode(answer, LeaseReply, LEASE_REPLY_BYTES_MAX)
+        lease = codec.decode(answer, LeaseReply, LEASE_REPLY_BYTES_MAX)
+        assault.extra["version"] = lease.learner_version
+        return lease
     return None
 
 
@@ -82,7 +55,9 @@ async def take_leases(assault: Assault, key: Identity, most: int) -> None:
                 return
 
 
-@attack("leases", "40 requests a second", "30 keys of one address", target="learner", alone=True)
+@attack(
+    "leases", "40 requests a second", "30 keys of one address", target="learner", seconds_min=PACE_S
+)
 async def keys_that_never_deliver(assault: Assault) -> None:
     """Thirty workers that take what they get and do nothing."""
 
@@ -90,20 +65,22 @@ async def keys_that_never_deliver(assault: Assault) -> None:
         key = assault.key()
         await over_and_over(assault, lambda _: take_leases(assault, key, 10_000), 1.0)
 
-    await against_its_pace(assault, lambda: side_by_side(KEYS, one))
+    await side_by_side(KEYS, one)
 
 
-@attack("leases", "20 keys a second", "1,000 keys of one address", target="learner", alone=True)
+@attack(
+    "leases", "20 keys a second", "1,000 keys of one address", target="learner", seconds_min=PACE_S
+)
 async def rotating_keys(assault: Assault) -> None:
     """A new worker for every lease."""
 
     async def one(_: int) -> None:
         await over_and_over(assault, lambda _: take_leases(assault, assault.key(), 1), 2.0, 100)
 
-    await against_its_pace(assault, lambda: side_by_side(10, one))
+    await side_by_side(10, one)
 
 
-@attack("leases", "100 a second", "8 keys of one address", target="learner", alone=True)
+@attack("leases", "100 a second", "8 keys of one address", target="learner", seconds_min=PACE_S)
 async def nonsense_submissions(assault: Assault) -> None:
     """Groups under leases that do not exist, or that we have, with nonsense in them."""
 
@@ -122,7 +99,7 @@ async def nonsense_submissions(assault: Assault) -> None:
 
         await over_and_over(assault, once, 1.0)
 
-    await against_its_pace(assault, lambda: side_by_side(8, one))
+    await side_by_side(8, one)
 
 
 def spoiled(key: Identity, lease: bytes) -> bytes:

@@ -3,7 +3,7 @@
 import time
 
 import trio
-from siege_wire import FAILURES, Wire
+from siege_wire import FAILURES, Door, Wire
 
 from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
 from swarm.identity import Identity
@@ -146,26 +146,32 @@ async def _foreign(assault: Assault, paths: tuple[str, ...]) -> None:
     assault.claim("pages given to a foreign Host", foreign, 0)
 
 
-@attack("telemetry", "a few", "four requests", target="metrics")
+def to_metrics(assault: Assault) -> None:
+    """Go to the node's metrics page."""
+    assault.door = Door(assault.door.host, int(assault.extra["metrics_port"]), "")
+
+
+@attack("telemetry", "a few", "four requests", alone=True)
 async def metrics_by_a_foreign_name(assault: Assault) -> None:
     """The metrics page, by a name that an attacker's resolver gave it."""
+    to_metrics(assault)
     await _foreign(assault, ("/metrics",))
 
 
-@attack("telemetry", "a few", "12 requests", target="page")
+@attack("telemetry", "a few", "12 requests", target="page", alone=True)
 async def page_by_a_foreign_name(assault: Assault) -> None:
     """The monitor's page, by such a name."""
     await _foreign(assault, ("/", "/api/state", "/metrics"))
 
 
-async def _slow_http(assault: Assault) -> None:
+async def _slow_http(assault: Assault, path: str) -> None:
     async def once(number: int) -> None:
         async with assault.dialled(number) as wire:
             for byte in b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 10_000:
                 await wire.send(bytes([byte]))
                 await trio.sleep(1.0)
 
-    async def ask(path: str) -> None:
+    async def ask() -> None:
         answered = asked = 0
         try:
             async for _ in paced(assault, 1.0, 10_000):
@@ -177,7 +183,7 @@ async def _slow_http(assault: Assault) -> None:
             assault.spent.count("answered meanwhile", answered)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ask, "/metrics" if assault.extra.get("is_metrics") else "/")
+        nursery.start_soon(ask)
         await crowd(assault, once, 20.0, 2_000, 200)
 
 
@@ -188,16 +194,17 @@ async def _tried_get(assault: Assault, path: str) -> bool:
         return False
 
 
-@attack("telemetry", "a byte a second each", "200 connections", target="metrics")
+@attack("telemetry", "a byte a second each", "200 connections", target="node")
 async def slow_metrics(assault: Assault) -> None:
     """Requests to the metrics page that never end."""
-    await _slow_http(assault)
+    to_metrics(assault)
+    await _slow_http(assault, "/metrics")
 
 
 @attack("telemetry", "a byte a second each", "200 connections", target="page")
 async def slow_page(assault: Assault) -> None:
     """Requests to the monitor's page that never end."""
-    await _slow_http(assault)
+    await _slow_http(assault, "/")
 
 
 async def _headers(assault: Assault) -> None:
@@ -211,9 +218,10 @@ async def _headers(assault: Assault) -> None:
     await side_by_side(4, lambda _: over_and_over(assault, once, 2.0))
 
 
-@attack("telemetry", "as fast as they are taken", "24 MB a request, 4 at a time", target="metrics")
+@attack("telemetry", "as fast as they are taken", "24 MB a request, 4 at a time", target="node")
 async def metrics_headers(assault: Assault) -> None:
     """Headers without end, to the metrics page."""
+    to_metrics(assault)
     await _headers(assault)
 
 
@@ -235,9 +243,10 @@ async def many_viewers(assault: Assault) -> None:
     await crowd(assault, once, 50.0, 3_000, 300)
 
 
-@attack("telemetry", "100 a second", "5,000 requests", target="metrics")
+@attack("telemetry", "100 a second", "5,000 requests", target="node")
 async def metrics_flood(assault: Assault) -> None:
     """The metrics page, over and over."""
+    to_metrics(assault)
 
     async def once(_: int) -> None:
         await tried(assault, get, assault, "/metrics", "127.0.0.1")
