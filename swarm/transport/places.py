@@ -14,7 +14,7 @@ part of the places is kept for connections that this node makes itself.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,7 +27,7 @@ from swarm.quotas import RELAYED
 HANDSHAKES_MAX: Final = 128
 OF_BLOCK_MAX: Final = 8  # of one public address block
 OF_PRIVATE_MAX: Final = 64  # of one private address: there may be a whole swarm behind it
-PATIENCE_S: Final = 2.0  # so much every handshake gets
+PATIENCE_S: Final = 2.0  # so much every handshake gets, unless its origin crowds others out
 CONNECTIONS_MAX: Final = 256
 INBOUND_MAX: Final = 224  # of these; the rest is for connections that we make
 OF_PEER_MAX: Final = (
@@ -111,12 +111,15 @@ class Places:
         """A place to be admitted from; None if there is none. `leave` gives it back."""
         place = Place(ip, trio.current_time())
         held = Counter(each.origin for each in self._handshakes)
+        roomy = True
         if held[place.origin] >= (OF_BLOCK_MAX if is_public(ip) else OF_PRIVATE_MAX):
             roomy = self._end_oldest(place.origin)
         elif len(self._handshakes) >= HANDSHAKES_MAX:
-            roomy = self._end_oldest(held.most_common(1)[0][0])
-        else:
-            roomy = True
+            largest, count = held.most_common(1)[0]
+            roomy = self._end_oldest(largest)
+            if not roomy and count > held[place.origin] + 1:
+                self._end_handshake(largest, reversed(self._handshakes))
+                roomy = True
         if not roomy:
             self.turned_away["handshakes"] += 1
             return None
@@ -127,10 +130,15 @@ class Places:
         oldest = next(each for each in self._handshakes if each.origin == origin)
         if trio.current_time() - oldest.since_s < PATIENCE_S:
             return False
-        oldest.scope.cancel()
-        del self._handshakes[oldest]
-        self.gave_way["handshakes"] += 1
+        self._end_handshake(origin, self._handshakes)
         return True
+
+    def _end_handshake(self, origin: Origin, order: Iterable[Place]) -> None:
+        """End the first of an origin."""
+        place = next(each for each in order if each.origin == origin)
+        place.scope.cancel()
+        del self._handshakes[place]
+        self.gave_way["handshakes"] += 1
 
     # --- once a peer is proved ------------------------------------------------------------------
 

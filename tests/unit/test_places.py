@@ -3,7 +3,14 @@
 import trio
 
 from swarm.identity import Identity, PeerId
-from swarm.transport.places import CONNECTIONS_MAX, INBOUND_MAX, OF_PEER_MAX, Place, Places
+from swarm.transport.places import (
+    CONNECTIONS_MAX,
+    HANDSHAKES_MAX,
+    INBOUND_MAX,
+    OF_PEER_MAX,
+    Place,
+    Places,
+)
 from tests.support import run
 
 
@@ -78,6 +85,20 @@ def test_one_peer_gives_way_to_itself() -> None:
         assert [place.scope.cancel_called for place in mine if place] == [True, True] + (
             [False] * OF_PEER_MAX
         )
+
+    run(main, virtual=True)
+
+
+def test_handshakes_of_few_addresses_keep_nobody_out_for_a_moment() -> None:
+    async def main() -> None:
+        places = Places()
+        flood = [places.enter(f"10.0.{n % 2}.1") for n in range(2 * HANDSHAKES_MAX)]
+        assert places.handshakes == HANDSHAKES_MAX
+        newcomers = [places.enter(f"192.0.2.{n}") for n in range(4)]
+        assert None not in newcomers
+        assert places.handshakes == HANDSHAKES_MAX
+        ended = [each for each in flood if each and each.scope.cancel_called]
+        assert len(ended) == 4
 
     run(main, virtual=True)
 
