@@ -47,6 +47,8 @@ from swarm.staleness import Account, StalenessRules
 FIRST_VERSION = 1
 LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
 CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
+FIRST_LEASE_S = 30.0  # what a first lease is taken to take, at least
+FIRST_LEASE_SHARE = 0.1  # and of `lease_life_s`
 INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
@@ -81,6 +83,13 @@ def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeR
         top_p=run.sampling.top_p,
         rescored_share=rules.rescored_share,
     )
+
+
+def lease_rules(rules: LearnerRules) -> LeaseRules:
+    """How long the leases of a run last. Where workers are known to be slow, `lease_life_s` is
+    raised, and first leases last longer with it."""
+    life_s = float(rules.lease_life_s)
+    return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
 
 
 def lease_book(

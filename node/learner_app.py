@@ -19,7 +19,7 @@ import trio
 from node.app import App, trainer_spec
 from node.checkpoints import Checkpoint
 from node.config import LearnerRules, NodeConfig
-from node.learner import Learner, intake_rules, lease_book
+from node.learner import Learner, intake_rules, lease_book, lease_rules
 from node.learner_checks import LearnerChecks, Scorer
 from node.monitor.events import Record
 from node.monitor.progress import Work, spread_work
@@ -42,7 +42,7 @@ from swarm.errors import ConfigError
 from swarm.files import write_whole
 from swarm.identity import Identity
 from swarm.intake import Intake
-from swarm.leases import LeaseRules, TrialState
+from swarm.leases import TrialState
 from swarm.telemetry import Role
 from swarm.weights.publishing import Published, Publisher, Spread
 
@@ -250,7 +250,7 @@ class LearnerApp(App):
         to the checkpoint, as the trainer does."""
         record = None if resumed is None else Learner.intake_record(resumed.directory)
         run, rules = self._config.run, self._rules
-        leases = LeaseRules(life_s_min=float(rules.lease_life_s))
+        leases = lease_rules(rules)
         secret, start = self._secret(), secrets.randbits(62)
         book = lease_book(run, rules, leases, progress, record, secret=secret, start=start)
         is_first = self._intake is None

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from node.config import LearnerRules
+from node.learner import lease_rules
 from swarm import leases
 from swarm.errors import LocalProtocolError
 from swarm.leases import Lease, LeaseBook, LeaseRules
@@ -21,6 +23,7 @@ from tests.unit.leases_support import (
     prove,
     restored,
 )
+from tests.wire_samples import ALICE
 
 SMALL = LeaseRules(first_s=30.0, slack=3.0, life_s_min=300.0, groups_max=64)
 BUSY = StalenessRules(bound=4, groups_per_step=16, groups_max=32)
@@ -149,6 +152,15 @@ def test_what_a_worker_holds_grows_with_what_it_delivered_and_is_lost_with_lease
         book.expire(now)
         assert book._workers["w"].proof.standing == left
     assert granted(book, "w", book.account.version, now).groups == 1
+
+
+def test_where_leases_are_to_last_first_ones_do() -> None:
+    lives = {}
+    for life_s in (30, 300, 900):
+        rules = lease_rules(LearnerRules(peer=ALICE.peer_id, lease_life_s=life_s))
+        assert rules.life_s_min == life_s
+        lives[life_s] = rules.first_life_s
+    assert lives == {30: 90.0, 300: 90.0, 900: 270.0}
 
 
 def test_one_cheap_group_buys_one_credit_for_a_short_time() -> None:
