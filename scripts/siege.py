@@ -690,6 +690,12 @@ async def run(settings: Settings, rows: list[Row]) -> bool:
     return False
 
 
+def first_of(group: BaseExceptionGroup[Any]) -> BaseException:
+    """The first error in a group of groups."""
+    first = group.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 def main() -> int:
     """The command."""
     load_all()
@@ -706,17 +712,17 @@ def main() -> int:
         given.seconds, given.full, tuple(given.only), given.public, given.second, out
     )
     rows: list[Row] = []
-    prepare()
+    whole = False
     try:
+        prepare()
         whole = trio.run(run, settings, rows)
     except* TargetFailed as group:
-        print(f"siege: {group.exceptions[0]}", file=sys.stderr)
-        whole = False
+        print(f"siege: {first_of(group)}", file=sys.stderr)
     finally:
         shutil.rmtree(out, ignore_errors=True)
-    print(table(rows, settings) + ("" if whole else "\nnot all of it: it was ended before"))
-    if given.json:
-        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        print(table(rows, settings) + ("" if whole else "\nnot all of it: it was ended before"))
+        if given.json:
+            given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     if not whole:
         return 130
     return 1 if given.strict and any(row.misses for row in rows) else 0

@@ -422,11 +422,14 @@ class Mux:
 
     async def run(self, deaf: bool = False) -> None:
         """Read until the connection ends."""
-        with suppress(*FAILURES):
-            async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
+            try:
                 while not deaf:
                     await self._take(nursery)
                 await trio.sleep_forever()
+            except FAILURES:
+                pass
+            nursery.cancel_scope.cancel()
         self.over.set()
         for stream in list(self.streams.values()):
             stream.ended = True
