@@ -6,6 +6,7 @@ What is known of one comes from `swarm-node status`, from /proc, and from what i
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,12 +26,13 @@ import node
 ROOT = Path(node.__file__).parents[1]  # of the code under siege
 START_TIMEOUT_S = 180.0
 LEAVE_TIMEOUT_S = 20.0
+LIFE_S_MAX = 14_400  # after which a node ends by itself, whatever became of us
 STATUS_TIMEOUT_S = 30.0
 STATUS_BYTES_MAX = 16 * 2**20
 LOG_NAME = "console.log"
 LOG_TAIL_LINES = 12
 MIB = 2**20
-REFUSALS = re.compile(r"refus|turned_away|rejected_conn|dropped", re.IGNORECASE)
+REFUSALS = re.compile(r"refused|turned_away|dropped")
 
 # Nothing is looked up on the network; a small machine gets no more threads than it has cores.
 ENVIRON = {
@@ -127,20 +129,20 @@ def ask_status(data_dir: Path) -> dict[str, Any] | None:
     return found
 
 
-def refused_of(status: Mapping[str, Any]) -> int:
+def refused_of(told: object, counts: bool = False) -> int:
     """All that a node says it refused or dropped, by whatever name its version has for that."""
-    total = 0
-    for name, value in status.items():
-        if isinstance(value, Mapping):
-            whole = REFUSALS.search(name) is not None
-            total += sum(
-                int(each)
-                for key, each in value.items()
-                if isinstance(each, int | float) and (whole or REFUSALS.search(key))
-            )
-        elif REFUSALS.search(name) and isinstance(value, int | float):
-            total += int(value)
-    return total
+    if isinstance(told, Mapping):
+        return sum(
+            refused_of(value, counts or REFUSALS.search(str(name)) is not None)
+            for name, value in told.items()
+        )
+    return int(told) if counts and isinstance(told, int | float) else 0
+
+
+def leading(niceness: int) -> list[str]:
+    """What a command of ours begins with: its niceness, and that it does not outlive us."""
+    bound = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    return [*bound, "nice", "-n", str(niceness), sys.executable]
 
 
 def start(command: Sequence[str], data_dir: Path, niceness: int = 0) -> "subprocess.Popen[bytes]":
@@ -148,7 +150,7 @@ def start(command: Sequence[str], data_dir: Path, niceness: int = 0) -> "subproc
     data_dir.mkdir(parents=True, exist_ok=True)
     with (data_dir / LOG_NAME).open("ab") as log:
         return subprocess.Popen(
-            ["nice", "-n", str(niceness), sys.executable, "-m", *command],
+            [*leading(niceness), "-m", *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -197,6 +199,7 @@ async def node_target(
     """A node, `swarm-node` and these flags, which has been at work; ended with the block."""
     command = ["node.cli", *flags, "--data-dir", str(data_dir), "--no-lan", "--no-upnp"]
     command += ["--listen", f"/ip4/{host}/tcp/0", "--threads", "1"]
+    command += ["--stop-after", str(LIFE_S_MAX)]
     process = start(command, data_dir)
     target = Target(name, data_dir, process, psutil.Process(process.pid))
     try:

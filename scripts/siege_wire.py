@@ -31,6 +31,7 @@ READ_BYTES = 262_144
 DIAL_TIMEOUT_S = 10.0
 LINE_BYTES_MAX = 65_536  # of a line that is read here
 WINDOW_BYTES = 262_144
+PING_TIMEOUT_S, PING_VALUE = 8.0, 77
 
 FAILURES = (OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
@@ -350,6 +351,7 @@ class Mux:
         self.handling: dict[str, Handle] = {}
         self.opened_by_them = 0
         self.over = trio.Event()
+        self._pong = trio.Event()
         self._next = 1
         self._lock = trio.Lock()
 
@@ -362,6 +364,15 @@ class Mux:
         """Send frames."""
         async with self._lock:
             await self.session.send(data)
+
+    async def answers(self, timeout_s: float = PING_TIMEOUT_S) -> bool:
+        """Whether a ping is answered: only then are we known to be let in."""
+        with trio.move_on_after(timeout_s), suppress(*FAILURES):
+            await self.send(frame(PING, SYN, 0, PING_VALUE))
+            async with trio.open_nursery() as nursery:
+                for event in (self._pong, self.over):
+                    nursery.start_soon(_cancel_with, event, nursery.cancel_scope)
+        return self._pong.is_set() and not self.over.is_set()
 
     async def send_records(self, data: bytes, count: int) -> None:
         """Send so many records with the same in each, however little it is."""
@@ -411,11 +422,14 @@ class Mux:
 
     async def run(self, deaf: bool = False) -> None:
         """Read until the connection ends."""
-        with suppress(*FAILURES):
-            async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
+            try:
                 while not deaf:
                     await self._take(nursery)
                 await trio.sleep_forever()
+            except FAILURES:
+                pass
+            nursery.cancel_scope.cancel()
         self.over.set()
         for stream in list(self.streams.values()):
             stream.ended = True
@@ -431,6 +445,8 @@ class Mux:
             return
         if kind == PING and flags & SYN:
             await self.send(frame(PING, ACK, 0, length))
+        if kind == PING and flags & ACK and length == PING_VALUE:
+            self._pong.set()
         if kind == GO_AWAY:
             nursery.cancel_scope.cancel()
         if kind not in (DATA, UPDATE):
@@ -477,6 +493,11 @@ class Mux:
             head = line(MULTISTREAM) + line(protocol.encode())
             await stream.send(head + b"\0" + len(answer).to_bytes(4, "big") + answer)
             await self.send(frame(DATA, FIN, stream.number, 0))
+
+
+async def _cancel_with(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from typing import Any
 
 import psutil
 import trio
-from siege_target import ENVIRON, ROOT, ask_status
+from siege_target import ENVIRON, ROOT, ask_status, leading
 from soak_figures import Groups, sizes_of, table
 
 from swarm.identity import Identity
@@ -105,7 +105,7 @@ class Member:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with (self.data_dir / "console.log").open("ab") as log:
             self.process = subprocess.Popen(
-                ["nice", "-n", str(NICENESS), sys.executable, *self.command],
+                [*leading(NICENESS), *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -220,6 +220,12 @@ async def held(wire_or_mux: Any, seconds: float) -> None:
             await wire_or_mux.discard()
 
 
+def load_class(kind: str) -> None:
+    """Have one class in the catalogue, and what it is made of."""
+    assert kind in CLASSES, kind
+    import_module(f"{__name__}.{kind}")
+
+
 def load_all() -> None:
     """Have every class in the catalogue."""
     for module in iter_modules(__path__):

@@ -115,7 +115,7 @@ async def hearsay_of_a_victim(assault: Assault) -> None:
     await _with_a_victim(assault, LIARS, lie)
 
 
-@attack("address_book", "20 new keys a second", "2,000 keys", alone=True)
+@attack("address_book", "20 new keys a second", "2,000 keys")
 async def many_who_live_there(assault: Assault) -> None:
     """Many keys, each of which says that it can be reached at the victim's."""
 
@@ -131,7 +131,7 @@ async def many_who_live_there(assault: Assault) -> None:
     await _with_a_victim(assault, 1, lie)
 
 
-@attack("address_book", "20 a second", "2,000 keys, each of four runs", alone=True)
+@attack("address_book", "20 a second", "2,000 keys, each of four runs")
 async def provider_spam(assault: Assault) -> None:
     """Say of many runs, this one too, that somebody takes part in them at the victim's."""
 

@@ -105,7 +105,7 @@ async def negations(assault: Assault) -> None:
 
 @attack(
     "verifier", "16 groups a second", "6 completions each, 4 producers",
-    target="reasoner", alone=True,
+    target="reasoner",
 )  # fmt: skip
 async def just_below_the_limit(assault: Assault) -> None:
     """Few enough of them that no group runs out of its time."""
@@ -120,7 +120,6 @@ async def parentheses(assault: Assault) -> None:
 
 @attack(
     "verifier", "16 groups a second", "64 completions each, 4 producers", target="reasoner",
-    alone=True,
 )  # fmt: skip
 async def implications(assault: Assault) -> None:
     """Formulas of 94 arrows."""
