@@ -35,7 +35,6 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.stream_muxer.yamux import yamux
 from libp2p.transport.exceptions import (
     MuxerUpgradeFailure,
-    OpenConnectionError,
     SecurityUpgradeFailure,
     UpgradeFailure,
 )
@@ -280,7 +279,7 @@ class HardSwarm(Swarm):
                 raw = await transport.dial(addr)
             else:
                 raw = await transport.dial_with_source(addr, source)
-        except (OpenConnectionError, OSError) as error:
+        except Exception as error:  # boundary: resolvers and parsers of addresses that peers name
             raise SwarmException(f"cannot connect to {addr}") from error
         return await self.upgrade_outbound_raw_conn(raw, peer_id)
 
