@@ -131,6 +131,8 @@ class Line:
         self._waiting.pop(worker, None)
         if len(self._waiting) >= WAITING_MAX:
             self._drop_gone(now)
+        if len(self._waiting) >= WAITING_MAX:
+            self._make_room(trial.place.name)
         if len(self._waiting) < WAITING_MAX:
             self._waiting[worker] = _Waiting(trial, wasted_s, now, now)
 
@@ -163,6 +165,18 @@ class Line:
 
     def _is_there(self, waiting: _Waiting, now: float) -> bool:
         return now - waiting.asked_at < WAITS_S
+
+    def _make_room(self, place: str) -> None:
+        """Have the last of the place that has most in the line give way to one of another."""
+        held = Counter(each.trial.place.name for each in self._waiting.values())
+        largest, count = held.most_common(1)[0]
+        if count > held[place] + 1:
+            last = next(
+                name
+                for name, each in reversed(self._waiting.items())
+                if each.trial.place.name == largest
+            )
+            del self._waiting[last]
 
     def _drop_gone(self, now: float) -> None:
         gone = [name for name, each in self._waiting.items() if not self._is_there(each, now)]

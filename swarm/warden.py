@@ -110,7 +110,11 @@ class Warden:
             if is_shared
             else rules.connections_per_private_block_max
         )
-        near = [other for _, other in self._transport.connections() if block_of(other) == block]
+        near = [
+            other
+            for each, other in self._transport.connections()
+            if each != peer and block_of(other) == block
+        ]
         if len(near) >= most:
             return "too many of one block"
         if is_shared and near.count(ip) >= rules.connections_per_address_max:

@@ -442,6 +442,10 @@ class ProcessVerifier:
         except _Overran:
             end = End.OVERRUN
             raise
+        except ChildFailed as error:
+            if not isinstance(error, _Ended):
+                used_s = 0.0  # our own fault: nothing was computed
+            raise
         finally:
             self._waiting.charge(producer, used_s, trio.current_time(), end)
             kind = "proven" if self._waiting.is_proven(producer) else "unproven"

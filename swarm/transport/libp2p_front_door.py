@@ -177,6 +177,9 @@ class NoAutoConnector(AutoConnector):
     async def maybe_connect(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Upstream keeps a note of every peer that ever left, until it dials for itself."""
+
 
 class HardSwarm(Swarm):
     """The swarm with a front door, and without its own ideas about whom to dial.
@@ -269,8 +272,6 @@ class HardSwarm(Swarm):
         self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
     ) -> SwarmConn:
         """Upstream refuses to dial where its own count, which only grows, is full."""
-        if self.places.full:
-            raise SwarmException("all places for connections are taken")
         transport: Any = self.transport_manager.transport_for_dialing(addr)
         if transport is None:
             raise SwarmException(f"nothing here dials {addr}")

@@ -47,7 +47,9 @@ HEARTBEAT_S = 1
 PRUNE_BACK_OFF_S = 5
 PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
-RPC_BYTES_MAX = 262_144  # four messages of the largest size; more than all offers of one second
+RPC_BYTES_MAX = 1_048_576
+SENT_BYTES_MAX = 262_144  # of one RPC of ours, where it holds several messages
+MESSAGES_MAX = 8_192  # of one RPC; with more it is no honest one
 CONTROL_ENTRIES_MAX = 1_024  # of one RPC; an honest one has one of each kind for each topic
 RPC_TIMEOUT_S = 60.0  # from the first byte of one to its last
 MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
@@ -206,7 +208,7 @@ def check_size(rpc: rpc_pb2.RPC) -> None:
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
     entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
-    if entries > CONTROL_ENTRIES_MAX:
+    if entries > CONTROL_ENTRIES_MAX or len(rpc.publish) > MESSAGES_MAX:
         raise RemoteProtocolError(Reject.FLOOD, f"{entries} entries in one gossip message")
 
 
@@ -464,6 +466,7 @@ class Gossip(Pubsub):
             self._opening.discard(peer_id)
         queue = self.peer_queues.get(peer_id)
         if queue is not None and self._queue_max is not None:
+            queue.max_message_size = SENT_BYTES_MAX
             wide = BoundedQueue(self._queue_max)
             while (rpc := queue._queue.pop()) is not None:
                 wide.push(rpc)

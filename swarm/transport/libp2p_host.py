@@ -310,7 +310,7 @@ class Libp2pTransport:
                 with trio.fail_after(NEGOTIATION_TIMEOUT_S):
                     protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
             if protocol is not None and protocol not in self._served:
-                if self._serves_plain(peer, protocol):
+                if self._serves_plain(peer, protocol, self._share_of(stream)):
                     stream.set_protocol(TProtocol(protocol))
                     handler = handlers[TProtocol(protocol)]
                     assert handler is not None
@@ -327,15 +327,15 @@ class Libp2pTransport:
             await inbound.reset()
         else:
             try:
-                await self._serve_stream(inbound, peer, protocol, self._served[protocol])
+                share = self._share_of(stream)
+                await self._serve_stream(inbound, peer, protocol, self._served[protocol], share)
             except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
                 self._nursery.start_soon(_raise, error)
 
-    def _serves_plain(self, peer: PeerId, protocol: str) -> bool:
+    def _serves_plain(self, peer: PeerId, protocol: str, share: Share) -> bool:
         """Whether a peer may have what libp2p serves by itself, once more."""
         if protocol not in PLAIN_PROTOCOLS:
             return True
-        share = self._share_of(peer)
         block = None if share == peer else Block(share)
         now_s = trio.current_time()
         if self._plain_quotas.take(Kind.IDENTIFY, peer, block, now_s) is Verdict.GRANTED:
@@ -344,12 +344,17 @@ class Libp2pTransport:
         return False
 
     async def _serve_stream(
-        self, inbound: InboundStream, peer: PeerId, protocol: str, served: Served
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        served: Served,
+        share: Share,
     ) -> None:
         try:
             if served.enter(peer):
                 try:
-                    refusal = await self._serve_one(inbound, peer, protocol, served)
+                    refusal = await self._serve_one(inbound, peer, protocol, served, share)
                 finally:
                     served.leave(peer)
             else:
@@ -364,7 +369,12 @@ class Libp2pTransport:
             await inbound.reset()
 
     async def _serve_one(
-        self, inbound: InboundStream, peer: PeerId, protocol: str, served: Served
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        served: Served,
+        share: Share,
     ) -> str | None:
         """Serve one request. Returns the reason if it is to be refused."""
         request, place, refusal = None, None, "took too long"
@@ -373,7 +383,7 @@ class Libp2pTransport:
             refusal = "request is over the limit"
         if request is not None:
             self._counters.count_in(protocol, len(request), peer)
-            place = served.take(self._share_of(peer))
+            place = served.take(share) if inbound.alive else None
             refusal = "busy"
         if request is None or place is None:
             self._counters.refused[protocol] += 1
@@ -383,11 +393,12 @@ class Libp2pTransport:
         finally:
             served.give_back(place)
 
-    def _share_of(self, peer: PeerId) -> Share:
-        ip = self.ip_of(peer)
+    def _share_of(self, stream: NetStream) -> Share:
+        """In whose name a stream is served, by its own connection: that may be over already."""
+        ip = remote_ip(stream.muxed_conn)
         if ip is None:
             return RELAYED
-        return (block_of(ip) if is_public(ip) else None) or peer
+        return (block_of(ip) if is_public(ip) else None) or PeerId(str(stream.muxed_conn.peer_id))
 
     async def _answer(
         self,

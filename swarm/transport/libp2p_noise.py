@@ -52,7 +52,7 @@ HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
 RECORDS_PER_TURN = 256  # that are decrypted at a time; a read of the socket may bring 14,000
 NEGOTIATION_RECORDS_MAX = 64  # until the muxer is agreed on; an honest peer sends two or three
-RECORD_BYTES_SMALL = 1_024  # a record that carries less is small
+RECORD_BYTES_SMALL = 8_192  # a record that carries less is small
 IS_LINUX = sys.platform == "linux"
 
 

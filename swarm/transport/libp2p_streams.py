@@ -18,7 +18,7 @@ from libp2p.exceptions import BaseLibp2pError
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
 from swarm.transport.libp2p_negotiation import Offer, Reader, agree, proposal
-from swarm.transport.libp2p_yamux import EventStream, Stream, put_back
+from swarm.transport.libp2p_yamux import EventStream, MuxedConnection, Stream, put_back
 from swarm.transport.metering import STREAM_S
 
 ANSWERED, REFUSED = 0, 1
@@ -72,6 +72,12 @@ class InboundStream:
         head = self._offer.reply + STATUS.pack(ANSWERED, len(response))
         await _write(self._stream, head, response)
         await self._stream.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is still somebody to answer."""
+        conn = self._stream.conn
+        return not isinstance(conn, MuxedConnection) or conn.alive
 
     def refund(self) -> None:
         """The stream was worth what it cost us."""

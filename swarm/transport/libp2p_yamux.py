@@ -39,6 +39,7 @@ from swarm.transport.metering import FRAME_S, RECORD_S, STREAM_S, Payer
 FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # its data fills whole records, and any window
 INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
 WINDOWS_BYTES_MAX = 33_554_432  # of one connection, over the first window of each stream
+FRAME_BYTES_METERED = 8_192  # a frame that carries less is counted as work
 FRAMES_PER_TURN = 256  # that are taken in before other tasks have their turn
 WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
 WRITE_STALL_MAX_S = 60.0  # a socket that takes no byte for so long counts as dead
@@ -318,7 +319,8 @@ class HardYamux(MuxedConnection):
         small = kind != TYPE_DATA or length < FRAME_BYTES_SMALL
         self._small_frames += small
         opens = kind in (TYPE_DATA, TYPE_WINDOW_UPDATE) and flags & FLAG_SYN
-        due = self.payer.owe(FRAME_S * small + (STREAM_S if opens else 0.0))
+        metered = kind != TYPE_DATA or length < FRAME_BYTES_METERED
+        due = self.payer.owe(FRAME_S * metered + (STREAM_S if opens else 0.0))
         if self._frames % FRAMES_PER_TURN:
             return due
         self._rates.small_frames(self._small_frames, trio.current_time())

@@ -7,8 +7,9 @@ address) and of the node. What carries a payload to match is not counted.
 
 Whoever is light goes on at once. Whoever is heavy passes through one lane with all others who are:
 one short piece of work at a time, those who used least first, and no more than `LANE_SHARE` of the
-time in all. Between two pieces everybody else has a turn, so that an honest peer's request waits
-for one piece at most, however many connections are heavy.
+time in all. A place in the line grows older, so that nobody waits for ever. Between two pieces
+everybody else has a turn, so that an honest peer's request waits for one piece at most, however
+many connections are heavy.
 
 An account is heavy over its own limit. Where an origin's peers, or a node's origins, are over the
 limit together, those are heavy who use more than their equal share of it: identities cost nothing,
@@ -31,6 +32,8 @@ ORIGIN_SHARE_MAX: Final = 0.15
 NODE_SHARE_MAX: Final = 0.3
 LANE_SHARE: Final = 0.5  # of a core, for all who are heavy together
 TURN_S: Final = 0.001  # a piece of work after which others have their turn
+PIECE_S_MAX: Final = 0.002  # more is paid in several pieces
+BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each core that one uses
 IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
 ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unused is forgotten
 
@@ -98,12 +101,15 @@ class WorkMeter:
             return
         self.figures.heavy += 1
         turn = _Turn(cost_s)
-        heapq.heappush(self._waiting, (share, next(self._numbers), turn))
+        entry = (trio.current_time() + share * BEHIND_S, next(self._numbers), turn)
+        heapq.heappush(self._waiting, entry)
         self._wake.set()
         try:
             await turn.come.wait()
         except trio.Cancelled:
-            turn.cost_s = 0.0
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+                heapq.heapify(self._waiting)
             raise
 
     def charge(self, origin: Origin, peer: str, cost_s: float) -> float | None:
@@ -135,14 +141,13 @@ class WorkMeter:
                 self._wake = trio.Event()
                 await self._wake.wait()
             _, _, turn = heapq.heappop(self._waiting)
-            if turn.cost_s:
-                turn.come.set()
-                await trio.sleep(turn.cost_s / LANE_SHARE)
+            turn.come.set()
+            await trio.sleep(turn.cost_s / LANE_SHARE)
 
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """Somebody who waits in the lane; at no cost where they have gone."""
+    """Somebody who waits in the lane."""
 
     cost_s: float
     come: trio.Event = field(default_factory=trio.Event)
@@ -166,13 +171,18 @@ class Payer:
         debt_s, self._debt_s = self._debt_s, 0.0
         if self._meter is None:
             await trio.lowlevel.checkpoint()
-        else:
-            await self._meter.settle(self._origin, self._peer, debt_s)
+            return
+        while debt_s > PIECE_S_MAX:
+            await self._meter.settle(self._origin, self._peer, PIECE_S_MAX)
+            debt_s -= PIECE_S_MAX
+        await self._meter.settle(self._origin, self._peer, debt_s)
 
     def refund(self, cost_s: float) -> None:
         """Take work off the account that turned out to carry its weight."""
+        owed_s = min(cost_s, self._debt_s)
+        self._debt_s -= owed_s
         if self._meter is not None:
-            self._meter.charge(self._origin, self._peer, -cost_s)
+            self._meter.charge(self._origin, self._peer, owed_s - cost_s)
 
 
 UNMETERED: Final = Payer()

@@ -2,7 +2,7 @@
 clock.
 
 This is the one count of live connections. A connection is counted from the moment it is accepted
-or dialled until its socket is closed, whatever happens between.
+or dialled until its socket is closed or it has to give way, whatever happens between.
 
 Whoever opens a TCP connection and says nothing costs a place until it times out, before anything is
 known of it but its address. So each origin has few places among those that are being admitted, and
@@ -13,8 +13,9 @@ most gives way to a newcomer whose origin has fewer: nobody fills a node from a 
 part of the places is kept for connections that this node makes itself.
 """
 
+import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,11 +95,6 @@ class Places:
         """How many connections are being admitted."""
         return len(self._handshakes)
 
-    @property
-    def full(self) -> bool:
-        """Whether no connection more can be made from here."""
-        return len(self._admitted) >= CONNECTIONS_MAX
-
     def admitted(self) -> Iterator[tuple[PeerId, str | None]]:
         """The peer and the address of each connection."""
         for place in self._admitted:
@@ -115,10 +111,9 @@ class Places:
         if held[place.origin] >= (OF_BLOCK_MAX if is_public(ip) else OF_PRIVATE_MAX):
             roomy = self._end_oldest(place.origin)
         elif len(self._handshakes) >= HANDSHAKES_MAX:
-            largest, count = held.most_common(1)[0]
-            roomy = self._end_oldest(largest)
-            if not roomy and count > held[place.origin] + 1:
-                self._end_handshake(largest, reversed(self._handshakes))
+            roomy = self._end_oldest(held.most_common(1)[0][0])
+            if not roomy and (crowding := _crowding(self._handshakes, place)) is not None:
+                self._end_handshake(crowding)
                 roomy = True
         if not roomy:
             self.turned_away["handshakes"] += 1
@@ -130,12 +125,10 @@ class Places:
         oldest = next(each for each in self._handshakes if each.origin == origin)
         if trio.current_time() - oldest.since_s < PATIENCE_S:
             return False
-        self._end_handshake(origin, self._handshakes)
+        self._end_handshake(oldest)
         return True
 
-    def _end_handshake(self, origin: Origin, order: Iterable[Place]) -> None:
-        """End the first of an origin."""
-        place = next(each for each in order if each.origin == origin)
+    def _end_handshake(self, place: Place) -> None:
         place.scope.cancel()
         del self._handshakes[place]
         self.gave_way["handshakes"] += 1
@@ -150,7 +143,7 @@ class Places:
         if len(same) >= OF_PEER_MAX:
             self._end(same[0], "peer")
         elif len(self._admitted) >= CONNECTIONS_MAX or (inbound and self._inbound() >= INBOUND_MAX):
-            crowding = self._crowding(place.origin)
+            crowding = _crowding([each for each in self._admitted if each.inbound], place)
             if crowding is None:
                 self.turned_away["full"] += 1
                 return None
@@ -160,19 +153,6 @@ class Places:
 
     def _inbound(self) -> int:
         return sum(place.inbound for place in self._admitted)
-
-    def _crowding(self, newcomer: Origin) -> Place | None:
-        """The newest inbound connection of the largest origin, if that has more than the newcomer's
-        would have."""
-        held = Counter(each.origin for each in self._admitted if each.inbound)
-        if not held:
-            return None
-        largest, count = held.most_common(1)[0]
-        if count <= held[newcomer] + 1:
-            return None
-        return next(
-            each for each in reversed(self._admitted) if each.inbound and each.origin == largest
-        )
 
     def _end(self, place: Place, why: str) -> None:
         place.scope.cancel()
@@ -203,3 +183,27 @@ class Places:
             gave_way=dict(self.gave_way),
             failed=dict(self.failed),
         )
+
+
+def _crowding(places: Collection[Place], newcomer: Place) -> Place | None:
+    """The newest place of the largest origin, if that has more than the newcomer's would have.
+    Where none has, wider networks are asked: one contract may come with hundreds of blocks."""
+    for place_of in (_origin, _network):
+        held = Counter(map(place_of, places))
+        if held:
+            largest, count = held.most_common(1)[0]
+            if count > held[place_of(newcomer)] + 1:
+                return [each for each in places if place_of(each) == largest][-1]
+    return None
+
+
+def _origin(place: Place) -> str:
+    return place.origin
+
+
+def _network(place: Place) -> str:
+    """The network around an address: a /16 of IPv4, a /32 of IPv6."""
+    if place.block is None:
+        return place.origin
+    network = ipaddress.ip_network(place.block)
+    return str(network.supernet(new_prefix=16 if network.version == 4 else 32))

@@ -82,6 +82,41 @@ def test_an_honest_peer_at_a_heavy_address_waits_for_a_piece_or_two() -> None:
     assert longest_wait_s(100) < 0.02
 
 
+def test_who_is_heavier_than_all_others_waits_and_is_not_starved() -> None:
+    async def main() -> None:
+        meter = WorkMeter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meter.run)
+            for number in range(96):
+                nursery.start_soon(work, meter, f"o{number % 3}", f"p{number}", 0.0, [])
+            await trio.sleep(5.0)
+            meter.charge("honest", "burst", 0.065)
+            started = trio.current_time()
+            await meter.settle("honest", "burst", PIECE_S)
+            assert trio.current_time() - started < 15.0
+            nursery.cancel_scope.cancel()
+
+    run(main, virtual=True, timeout_s=100)
+
+
+def test_a_large_debt_is_paid_in_pieces() -> None:
+    async def main() -> None:
+        meter, done = WorkMeter(), []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meter.run)
+            payer = Payer(meter, "a", "large")
+            payer.owe(0.4)
+            nursery.start_soon(payer.pay)
+            await trio.sleep(0.01)
+            nursery.start_soon(work, meter, "b", "small", 0.0, done)
+            meter.charge("b", "small", 0.1)
+            await trio.sleep(0.2)
+            assert len(done) > 10
+            nursery.cancel_scope.cancel()
+
+    run(main, virtual=True)
+
+
 def test_without_an_order_it_waits_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     charge = WorkMeter.charge
     monkeypatch.setattr(

@@ -70,10 +70,23 @@ def test_a_part_is_kept_for_connections_that_we_make() -> None:
     async def main() -> None:
         places, _ = filled(3)
         for number in range(CONNECTIONS_MAX - INBOUND_MAX):
-            assert not places.full
             assert places.admit(peer(20_000 + number), "192.0.2.1", inbound=False) is not None
-        assert places.full
+        assert places.figures().connections == CONNECTIONS_MAX
         assert not places.gave_way
+
+    run(main, virtual=True)
+
+
+def test_hundreds_of_blocks_of_one_contract_keep_nobody_out() -> None:
+    async def main() -> None:
+        places = Places()
+        for number in range(INBOUND_MAX):
+            ip = f"2001:db8:0:{number:x}00::1"  # each in a block of its own
+            assert places.admit(peer(number), ip, inbound=True) is not None
+            assert number >= HANDSHAKES_MAX or places.enter(ip) is not None
+        assert places.admit(peer(9_000), "2001:db8:0:ff00::1", inbound=True) is None
+        assert places.admit(peer(9_001), "203.0.113.5", inbound=True) is not None
+        assert places.enter("203.0.113.5") is not None
 
     run(main, virtual=True)
 
