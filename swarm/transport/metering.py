@@ -32,6 +32,7 @@ ORIGIN_SHARE_MAX: Final = 0.15
 NODE_SHARE_MAX: Final = 0.3
 LANE_SHARE: Final = 0.5  # of a core, for all who are heavy together
 TURN_S: Final = 0.001  # a piece of work after which others have their turn
+LATE_S_MAX: Final = 0.05  # that the lane makes up for
 PIECE_S_MAX: Final = 0.002  # more is paid in several pieces
 BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each core that one uses
 IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
@@ -39,7 +40,7 @@ ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unuse
 
 RECORD_S: Final = 6e-6  # a small Noise record
 FRAME_S: Final = 6e-6  # a Yamux frame that carries little or nothing
-STREAM_S: Final = 5e-4  # a stream that is opened, up to an answer
+STREAM_S: Final = 3e-4  # a stream that is opened, up to an answer
 HANDSHAKE_S: Final = 2e-3  # the start of one: keys are agreed on, and one signature is made
 ENTRY_S: Final = 3e-6  # one entry of a gossip control message
 MESSAGE_S: Final = 2e-4  # a gossip message whose signature is checked
@@ -136,13 +137,15 @@ class WorkMeter:
 
     async def run(self) -> None:
         """Give out turns."""
+        free_at = 0.0  # when the lane is, so that what a sleep takes too long is made up for
         while True:
             while not self._waiting:
                 self._wake = trio.Event()
                 await self._wake.wait()
             _, _, turn = heapq.heappop(self._waiting)
             turn.come.set()
-            await trio.sleep(turn.cost_s / LANE_SHARE)
+            free_at = max(free_at, trio.current_time() - LATE_S_MAX) + turn.cost_s / LANE_SHARE
+            await trio.sleep_until(free_at)
 
 
 @dataclass(eq=False, slots=True)
