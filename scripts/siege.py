@@ -17,7 +17,6 @@ the siege itself could not be held; 130 when interrupted.
 import argparse
 import json
 import os
-import platform
 import shutil
 import signal
 import subprocess
@@ -34,6 +33,7 @@ from typing import Any
 import trio
 from siege_attacks import ATTACKS, CLASSES, Attack, load_all
 from siege_measure import greet, medians
+from siege_table import HEAD, Row, cells, label, machine
 from siege_target import MIB, ROOT, Figures, Target, TargetFailed, refused_of
 from siege_targets import TARGETS, opened, prepare, second
 from siege_wire import FAILURES, Door, Spent, admitted
@@ -85,42 +85,6 @@ class Round:
     kind: str
     target: str
     names: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Row:
-    """What came of a round."""
-
-    kind: str
-    names: tuple[str, ...]
-    rate: str
-    attacker_cpu_s: float = 0.0
-    attacker_bytes: int = 0
-    node_cpu_s: float = 0.0
-    memory_gain_bytes: int = 0
-    memory_left_bytes: int = 0
-    back_s: float | None = None  # None: not within the time
-    descriptors_gain: int = 0
-    descriptors_left: int = 0
-    honest: int = 0
-    honest_failed: int = 0
-    p50_ms: float = float("nan")
-    p99_ms: float = float("nan")
-    base_p50_ms: float = float("nan")
-    base_p99_ms: float = float("nan")
-    lag_p50_ms: float = float("nan")
-    lag_max_ms: float = float("nan")
-    newcomers: int = 0
-    newcomers_in: int = 0
-    after: int = 0
-    after_in: int = 0
-    places_lost: int | None = None
-    pace_per_min: float = float("nan")  # rounds or steps of the target itself
-    base_pace_per_min: float = float("nan")
-    refused: int = 0
-    banned: int = 0
-    attacks: list[dict[str, Any]] = field(default_factory=list)
-    misses: list[str] = field(default_factory=list)
 
 
 # --- honest peers --------------------------------------------------------------------------
@@ -564,41 +528,6 @@ def tell(row: Row) -> None:
     say(f"{label(row)}: {'; '.join(row.misses) or 'all goals met'}")
 
 
-def label(row: Row) -> str:
-    """What a row is called."""
-    if len(row.names) == 1:
-        return row.names[0]
-    return f"{row.kind}: {len(row.names)} together"
-
-
-HEAD = (
-    "attack", "costs it cpu s, MB", "node cpu s", "memory +MB peak, left", "fds peak, left",
-    "honest p50/p99 ms", "in peace", "lag p50/max ms", "newcomers", "after", "places lost",
-    "rounds/min, in peace", "refused", "banned", "misses",
-)  # fmt: skip
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    """One row of the table."""
-    return (
-        label(row),
-        f"{row.attacker_cpu_s:.1f}, {row.attacker_bytes / 1e6:.1f}",
-        f"{row.node_cpu_s:.1f}",
-        f"{row.memory_gain_bytes / MIB:.0f}, {row.memory_left_bytes / MIB:.0f}",
-        f"{row.descriptors_gain}, {row.descriptors_left}",
-        f"{row.p50_ms:.0f}/{row.p99_ms:.0f}",
-        f"{row.base_p50_ms:.0f}/{row.base_p99_ms:.0f}",
-        f"{row.lag_p50_ms:.0f}/{row.lag_max_ms:.0f}",
-        f"{row.newcomers_in}/{row.newcomers}",
-        f"{row.after_in}/{row.after}",
-        "–" if row.places_lost is None else str(row.places_lost),
-        f"{row.pace_per_min:.0f}, {row.base_pace_per_min:.0f}",
-        str(row.refused),
-        str(row.banned),
-        "; ".join(row.misses) or "none",
-    )
-
-
 def table(rows: Sequence[Row], settings: Settings) -> str:
     """All of it, for a person: what, where, the goals, and a line for each round."""
     lines = [f"command: python scripts/siege.py {' '.join(sys.argv[1:])}".rstrip()]
@@ -628,15 +557,6 @@ def commit() -> str:
         words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
         return subprocess.check_output(words, text=True).strip()
     return "unknown"
-
-
-def machine() -> str:
-    """Where this ran, and how busy it was."""
-    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
-    return (
-        f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python "
-        f"{platform.python_version()}, load {load}"
-    )
 
 
 # --- the command ---------------------------------------------------------------------------
@@ -679,7 +599,8 @@ async def run(settings: Settings, rows: list[Row]) -> bool:
 
     async def leave(scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
+            async for number in signals:
+                say(f"ended by {signal.Signals(number).name}")
                 scope.cancel()
 
     async with trio.open_nursery() as nursery:

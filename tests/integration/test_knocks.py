@@ -35,6 +35,8 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libp2p_reach, "TICK_S", 0.05)
+    monkeypatch.setattr(libp2p_reach, "REFUSED_AGAIN_S", 0.2)  # a relay knows later what it is
+    monkeypatch.setattr(libp2p_reach, "RELAY_GRACE_S", 0.1)
 
 
 def test_many_keys_at_one_public_address_have_us_dial_back_no_more_than_one(
@@ -75,6 +77,7 @@ def test_many_keys_that_ask_for_punches_have_one_address_knocked_at_no_more_than
 ) -> None:
     quick_punches(monkeypatch)
     monkeypatch.setattr("swarm.dial_backoff.is_public", lambda ip: True, raising=False)
+    monkeypatch.setattr("swarm.transport.libp2p_reach.DIAL_BACKS_PER_IP_MAX", 1_000)  # not of these
     attackers_count, knocks = 6, 0
 
     async def main() -> None:
