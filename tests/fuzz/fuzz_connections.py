@@ -36,7 +36,7 @@ from noise.connection import Keypair, NoiseConnection
 
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.messages import ROLLOUTS_PROTOCOL
-from swarm.transport.libp2p_front_door import BoundedRawConnection
+from swarm.transport.libp2p_front_door import ADMISSION_TIMEOUT_S, BoundedRawConnection
 from swarm.transport.libp2p_negotiation import MULTISTREAM
 from swarm.transport.libp2p_noise import PROTOCOL_NAME
 from swarm.transport.libp2p_streams import Sending, receive
@@ -191,7 +191,8 @@ async def _run(mode: int, end: End, cut: int, data: bytes) -> None:
             frames = data if mode == FRAMES else b"".join(shaped(data))
             await _check_frames(desk, Wire(frames, cut, end, is_initiator=bool(cut & 2)))
         else:
-            await _check_upgrade(desk, mode, Wire(data, cut, end), data)
+            with trio.move_on_after(ADMISSION_TIMEOUT_S):  # the front door's, around all steps
+                await _check_upgrade(desk, mode, Wire(data, cut, end), data)
 
 
 async def _check_upgrade(desk: Desk, mode: int, wire: Wire, data: bytes) -> None:

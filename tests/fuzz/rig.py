@@ -328,6 +328,7 @@ class Bench:
             for peer in (ALICE, BOB):
                 self._connect(peer)
             self.real._nursery = loops
+            loops.start_soon(self.real._network.meter.run)
             yield self._desk
             loops.cancel_scope.cancel()
 
@@ -339,6 +340,7 @@ class Bench:
                 pass
         assert self._desk is not None
         async with trio.open_nursery() as self.real._nursery:
+            self.real._nursery.start_soon(self.real._network.meter.run)
             yield self._desk
             self.real._nursery.cancel_scope.cancel()
 

@@ -274,7 +274,7 @@ def _frame_error_escapes(patch: Patch) -> None:
 async def _reading_without_a_boundary(self: Any) -> None:
     try:
         while self.alive:
-            for piece in await self._receive():
+            for piece in (await self._receive())[0]:
                 await self._take_piece(piece)
     except BaseLibp2pError:
         pass
