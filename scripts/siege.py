@@ -41,7 +41,7 @@ from siege_wire import FAILURES, Door, Spent, admitted
 from swarm.identity import Identity
 
 HERE = Path(__file__).parent
-SECONDS = 15.0
+SECONDS = 12.0
 SECONDS_MAX = 600.0
 QUIET_S = 5.0  # before each attack, for the baseline
 FIRST_QUIET_S = 12.0
@@ -679,7 +679,8 @@ async def run(settings: Settings, rows: list[Row]) -> bool:
 
     async def leave(scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
+            async for number in signals:
+                say(f"ended by {signal.Signals(number).name}")
                 scope.cancel()
 
     async with trio.open_nursery() as nursery:
@@ -708,6 +709,7 @@ def main() -> int:
     if given.public:
         in_a_namespace()
     out = Path(tempfile.mkdtemp(prefix="siege-"))
+    out.chmod(0o755)  # what others may read in it, the node has to say
     settings = Settings(
         given.seconds, given.full, tuple(given.only), given.public, given.second, out
     )
