@@ -31,7 +31,7 @@ async def _secured(assault: Assault, wire: Wire) -> Session:
         return await secured(wire, assault.key())
 
 
-@attack("handshake", "45 a second", "900 connections")
+@attack("handshake", "60 a second", "900 connections", alone=True)
 async def dies_while_admitted(assault: Assault) -> None:
     """End by RST, GoAway or FIN when the handshake is just over."""
 
@@ -48,10 +48,10 @@ async def dies_while_admitted(assault: Assault) -> None:
                 await wire.stream.send_eof()
                 await tried(assault, wire.discard)
 
-    await crowd(assault, once, max(45.0, DEATHS / assault.seconds), DEATHS, AHEAD_MAX)
+    await crowd(assault, once, max(60.0, DEATHS / assault.seconds), DEATHS, AHEAD_MAX)
 
 
-@attack("handshake", "60 a second", "1,200 connections")
+@attack("handshake", "80 a second", "1,200 connections", alone=True)
 async def short_visits(assault: Assault) -> None:
     """An ordinary connection, one request, and goodbye."""
 
@@ -61,7 +61,7 @@ async def short_visits(assault: Assault) -> None:
             await tried(assault, lambda: read_line(stream))
             await mux.send(frame(GO_AWAY, 0, 0, 0))
 
-    await crowd(assault, once, max(60.0, VISITS / assault.seconds), VISITS, AHEAD_MAX)
+    await crowd(assault, once, max(80.0, VISITS / assault.seconds), VISITS, AHEAD_MAX)
 
 
 @attack("handshake", "100 a second", "10,000 connections")
@@ -185,7 +185,12 @@ async def many_keys_of_one_address(assault: Assault) -> None:
     await crowd(assault, once, 20.0, 400, 400)
 
 
-@attack("handshake", "20 a second", "128 keys from three addresses of one block each, held")
+@attack(
+    "handshake",
+    "40 a second",
+    "128 keys from three addresses of one block each, held",
+    alone=True,
+)
 async def three_addresses_each(assault: Assault) -> None:
     """A block's cap of peers, with as many connections for each as the node lets it have."""
     keys = [assault.key() for _ in range(128)]

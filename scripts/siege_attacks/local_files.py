@@ -4,7 +4,6 @@ import os
 import socket
 import stat
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from siege_attacks import Assault, attack, paced
 NOBODY = 65_534
 OTHERS = 0o077
 SLEEPERS = 64
-READ = "import sys; [open(p, 'rb').read(1) for p in sys.argv[1:]]"
 
 
 def open_to_others(folder: Path) -> list[str]:
@@ -54,7 +52,7 @@ async def another_user(assault: Assault) -> None:
 def can_read(path: Path) -> bool:
     """Whether nobody can read a file."""
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", READ, str(path)],
+        ["head", "-c", "1", str(path)],
         user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, timeout=20, check=False,
     )  # fmt: skip
     return path.exists() and done.returncode == 0
