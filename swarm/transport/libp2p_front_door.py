@@ -22,6 +22,7 @@ from libp2p.crypto.keys import KeyPair
 from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.connection.raw_connection import RawConnection
@@ -49,6 +50,7 @@ from swarm.transport.libp2p_noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p_workarounds import Workarounds
 from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection, OnEnd
 from swarm.transport.metering import HANDSHAKE_S, Payer, WorkMeter
+from swarm.transport.observations import canonical_ip
 from swarm.transport.places import Place, Places, origin_of
 
 log = logging.getLogger(__name__)
@@ -61,7 +63,24 @@ NO_LIMIT = 2**31  # upstream's own counts, which go wrong, are not used
 
 
 class BoundedRawConnection(RawConnection):
-    """Upstream passes lengths that a stranger chose on to the socket, which allocates them."""
+    """A socket or a circuit, read by bounded pieces, whose far end is asked for once.
+
+    Upstream passes lengths that a stranger chose on to the socket, which allocates them. It asks
+    the socket for the address each time, which a socket that was reset does not tell, and takes
+    those of IPv6 for none: whoever has no address counts as one that came through a relay.
+    """
+
+    def __init__(self, stream: ReadWriteCloser, initiator: bool) -> None:
+        super().__init__(stream, initiator)
+        self._remote = _far_end(stream)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the socket was reset before anybody asked where it comes from."""
+        return self._remote is None and isinstance(self.stream, TrioTCPStream)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._remote
 
     async def read(self, n: int | None = None) -> bytes:
         return await super().read(SOCKET_READ_BYTES if n is None else min(n, SOCKET_READ_BYTES))
@@ -101,6 +120,8 @@ class HardUpgrader(TransportUpgrader):
         """
         if type(raw_conn) is RawConnection:  # of a dial: upstream bounds no read of it
             raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
+            if raw_conn.is_gone:
+                raise SecurityUpgradeFailure("the connection was reset")
         ahead_bytes = AHEAD_BYTES if isinstance(self._noise, Noise) else 0
         try:
             rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, ahead_bytes)
@@ -158,6 +179,17 @@ async def _negotiate(
             raise RequestRefused(f"{protocol} is not spoken")
         await offer.flush()
     return reader.rest
+
+
+def _far_end(stream: ReadWriteCloser) -> tuple[str, int] | None:
+    """Address and port, IPv4 always written as such; None through a relay, or if it is gone."""
+    if not isinstance(stream, TrioTCPStream):
+        return stream.get_remote_address()
+    try:
+        ip, port = stream.stream.socket.getpeername()[:2]
+    except OSError:
+        return None
+    return canonical_ip(ip) or ip, port
 
 
 def _ip_of(conn: IRawConnection | ISecureConn) -> str | None:
@@ -235,6 +267,9 @@ class HardSwarm(Swarm):
             await super()._handle_inbound_connection(read_write_closer, maddr)
             return
         raw = BoundedRawConnection(read_write_closer, False)
+        if raw.is_gone:
+            self.places.failed["reset"] += 1
+            return
         try:
             muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
             assert isinstance(muxed, MuxedConnection)

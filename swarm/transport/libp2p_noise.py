@@ -261,13 +261,13 @@ class NoiseSession(SecureSession):
             await self._fetch()
 
     async def _fetch(self) -> None:
-        self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
         if self._tcp is None:
             data = await self._raw.read(SOCKET_READ_BYTES)
         else:
             try:
+                self._wake_at(min(self._lacking(), SOCKET_WAKE_BYTES_MAX))
                 data = bytes(await self._tcp.receive_some(SOCKET_READ_BYTES))
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            except (trio.BrokenResourceError, trio.ClosedResourceError, OSError) as error:
                 raise ConnectionClosedError(str(error), transport="tcp") from error
         if not data:
             raise ConnectionClosedError("connection closed by peer", transport="tcp")

@@ -20,6 +20,7 @@ Peers that cannot get through stay on the relay.
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import cycle
@@ -256,7 +257,7 @@ class Reach:
         self._judge()
 
     async def _ask(self, peer: PeerId, ip: str) -> None:
-        conn = self.direct(ID.from_base58(peer))
+        local = _local_port(self.direct(ID.from_base58(peer)))  # its end may come with the answer
         request = codec.encode(DialBack(type="dial_back", ports=self._ports()))
         try:
             answer = await self._host.request(
@@ -270,7 +271,7 @@ class Reach:
         except TransportError as error:
             log.debug("%s does not dial back: %r", peer, error)
             return
-        observed_ip, local = canonical_ip(reply.observed_ip), _local_port(conn)
+        observed_ip = canonical_ip(reply.observed_ip)
         if observed_ip is None:
             self._host.blame(ID.from_base58(peer), Reject.MALFORMED)  # we are nowhere, it says
             return
@@ -676,12 +677,13 @@ def _is_live(conn: SwarmConn) -> bool:
 
 
 def _local_port(conn: SwarmConn | None) -> int | None:
-    """Our own end of a connection that we dialled."""
+    """Our own end of a connection that we dialled; None if it is over."""
     if conn is None or not conn.muxed_conn.is_initiator:
         return None
     raw = conn.muxed_conn.secured_conn.conn  # type: ignore[attr-defined]
     if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
-        return int(raw.stream.stream.socket.getsockname()[1])
+        with suppress(OSError):
+            return int(raw.stream.stream.socket.getsockname()[1])
     return None
 
 

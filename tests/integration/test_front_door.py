@@ -136,6 +136,37 @@ def test_few_addresses_do_not_fill_a_node() -> None:
     run(main)
 
 
+@pytest.mark.parametrize("listens", ["/ip6/::1/tcp/0", "/ip4/127.0.0.1/tcp/0"])
+def test_both_ends_know_where_the_other_is(listens: str) -> None:
+    """Without an address everybody would share the places of those who come through relays."""
+
+    async def main() -> None:
+        ip = listens.split("/")[2]
+        async with open_libp2p(Identity(bytes(32)), [listens]) as node, host(2) as visitor:
+            await visitor.connect(node.addresses()[0])
+            await until(lambda: visitor.peer_id in node.peers())
+            assert (node.ip_of(visitor.peer_id), visitor.ip_of(node.peer_id)) == (ip, ip)
+            assert node.door is not None
+            assert node.door.largest_origin == ip
+
+    run(main)
+
+
+def test_who_is_gone_before_it_is_looked_at_does_not_count_as_relayed() -> None:
+    async def main() -> None:
+        async with host(1) as node:
+            for _ in range(20):  # faster than the node accepts them
+                async with caller(node) as stream:
+                    reset(stream)
+            await until(lambda: node.door and sum(node.door.failed.values()))
+            assert node.door is not None
+            assert set(node.door.failed) <= {"reset", "handshake"}
+            assert node.door.failed["reset"] > 0
+            assert await admits_somebody(node)
+
+    run(main)
+
+
 def test_one_peer_has_three_connections_at_most() -> None:
     async def main() -> None:
         async with host(1) as node, trio.open_nursery() as nursery:

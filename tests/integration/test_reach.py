@@ -7,6 +7,7 @@ reached" listens, but its port is told to nobody, and dials to it are refused by
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import trio
@@ -102,6 +103,30 @@ def test_peers_dial_back_and_say_where_they_see_us() -> None:
             assert reach(a).summary.observed_ip == "127.0.0.1"
             assert reach(a).summary.keeps_ports is True, "there is no router between"
             assert reach(a).summary.addresses == (), "it is known already"
+
+    run(main)
+
+
+def test_a_peer_that_goes_with_its_answer_ends_nothing_but_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with hosts(RULES, RULES) as (a, b):
+            ask_once, answers = a.request, 0
+
+            async def then_gone(
+                peer: PeerId, protocol: str, payload: bytes, **limits: Any
+            ) -> bytes:
+                nonlocal answers
+                answer = await ask_once(peer, protocol, payload, **limits)
+                await a.disconnect(peer)
+                answers += protocol == REACH_PROTOCOL
+                return answer
+
+            monkeypatch.setattr(a, "request", then_gone)
+            await a.connect(b.addresses()[0])
+            await until(lambda: answers and reach(a).summary.voices == 1)
+            assert await a.connect(b.addresses()[0]) == b.peer_id
 
     run(main)
 
