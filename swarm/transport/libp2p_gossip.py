@@ -40,6 +40,7 @@ from swarm.transport.libp2p_streams import finish, reset
 from swarm.transport.libp2p_workarounds import Workarounds
 from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection, Stream
 from swarm.transport.metering import ENTRY_S, MESSAGE_S, RPC_S, UNMETERED, Payer
+from swarm.transport.protobuf_fields import Within, count_fields
 
 MESHSUB_PROTOCOL = TProtocol("/meshsub/1.1.0")
 DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
@@ -49,9 +50,10 @@ PEER_QUEUE_MAX = 1_024  # messages that wait for one peer
 PEER_QUEUE_BYTES_MAX = 33_554_432
 RPC_BYTES_MAX = 1_048_576
 SENT_BYTES_MAX = 262_144  # of one RPC of ours, where it holds several messages
-MESSAGES_MAX = 8_192  # of one RPC; with more it is no honest one
+FIELDS_MAX = 8_192  # of one RPC and what is in it; ours have six for each message at most
 CONTROL_ENTRIES_MAX = 1_024  # of one RPC; an honest one has one of each kind for each topic
 RPC_TIMEOUT_S = 60.0  # from the first byte of one to its last
+UNFINISHED_BYTES_MAX = 16_777_216  # of RPCs of all peers that are not all there
 MESSAGES_PER_RPC_MAX = 256  # the rest is ignored: each costs a check of its signature
 SEEN_MAX = 65_536
 SEEN_TTL_S = 120.0
@@ -66,6 +68,13 @@ TOPICS_PER_PEER_MAX = 16
 READ_BYTES = 65_536
 WRITE_BYTES = 65_536  # of messages for one peer that leave together
 LENGTH_PREFIX_BYTES_MAX = 5
+# where messages lie within an RPC: subscriptions, messages, and control with its entries, of which
+# a prune names peers
+WITHIN_RPC: Within = {
+    1: {},
+    2: {},
+    3: {1: {}, 2: {}, 3: {}, 4: {2: {}}, 5: {}, 6: {}, 7: {}, 8: {}},
+}
 
 Admits = Callable[[ID, str], bool]
 """Whether to hear one more message: (forwarder, topic) -> bool."""
@@ -208,7 +217,7 @@ def check_size(rpc: rpc_pb2.RPC) -> None:
     control = rpc.control
     wants = len(control.iwant) + len(control.ihave) + len(control.idontwant)
     entries = wants + len(control.graft) + len(control.prune) + len(rpc.subscriptions)
-    if entries > CONTROL_ENTRIES_MAX or len(rpc.publish) > MESSAGES_MAX:
+    if entries > CONTROL_ENTRIES_MAX:
         raise RemoteProtocolError(Reject.FLOOD, f"{entries} entries in one gossip message")
 
 
@@ -332,6 +341,7 @@ class Gossip(Pubsub):
         self._blame = blame
         self._inbound: dict[ID, INetStream] = {}  # the newest stream of each peer
         self._opening: set[ID] = set()
+        self._unfinished: dict[NetStream, int] = {}  # bytes of a message that is not all there
         self._queue_max = PEER_QUEUE_MAX if workarounds.gossip_limits else None
         self.counter = secrets.randbits(62)
 
@@ -356,6 +366,8 @@ class Gossip(Pubsub):
         finally:
             if self._inbound.get(peer_id) is stream:
                 del self._inbound[peer_id]
+            assert isinstance(stream, NetStream)
+            self._unfinished.pop(stream, None)
 
     async def handle_dead_peer_queue(self) -> None:
         """Upstream keeps a dead stream where the peer has another connection left."""
@@ -388,19 +400,36 @@ class Gossip(Pubsub):
 
     async def _read_messages(self, stream: INetStream, peer_id: ID) -> None:
         assert isinstance(stream, NetStream)
-        muxed, buffer = stream.muxed_stream, bytearray()
+        buffer = bytearray()
         while True:
             if not buffer:
-                buffer += await muxed.read(READ_BYTES)
+                await self._more(stream, buffer)
             with trio.move_on_after(RPC_TIMEOUT_S) as scope:
                 while (end := _whole_message(buffer)) is None:
-                    buffer += await muxed.read(READ_BYTES)
+                    await self._more(stream, buffer)
             if end is None or scope.cancelled_caught:
                 raise StreamError(f"the rest of a message did not come in {RPC_TIMEOUT_S:.0f} s")
-            rpc = _parsed(bytes(buffer[end[0] : end[1]]))
+            data = bytes(memoryview(buffer)[end[0] : end[1]])
             del buffer[: end[1]]
+            self._unfinished.pop(stream, None)
+            fields = count_fields(memoryview(data), WITHIN_RPC, FIELDS_MAX)
+            rpc = _parsed(data)
             check_size(rpc)
+            self._payer_of(peer_id).owe(fields * ENTRY_S)
             await self._take(peer_id, rpc)
+
+    async def _more(self, stream: NetStream, buffer: bytearray) -> None:
+        """Read more of a message. Where those of all peers take too much, whoever holds most of it
+        loses its stream, and may open another."""
+        buffer += await stream.muxed_stream.read(READ_BYTES)
+        self._unfinished[stream] = len(buffer)
+        if sum(self._unfinished.values()) > UNFINISHED_BYTES_MAX:
+            largest = max(self._unfinished, key=self._unfinished.__getitem__)
+            log.debug(
+                "unfinished gossip of %s takes the room of others", largest.muxed_conn.peer_id
+            )
+            del self._unfinished[largest]
+            await _reset(largest)
 
     def _payer_of(self, peer_id: ID) -> Payer:
         """To whose account the work for a peer's messages is put."""
@@ -410,7 +439,7 @@ class Gossip(Pubsub):
 
     async def _take(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
         payer, before = self._payer_of(peer_id), self._mesh.ids_looked_at
-        payer.owe(RPC_S + len(rpc.publish) * ENTRY_S)
+        payer.owe(RPC_S)
         if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
             log.debug("%s sent %d messages at once", peer_id, len(rpc.publish))
         for message in rpc.publish[:MESSAGES_PER_RPC_MAX]:

@@ -14,20 +14,23 @@ from swarm.errors import Reject, RemoteProtocolError
 from swarm.transport.libp2p_gossip import (
     BACK_OFF_S_MAX,
     CONTROL_ENTRIES_MAX,
+    FIELDS_MAX,
     ID_BYTES_MAX,
     IDS_PER_RPC_MAX,
     RPC_BYTES_MAX,
     TOPICS_PER_PEER_MAX,
+    WITHIN_RPC,
     _parsed,
     check_size,
     trim_control,
 )
+from swarm.transport.protobuf_fields import count_fields
 
 INPUT_BYTES_MAX = 2_048
 HEAD_BYTES = 2
 TOPIC = "/swarm/test"
 TOPICS = {TOPIC}
-FIELDS_MAX = 8  # of a control message that are repeated
+REPEATED_MAX = 8  # of a control message that are repeated
 DOUBLINGS_MAX = 18
 
 
@@ -63,6 +66,7 @@ def check(data: bytes) -> None:
 def _taken(data: bytes) -> tuple[rpc_pb2.RPC | None, Reject | None]:
     """The message, or why it is not looked at."""
     try:
+        count_fields(memoryview(data), WITHIN_RPC, FIELDS_MAX)
         rpc = _parsed(data)
         check_size(rpc)
     except RemoteProtocolError as error:
@@ -78,9 +82,9 @@ def entries(control: rpc_pb2.ControlMessage) -> int:
 
 def whole(doublings: int, field: int, body: bytes) -> bytes:
     """The bytes of a message, as many as one may have."""
-    if field % FIELDS_MAX == 0:
+    if field % REPEATED_MAX == 0:
         return body
-    entry = encode_uvarint(field % FIELDS_MAX << 3 | 2) + encode_uvarint(len(body)) + body
+    entry = encode_uvarint(field % REPEATED_MAX << 3 | 2) + encode_uvarint(len(body)) + body
     count = min(1 << doublings % DOUBLINGS_MAX, (RPC_BYTES_MAX - 8) // len(entry))
     control = entry * count
     return b"\x1a" + encode_uvarint(len(control)) + control
@@ -118,5 +122,5 @@ def mutate(data: bytes, random: Random) -> bytes | None:
     """Change the head alone now and then."""
     if len(data) <= HEAD_BYTES or random.random() < 0.7:
         return None
-    head = bytes([random.randrange(DOUBLINGS_MAX), random.randrange(FIELDS_MAX)])
+    head = bytes([random.randrange(DOUBLINGS_MAX), random.randrange(REPEATED_MAX)])
     return head + data[HEAD_BYTES:]

@@ -317,6 +317,62 @@ def test_bytes_that_are_no_gossip_cost_their_sender(
     run(main)
 
 
+@pytest.mark.parametrize("field", ["subscriptions", "publish", "ihave", "observe", "prune.peers"])
+def test_a_message_of_empty_fields_is_refused_before_it_is_parsed(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser would make half a million of them first."""
+    parsed: list[int] = []
+    parse = libp2p_gossip._parsed
+    monkeypatch.setattr(
+        libp2p_gossip, "_parsed", lambda data: parsed.append(len(data)) or parse(data)
+    )
+    number = {"subscriptions": 1, "publish": 2, "ihave": 1, "observe": 7, "prune.peers": 2}[field]
+    rpc = bytes([number << 3 | 2, 0]) * 500_000
+    if field == "prune.peers":
+        rpc = encode_delim_field(4, rpc)
+    if field not in ("subscriptions", "publish"):
+        rpc = encode_delim_field(3, rpc)
+
+    async def main() -> None:
+        async with subscribed_pair() as (a, b):
+            blamed: list[object] = []
+            b.report_to(lambda *offence: blamed.append(offence))
+            del parsed[:]
+            await open_stream(a, b, encode_varint_prefixed(rpc))
+            await until(lambda: bool(blamed))
+            assert blamed == [(a.peer_id, Reject.FLOOD)]
+            assert max(parsed, default=0) < 10_000
+
+    run(main)
+
+
+def encode_delim_field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + encode_varint_prefixed(data)
+
+
+def test_what_is_unfinished_is_bounded_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who holds most of it loses the stream, and nobody else."""
+    monkeypatch.setattr(libp2p_gossip, "UNFINISHED_BYTES_MAX", 1_000_000)
+
+    async def main() -> None:
+        async with (
+            subscribed_pair() as (a, b),
+            open_libp2p(Identity(b"c" * 32), LOOPBACK) as c,
+        ):
+            await c.connect(b.addresses()[0])
+            await until(lambda: {a._id, c._id} <= b._gossip._inbound.keys())
+            small = await open_stream(c, b, encode_varint_prefixed(bytes(300_000))[:-1])
+            await until(lambda: sum(b._gossip._unfinished.values()) > 299_000)
+            large = await open_stream(a, b, encode_varint_prefixed(bytes(800_000))[:-1])
+            await until(lambda: large.closed)
+            assert not small.closed
+            await until(lambda: sum(b._gossip._unfinished.values()) < 301_000)
+            assert [stream.muxed_conn.peer_id for stream in b._gossip._unfinished] == [c._id]
+
+    run(main)
+
+
 def test_who_is_over_the_quota_keeps_no_message_from_us() -> None:
     """Nor makes us check signatures."""
     turned_away: list[PeerId] = []

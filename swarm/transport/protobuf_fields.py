@@ -1,0 +1,67 @@
+"""How many fields a protobuf message has, found out before it is parsed.
+
+A field may take two bytes on the wire and a hundred in memory, and a parser makes all of them
+before it gives the message away: half a million empty ones, in a megabyte, take a quarter of a
+second and 60 MB.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from swarm.errors import Reject, RemoteProtocolError
+
+Within = Mapping[int, "Within"]
+"""The fields of a message that hold messages, by number, and the same of those."""
+
+VARINT: Final = 0
+FIXED64: Final = 1
+BYTES: Final = 2
+FIXED32: Final = 5
+FIXED_BYTES: Final = {FIXED64: 8, FIXED32: 4}
+VARINT_BYTES_MAX = 10
+
+
+def count_fields(data: memoryview, within: Within, fields_max: int) -> int:
+    """Fields of a message and of the messages in it. Looks at `fields_max` and one more at most.
+
+    Raises:
+        RemoteProtocolError: there are more (`FLOOD`), or the bytes are none of a message.
+    """
+    at, end, count = 0, len(data), 0
+    while at < end:
+        count += 1
+        if count > fields_max:
+            raise RemoteProtocolError(Reject.FLOOD, f"more than {fields_max} fields")
+        tag = data[at]
+        tag, at = (tag, at + 1) if tag < 0x80 else _varint(data, at)  # most are of one byte
+        kind = tag & 7
+        if kind == BYTES:
+            length, at = _varint(data, at)
+            stop = at + length
+            if stop > end:
+                raise RemoteProtocolError(Reject.MALFORMED, "a field is cut short")
+            inner = within.get(tag >> 3)
+            if inner is not None and length:
+                count += count_fields(data[at:stop], inner, fields_max - count)
+            at = stop
+        elif kind == VARINT:
+            _, at = _varint(data, at)
+        elif kind in FIXED_BYTES:
+            at += FIXED_BYTES[kind]
+        else:
+            raise RemoteProtocolError(Reject.MALFORMED, f"fields of kind {kind}")
+    if at > end:
+        raise RemoteProtocolError(Reject.MALFORMED, "a field is cut short")
+    return count
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number, and where it ends."""
+    value = shift = 0
+    for position in range(at, min(at + VARINT_BYTES_MAX, len(data))):
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position + 1
+        shift += 7
+    raise RemoteProtocolError(Reject.MALFORMED, "a number without an end")
