@@ -20,9 +20,9 @@ A learner that waits publishes that much before its next step, which counts for 
 suffice, the worst staleness is what is said here or one less. Where they do not, in the paused
 form, steps come in bursts, and it is an estimate.
 
-Production holds a lease back where its groups would come too late (`swarm.staleness`), so where
-groups would be too old by this model, none are: workers wait, and the learner for them. The model
-does not say how long; it plans only where it does not happen.
+Production holds a lease back where its groups would come too late (`swarm.leasing.staleness`), so
+where groups would be too old by this model, none are: workers wait, and the learner for them. The
+model does not say how long; it plans only where it does not happen.
 
 The time of a broadcast depends on who takes part. Here that is given; who should, and with it the
 fixed point, is the business of `activation`.
@@ -35,8 +35,8 @@ from enum import StrEnum
 
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.weights.artifacts import suggested_chunk_bytes
-from swarm.weights.topology import FROM_PUBLISHER, PeerLink, Prediction, Strategy, choose
+from swarm.weights.format.artifacts import suggested_chunk_bytes
+from swarm.weights.format.topology import FROM_PUBLISHER, PeerLink, Prediction, Strategy, choose
 
 WORKERS_MAX = 512  # in one plan, as many as a broadcast is planned for
 STALENESS_MAX = 64

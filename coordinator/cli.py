@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ConfigError
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
 
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from coordinator.fleet import EXAMPLE, load_fleet
     from coordinator.serve import INTERVAL_S_MIN, serve
-    from swarm.invite import Invitation
+    from swarm.peers.invite import Invitation
 
     if options.example:
         print(EXAMPLE, end="")
@@ -154,7 +154,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _broker(options: argparse.Namespace) -> Any:
-    from swarm.brokers import Broker
+    from swarm.telemetry.broker_address import Broker
 
     if options.telemetry is None:
         if options.telemetry_ca is not None:
@@ -184,8 +184,8 @@ def _drain(options: argparse.Namespace) -> int:
 
 def _dashboard(options: argparse.Namespace) -> int:
     from coordinator.dashboard import dashboard, guarded_by
-    from swarm.brokers import Broker
-    from swarm.web_hosts import checked_name
+    from swarm.telemetry.broker_address import Broker
+    from swarm.telemetry.web_hosts import checked_name
 
     password = os.environ.get(PASSWORD_VARIABLE)
     broker = Broker.parse(options.broker, password=password, ca_file=options.broker_ca)

@@ -17,10 +17,10 @@ import trio
 
 from coordinator.view import is_known, known_names
 from coordinator.wishes import drain, set_depth
-from swarm.brokers import Broker
-from swarm.dashboard.server import Guarded, serve_broker
 from swarm.errors import ConfigError, first_of
-from swarm.telemetry import NAME_CHARS_MAX
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.dashboard.server import Guarded, serve_broker
+from swarm.telemetry.reports import NAME_CHARS_MAX
 
 NAMES_TOLD_MAX: Final = 8
 

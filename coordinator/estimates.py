@@ -11,8 +11,8 @@ from typing import Final
 
 from coordinator.capacity import Infeasible, Run, Worker, predicted_broadcast
 from coordinator.fleet import LearnerCosts, Machine
-from swarm.control import ReportedWorker
-from swarm.messages import LearnerReport
+from swarm.leasing.coordination import ReportedWorker
+from swarm.wire.messages import LearnerReport
 
 MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
 LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway

@@ -29,12 +29,12 @@ from coordinator.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
 from coordinator.view import Row, View
-from swarm import control
-from swarm.address_book import RunSync
-from swarm.control import ControlClient, ReportedWorker
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
-from swarm.messages import LearnerReport, SetPlan
+from swarm.leasing import coordination
+from swarm.leasing.coordination import ControlClient, ReportedWorker
+from swarm.peers.address_book import RunSync
+from swarm.wire.messages import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
 HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any
@@ -457,7 +457,7 @@ class Coordinator:
         capacity: Capacity | None,
     ) -> None:
         """Tell the learner, where what it follows is something else."""
-        standby = control.pack_peers(sorted(self._stood_by(known, usable)))
+        standby = coordination.pack_peers(sorted(self._stood_by(known, usable)))
         depth = self._pacing.depth if self._pacing else report.rules.staleness_max
         wanted = SetPlan(
             type="plan",

@@ -8,10 +8,10 @@ from typing import Final
 import trio
 
 from coordinator.view import Row, View
-from swarm.brokers import Broker
 from swarm.identity import Identity
-from swarm.mqtt import Outgoing, Publisher, publisher_of
-from swarm.telemetry import (
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.mqtt import Outgoing, Publisher, publisher_of
+from swarm.telemetry.reports import (
     NAME_CHARS_MAX,
     NOTES_MAX,
     PHASE_CHARS_MAX,

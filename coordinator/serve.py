@@ -25,16 +25,16 @@ from coordinator.providers.static import StaticProvider
 from coordinator.reporting import CoordinatorReports
 from coordinator.view import load_state, render_state, save_state, view_json
 from coordinator.wishes import read_depth, read_drained
-from swarm.brokers import Broker
-from swarm.control import ControlClient
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
-from swarm.invite import Invitation
-from swarm.ledger import Ledger
-from swarm.locking import data_directory
+from swarm.leasing.coordination import ControlClient
+from swarm.peers.connection_gater import Warden
+from swarm.peers.invite import Invitation
+from swarm.peers.ledger import Ledger
+from swarm.storage.locking import data_directory
+from swarm.telemetry.broker_address import Broker
 from swarm.transport.base import Transport
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.warden import Warden
+from swarm.transport.libp2p.host import open_libp2p
 
 AGENT: Final = f"swarm-coordinator/{version('swarm-node')}"
 KEY_FILE: Final = "identity.pem"

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from coordinator.capacity import Capacity
 from swarm.errors import ConfigError
-from swarm.files import write_whole
-from swarm.messages import LearnerReport
+from swarm.storage.files import write_whole
+from swarm.wire.messages import LearnerReport
 
 STATE_FILE: Final = "state.json"
 STATE_BYTES_MAX: Final = 4_194_304

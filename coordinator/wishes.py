@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from coordinator.pacing import check_depth
 from swarm.errors import ConfigError
-from swarm.files import write_whole
-from swarm.private_files import make_private, private_files
+from swarm.storage.files import write_whole
+from swarm.storage.private_files import make_private, private_files
 
 DRAINED_FILE: Final = "drained.json"
 DRAINED_MAX: Final = 4_096

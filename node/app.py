@@ -55,21 +55,21 @@ from node.training.base import PolicyInfo, Trainer
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
 from node.training.spec import TrainerSpec
-from swarm.address_book import AddressBook
-from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
+from swarm.exchange.pool import Pool, PoolLimits
 from swarm.identity import Identity
-from swarm.lan import LanUnavailable, announced, run_lan, tag_of
-from swarm.locking import data_directory
-from swarm.mqtt import publisher_of
-from swarm.pool import Pool, PoolLimits
-from swarm.port_mapping import keep_mapped
-from swarm.private_files import private_files
-from swarm.reputation import Ban
+from swarm.peers.address_book import AddressBook
+from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
+from swarm.peers.reputation import Ban
+from swarm.peers.upnp import keep_mapped
 from swarm.rollouts import is_quantised
-from swarm.telemetry import Role
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
+from swarm.storage.locking import data_directory
+from swarm.storage.private_files import private_files
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
+from swarm.telemetry.mqtt import publisher_of
+from swarm.telemetry.reports import Role
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
 
 AGENT = f"swarm-node/{version('swarm-node')}"
 EVENTS_FILE = "events.jsonl"

@@ -17,8 +17,8 @@ import trio
 
 from node.sapo import Progress
 from node.training.base import Trainer
-from swarm.address_book import RunSync
 from swarm.errors import ConfigError
+from swarm.peers.address_book import RunSync
 
 STATE_FILE = "state.json"
 POSITION_FILE = "next-index"

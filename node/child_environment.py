@@ -8,7 +8,7 @@ invitation, which may hold the key to a private swarm.
 import os
 
 from node.config import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
-from swarm.brokers import PASSWORD_VARIABLE
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 _secrets = {PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, f"{ENVIRON_PREFIX}INVITE"}
 

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -444,7 +444,7 @@ def _top(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from node.monitor.top import look_at, top
-    from swarm.brokers import Broker
+    from swarm.telemetry.broker_address import Broker
 
     broker = None
     if options.broker is not None:

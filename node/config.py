@@ -34,11 +34,12 @@ from node.engines.quantisation import Quantisation
 from node.tasks.registry import environment
 from node.training.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
 from node.training.spec import DEFAULT_LOSS, Aggregation, loss_parameters
-from swarm.brokers import PASSWORD_VARIABLE, Broker
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
-from swarm.invite import Invitation
-from swarm.messages import (
+from swarm.peers.invite import Invitation
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE, Broker
+from swarm.telemetry.web_hosts import checked_name
+from swarm.wire.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
     COMPLETIONS_MAX,
@@ -47,7 +48,6 @@ from swarm.messages import (
     TEXT_CHARS_MAX,
     TOKENS_MAX,
 )
-from swarm.web_hosts import checked_name
 
 ENVIRON_PREFIX = "SWARM_NODE_"
 RUN_VARIABLE = "SWARM_NODE_RUN"

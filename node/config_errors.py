@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticUndefined
 
-from swarm.brokers import without_password
 from swarm.errors import ConfigError
+from swarm.telemetry.broker_address import without_password
 
 _VALUE_CHARS_MAX = 80
 _SECRETS = frozenset({"invite"})  # never shown

@@ -26,9 +26,6 @@ from node.doctor_machine import (
 from node.membership import JOIN_KEY_FILE
 from node.monitor.status import fetch_status
 from node.training.spec import TrainerSpec
-from swarm import codec
-from swarm.address_book import GLOBAL, LOCAL, AddressBook, reach_of
-from swarm.brokers import PASSWORD_VARIABLE
 from swarm.errors import (
     ConfigError,
     RequestRefused,
@@ -36,13 +33,17 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import Identity, PeerId
-from swarm.invite import JoinKey
-from swarm.lan import LanUnavailable, announced, run_lan, tag_of
-from swarm.messages import HELLO_BYTES_MAX, HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX
-from swarm.port_mapping import NoRouter, map_port
+from swarm.limits.address_blocks import GLOBAL, LOCAL
+from swarm.peers.address_book import AddressBook, reach_of
+from swarm.peers.invite import JoinKey
+from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
+from swarm.peers.upnp import NoRouter, map_port
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.wire import codec
+from swarm.wire.messages import HELLO_BYTES_MAX, HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX
 
 DIAL_TIMEOUT_S = 10.0
 BOOK_DIALS_MAX = 4

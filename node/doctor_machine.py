@@ -22,7 +22,7 @@ from node.monitor.format import amount, printable
 from node.telemetry import broker_of
 from node.training.spec import TrainerSpec
 from swarm.errors import ConfigError
-from swarm.mqtt import knock
+from swarm.telemetry.mqtt import knock
 
 Level = Literal["ok", "warn", "fail", "?"]
 

@@ -38,11 +38,11 @@ from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
 from node.training.samplers import draw_foreign
-from swarm.exchange import Exchange, informative
-from swarm.intake import Admitted, Intake, IntakeRules
-from swarm.leases import LeaseBook, LeaseRules
+from swarm.exchange.service import Exchange, informative
+from swarm.leasing.intake import Admitted, Intake, IntakeRules
+from swarm.leasing.leases import LeaseBook, LeaseRules
+from swarm.leasing.staleness import Account, StalenessRules
 from swarm.rollouts import VerifiedGroup
-from swarm.staleness import Account, StalenessRules
 
 FIRST_VERSION = 1
 LOOK_S = 0.5  # whether the time is over, while there is nothing to train on

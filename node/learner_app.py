@@ -37,14 +37,14 @@ from node.spreading import SpreadWatch
 from node.steering import Steering
 from node.training.process import TrainerProcess
 from node.training.ranks import Ranks
-from swarm.control import ControlService
 from swarm.errors import ConfigError
-from swarm.files import write_whole
 from swarm.identity import Identity
-from swarm.intake import Intake
-from swarm.leases import TrialState
-from swarm.telemetry import Role
-from swarm.weights.publishing import Published, Publisher, Spread
+from swarm.leasing.coordination import ControlService
+from swarm.leasing.intake import Intake
+from swarm.leasing.leases import TrialState
+from swarm.storage.files import write_whole
+from swarm.telemetry.reports import Role
+from swarm.weights.publisher import Published, Publisher, Spread
 
 SECRET_FILE: Final = "lease-secret"
 SECRET_BYTES: Final = 32

@@ -14,7 +14,7 @@ from node.training.base import TrainingGroup
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
-from swarm.leases import Lease
+from swarm.leasing.leases import Lease
 from swarm.rollouts import Completion, RolloutGroup, version_spans
 
 VersionDirectory = Callable[[int], Path | None]
@@ -79,7 +79,7 @@ class Scorer:
 
 
 class LearnerChecks:
-    """`swarm.intake.Checks` of a node."""
+    """`swarm.leasing.intake.Checks` of a node."""
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from node.config import NodeConfig
 from node.monitor.status import fetch_status
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.invite import INVITE_ADDRESSES_MAX, Invitation, JoinKey, read_allow_list
+from swarm.peers.invite import INVITE_ADDRESSES_MAX, Invitation, JoinKey, read_allow_list
 
 JOIN_KEY_FILE = "join.key"
 

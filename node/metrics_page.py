@@ -1,7 +1,7 @@
 """The node's last report for Prometheus, over HTTP. The only file with prometheus_client and h11.
 
 One page, `/metrics`; whoever asks for anything else is told so, and so is who calls it by a name
-that may lead elsewhere (`swarm.web_hosts`). HEAD is answered as GET is, without the page.
+that may lead elsewhere (`swarm.telemetry.web_hosts`). HEAD is answered as GET is, without the page.
 """
 
 import socket
@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from node.answering import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError
-from swarm.telemetry import METRICS, NodeReport
-from swarm.web_hosts import WebHosts
+from swarm.telemetry.reports import METRICS, NodeReport
+from swarm.telemetry.web_hosts import WebHosts
 
 PREFIX: Final = "swarm_"
 ANSWER_TIMEOUT_S: Final = 5.0

@@ -20,7 +20,7 @@ from node.config import NodeConfig, RunConfig
 from node.monitor.progress import Work, on_stderr
 from node.training.recipe import TinyRecipe, recipe_key
 from swarm.errors import ChildFailed
-from swarm.private_files import make_shared, shared_files
+from swarm.storage.private_files import make_shared, shared_files
 
 TINY = "tiny"
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream

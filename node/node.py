@@ -30,16 +30,16 @@ from node.sapo import HandOver, Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import Verifier
 from node.training.base import Trainer
-from swarm.address_book import AddressBook
-from swarm.dht import Dht, key_of
-from swarm.discovery import Discovery
-from swarm.exchange import Exchange, ExchangeRules, RunSync
+from swarm.exchange.pool import Pool, PoolStatistics
+from swarm.exchange.service import Exchange, ExchangeRules, RunSync
 from swarm.identity import Identity
-from swarm.ledger import Ledger
-from swarm.pool import Pool, PoolStatistics
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.dht import Dht, key_of
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
 from swarm.transport.base import Gate, Transport
 from swarm.transport.places import PlaceFigures
-from swarm.warden import Warden
 
 LONELY_PEERS = 4  # of the run; with fewer, more are looked for everywhere
 STOCK_FACTOR = 3  # foreign groups kept ready, in multiples of J

@@ -7,9 +7,9 @@ from typing import Final
 
 import trio
 
-from swarm.address_book import RunSync
 from swarm.errors import SwarmError
-from swarm.weights.publishing import Published, Publisher
+from swarm.peers.address_book import RunSync
+from swarm.weights.publisher import Published, Publisher
 from swarm.weights.service import WeightsService
 
 RETRY_S: Final = 15.0  # after a version could not be published

@@ -14,14 +14,14 @@ import trio
 from node.config import NodeConfig
 from node.weights import POLICIES, STORE
 from swarm.identity import PeerId
+from swarm.peers.connection_gater import Warden
 from swarm.transport.base import Transport
-from swarm.warden import Warden
-from swarm.weights.chunks import ChunkStore
 from swarm.weights.heads import HeadRules
-from swarm.weights.publishing import VERSIONS_KEPT
+from swarm.weights.hot_swap import Engine
+from swarm.weights.publisher import VERSIONS_KEPT
 from swarm.weights.service import Outcome, Stage, WeightsRules, WeightsService
-from swarm.weights.swap import Engine
-from swarm.weights.versions import Versions
+from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.store.versions import Versions
 
 POLICY: Final = "policy"
 STORE_BYTES_MAX: Final = 64 << 30

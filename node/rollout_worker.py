@@ -17,10 +17,10 @@ from node.engines.base import RolloutEngine
 from node.monitor.records import WorkDone
 from node.tasks.held_out import HeldOutGuard
 from swarm.identity import PeerId
-from swarm.intake import STANDBY
+from swarm.leasing.intake import STANDBY
+from swarm.leasing.lease_client import Declined, Lease, WorkSource
+from swarm.leasing.staleness import Denial
 from swarm.rollouts import Completion, RolloutGroup, Task
-from swarm.staleness import Denial
-from swarm.work import Declined, Lease, WorkSource
 
 SUBMISSIONS_MAX = 64  # on their way; then generation waits
 NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a moment now and then

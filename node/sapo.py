@@ -37,10 +37,10 @@ from node.tasks.verifier import Verifier
 from node.training.advantages import grpo_advantages
 from node.training.base import Trainer, TrainingGroup, TrainReport
 from node.training.samplers import draw_foreign, kept_completions
-from swarm.exchange import Exchange, informative
+from swarm.exchange.service import Exchange, informative
 from swarm.identity import PeerId
-from swarm.messages import GROUP_BYTES_MAX, TOKENS_MAX
 from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, is_quantised
+from swarm.wire.messages import GROUP_BYTES_MAX, TOKENS_MAX
 
 OVER_GENERATION_MAX = (
     4  # with `filter_own`: times I groups generated at most, to find I useful ones

@@ -4,8 +4,8 @@ Everything above `Transport` is the code that `swarm-node join` runs; `simulated
 not. A run is decided by scenario, number of nodes, profile and seed alone, so the line that a
 report ends with replays it, fault by fault.
 
-**Delivery.** Which group is due where is in `swarm/simulation/delivery.py`. Its latency is from
-`share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
+**Delivery.** Which group is due where is in `swarm/simulation/checks/delivery.py`. Its latency is
+from `share()` at its producer until a host has heard of it, chosen it, fetched it, verified it and
 stored it.
 
 **Neighbours.** Every host has a public address, most in a block of their own. Where the block of
@@ -38,22 +38,19 @@ from node.simulation_report import Replay, Report
 from node.tasks.scoring import pose
 from node.tasks.stream import assigned_task
 from node.training.base import TrainingGroup, TrainReport
-from swarm.address_book import AddressBook
-from swarm.blocks import Block, block_of
 from swarm.errors import ConfigError, TransportError
-from swarm.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
+from swarm.exchange.fetching import ADVERTS_PER_PRODUCER_MAX, OFFER_LIMITS
+from swarm.exchange.pool import AddResult
+from swarm.exchange.stragglers import BATCHES_FACTOR
 from swarm.identity import PeerId
-from swarm.late import BATCHES_FACTOR
-from swarm.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
-from swarm.pool import AddResult
-from swarm.reputation import Ban
+from swarm.limits.address_blocks import Block, block_of
+from swarm.peers.address_book import AddressBook
+from swarm.peers.reputation import Ban
 from swarm.rollouts import Completion, FinishReason, GroupId, RolloutGroup, VerifiedGroup
 from swarm.simulation.addresses import draw_ips
-from swarm.simulation.bounds import Size, limits_of
-from swarm.simulation.delivery import Away, count_deliveries, shortfalls
-from swarm.simulation.determinism import deterministic_run, stop_at_once
-from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
-from swarm.simulation.invariants import (
+from swarm.simulation.checks.bounds import Size, limits_of
+from swarm.simulation.checks.delivery import Away, count_deliveries, shortfalls
+from swarm.simulation.checks.invariants import (
     BanRules,
     ByteWatch,
     Invariants,
@@ -62,10 +59,13 @@ from swarm.simulation.invariants import (
     WatchedPool,
     still_on_offer,
 )
-from swarm.simulation.liar import Liar
-from swarm.simulation.lies import CATALOGUE
+from swarm.simulation.determinism import deterministic_run, stop_at_once
+from swarm.simulation.faults import Fault, FaultEvent, FaultRunner, draw_faults, plan
+from swarm.simulation.hostile.liar import Liar
+from swarm.simulation.hostile.lies import CATALOGUE
 from swarm.simulation.profiles import links_of
 from swarm.simulation.world import open_world
+from swarm.wire.messages import GROUPS_REPLY_BYTES_MAX, ROLLOUTS_PROTOCOL
 
 BOOTSTRAP_HOSTS = 3  # whose addresses every node is given
 START_SPREAD_S = 2.0  # within which the nodes start

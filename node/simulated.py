@@ -19,10 +19,10 @@ from node.node import World as NodeWorld
 from node.sapo import Progress
 from node.tasks.verifier import InlineVerifier, Verifier
 from node.training.base import Trainer
-from swarm.address_book import AddressBook
-from swarm.pool import Pool, PoolLimits
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.peers.address_book import AddressBook
 from swarm.simulation.world import World
-from swarm.transport.memory import MemoryTransport
+from swarm.transport.memory.network import MemoryTransport
 
 EPOCH_S = 1_800_000_000  # unix time at which simulations begin
 AGENT = "simulated"

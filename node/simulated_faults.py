@@ -11,9 +11,9 @@ import trio
 from node.simulated_learner import LEARNER, Actor, SimulatedLearner
 from node.simulated_policy import TimedEngine
 from swarm.errors import RequestTimeout
-from swarm.messages import SUBMISSIONS_PROTOCOL, WireModel
+from swarm.leasing.lease_client import Declined, Lease, WorkSource
 from swarm.rollouts import Completion
-from swarm.work import Declined, Lease, WorkSource
+from swarm.wire.messages import SUBMISSIONS_PROTOCOL, WireModel
 
 M = TypeVar("M", bound=WireModel)
 

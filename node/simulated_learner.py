@@ -34,22 +34,22 @@ from node.steering import Steering
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import InlineVerifier
 from node.training.base import TrainingGroup
-from swarm.control import ControlService
 from swarm.errors import TransportError
 from swarm.identity import PeerId
-from swarm.intake import Intake
-from swarm.leases import LeaseRules
-from swarm.ledger import Ledger
+from swarm.leasing.coordination import ControlService
+from swarm.leasing.intake import Intake
+from swarm.leasing.lease_client import WorkSource
+from swarm.leasing.leases import LeaseRules
+from swarm.peers.connection_gater import Warden
+from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import stop_at_once
 from swarm.simulation.world import World
-from swarm.transport.memory import MemoryTransport
-from swarm.warden import Warden
-from swarm.weights.chunks import ChunkStore
+from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.heads import HeadRules
-from swarm.weights.publishing import VERSIONS_KEPT, Publisher
+from swarm.weights.publisher import VERSIONS_KEPT, Publisher
 from swarm.weights.service import WeightsRules, WeightsService
-from swarm.weights.versions import Versions
-from swarm.work import WorkSource
+from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.store.versions import Versions
 
 LEARNER = 0
 STORE_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from node.engines.scripted import ScriptedPolicy
 from node.learner_checks import Columns
 from node.training.base import TrainingGroup, TrainReport
 from swarm.rollouts import Completion, version_spans
-from swarm.weights.versions import version_of
+from swarm.weights.store.versions import version_of
 
 Told = Callable[[Sequence[TrainingGroup], int], None]
 SEGMENTS: Final = 8  # of one generation, between which weights may be exchanged

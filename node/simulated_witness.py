@@ -1,6 +1,6 @@
 """What a simulated learner trained on, judged by the groups themselves.
 
-It shares nothing with what enforces the bound (`swarm.staleness`, `swarm.leases`, `swarm.intake`):
+It shares nothing with what enforces the bound (`swarm.leasing`):
 it looks at the versions of all tokens in the batch that the trainer was given, at the version that
 the trainer then has, and at what the workers' engines say really made a group, which a worker may
 have lied about.

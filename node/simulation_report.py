@@ -8,8 +8,8 @@ from pathlib import Path
 
 from node.scenario import CHAOS, Scenario
 from swarm.errors import ConfigError, Reject
-from swarm.simulation.delivery import Deliveries
-from swarm.simulation.invariants import Violation
+from swarm.simulation.checks.delivery import Deliveries
+from swarm.simulation.checks.invariants import Violation
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,19 @@ from node.config import LearnerRules
 from node.learner import Learner
 from node.monitor.records import StepDone
 from node.monitor.reporting import Extras, broadcast_row, worker_rows
-from swarm import codec, control
-from swarm.address_book import RunSync
-from swarm.control import ReportedWorker
 from swarm.errors import RemoteProtocolError
-from swarm.files import write_whole
 from swarm.identity import PeerId
-from swarm.intake import Intake
-from swarm.known_worker import WorkerAccount
-from swarm.messages import (
+from swarm.leasing import coordination
+from swarm.leasing.coordination import ReportedWorker
+from swarm.leasing.intake import Intake
+from swarm.leasing.known_worker import WorkerAccount
+from swarm.peers.address_book import RunSync
+from swarm.storage.files import write_whole
+from swarm.transport.base import Transport
+from swarm.weights.publisher import Published, Spread
+from swarm.weights.service import WeightsService
+from swarm.wire import codec
+from swarm.wire.messages import (
     AMOUNT_MAX,
     DEPTH_MAX,
     PLAN_BYTES_MAX,
@@ -37,9 +41,6 @@ from swarm.messages import (
     LearnerWorkBody,
     SetPlan,
 )
-from swarm.transport.base import Transport
-from swarm.weights.publishing import Published, Spread
-from swarm.weights.service import WeightsService
 
 PLAN_FILE: Final = "plan.msgpack"
 STEPS_LOOKED_AT: Final = 12  # the last so many
@@ -56,7 +57,7 @@ class _Step:
 
 
 class Steering:
-    """Implements `swarm.control.Steered` for one learner's process."""
+    """Implements `swarm.leasing.coordination.Steered` for one learner's process."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Steering:
     def _put_in_force(self, plan: SetPlan) -> None:
         if self._learner is None or self._intake is None:
             return
-        self._intake.standby = frozenset(map(str, control.unpack_peers(plan.standby)))
+        self._intake.standby = frozenset(map(str, coordination.unpack_peers(plan.standby)))
         self._intake.set_pacing(plan.pacing)
         self._intake.set_credits(plan.credits or self._own_credits)
         most = max(1, self._rules.staleness_max)
@@ -185,7 +186,7 @@ class Steering:
         """See `Steered`."""
         learner, intake = self._learner, self._intake
         counts = None if intake is None else intake.counts()
-        workers = control.pack(self.workers())
+        workers = coordination.pack(self.workers())
         steps = [each.record for each in self._steps]
         shares = [each.effective_share for each in steps if each.effective_share is not None]
         k3s = [each.mismatch_k3 for each in steps if each.mismatch_k3 is not None]

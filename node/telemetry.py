@@ -18,12 +18,12 @@ from node.config import NodeConfig
 from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, ROUNDS_KEPT, alarms_of, identity_of
 from node.monitor.records import StatusSnapshot
 from node.monitor.reporting import Extras, Machine, Reporter, Traffic
-from swarm.address_book import RunSync
-from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import Outgoing, Publisher
-from swarm.telemetry import (
+from swarm.peers.address_book import RunSync
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.mqtt import Outgoing, Publisher
+from swarm.telemetry.reports import (
     AlarmReport,
     AlarmsReport,
     NodeReport,

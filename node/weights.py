@@ -4,8 +4,8 @@ Both work without a node, and on any directory of safetensors files.
 
 A node keeps the weights of a run's policies in its data directory:
 
-    weights/policies/NAME/   the versions of one policy (`swarm.weights.versions`)
-    weights/store/           chunks (`swarm.weights.chunks`)
+    weights/policies/NAME/   the versions of one policy (`swarm.weights.store.versions`)
+    weights/store/           chunks (`swarm.weights.store.chunks`)
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from pathlib import Path
 
 from node.monitor.format import amount, printable, short_id
 from swarm.errors import ConfigError, RemoteProtocolError
-from swarm.messages import MANIFEST_BYTES_MAX
-from swarm.weights import wire
-from swarm.weights.manifest import FILE_DTYPE, HEADER_DTYPE, TensorSpec, state_of
-from swarm.weights.tensors import open_weights
-from swarm.weights.versions import MANIFEST_SUFFIX, LocalVersion, read_current, read_versions
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import FILE_DTYPE, HEADER_DTYPE, TensorSpec, state_of
+from swarm.weights.format.tensors import open_weights
+from swarm.weights.store.versions import MANIFEST_SUFFIX, LocalVersion, read_current, read_versions
+from swarm.wire.messages import MANIFEST_BYTES_MAX
 
 POLICIES = Path("weights", "policies")
 STORE = Path("weights", "store")
@@ -152,7 +152,7 @@ def _read_manifest(path: Path) -> tuple[TensorSpec, ...]:
     try:
         with path.open("rb") as file:
             body = file.read(MANIFEST_BYTES_MAX + 1)
-        return wire.decode_manifest(body).tensors
+        return manifest_wire.decode_manifest(body).tensors
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; name a manifest with --manifest, or weights with --against"

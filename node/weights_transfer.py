@@ -25,20 +25,20 @@ from node.config import NodeConfig
 from node.membership import Membership
 from node.monitor.progress import Bars, Work, on_stderr, spread_work, version_work
 from node.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
-from swarm.address_book import AddressBook
-from swarm.discovery import Discovery
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
 from swarm.identity import Identity, PeerId, public_key_of
-from swarm.ledger import Ledger
-from swarm.locking import data_directory
-from swarm.private_files import make_shared, shared_files
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.storage.locking import data_directory
+from swarm.storage.private_files import make_shared, shared_files
 from swarm.transport.base import Transport
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
-from swarm.warden import Warden
-from swarm.weights.publishing import Published, Publisher, Spread
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.weights.publisher import Published, Publisher, Spread
 from swarm.weights.service import Outcome, WeightsRules, WeightsService
-from swarm.weights.versions import MANIFEST_SUFFIX, LocalVersion
+from swarm.weights.store.versions import MANIFEST_SUFFIX, LocalVersion
 
 EXIT_OK, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 DEFAULT_POLICY: Final = "policy"
@@ -431,7 +431,7 @@ async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
         lines = [f"a version was announced and refused: {service.refused}"] * bool(service.refused)
         waited_s = 0.0 if service.progress() else waited_s + LOOK_S
         if waited_s >= WAITING_S and not service.heard.is_set():
-            lines += swarm.discovery.notes or ["no peer answers yet: waiting"]
+            lines += swarm.peers.discovery.notes or ["no peer answers yet: waiting"]
         elif waited_s >= WAITING_S and service.heads.newest(service.rules.policy) is None:
             lines.append("no peer knows of a version yet: waiting")
         for line in lines:

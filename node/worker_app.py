@@ -38,16 +38,16 @@ from node.training.adapter_files import is_adapter
 from node.training.base import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
-from swarm.telemetry import Role
+from swarm.leasing.lease_client import WorkSource
+from swarm.telemetry.reports import Role
 from swarm.weights.service import Outcome, Stage, WeightsService
-from swarm.weights.versions import version_of
-from swarm.work import WorkSource
+from swarm.weights.store.versions import version_of
 
 EVENTS_MAX = 128  # of broadcasts that wait to be logged
 
 
 class PolicyHost:
-    """The engine of a worker, from the first version on; `swarm.weights.swap.Engine`."""
+    """The engine of a worker, from the first version on; `swarm.weights.hot_swap.Engine`."""
 
     def __init__(
         self,

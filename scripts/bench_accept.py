@@ -39,10 +39,16 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.tasks.stream import assigned_task
 from node.tasks.verifier import InlineVerifier, ProcessVerifier
-from swarm import codec
-from swarm.exchange import Exchange, ExchangeRules, Verify
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules, Verify
 from swarm.identity import Identity, verify
-from swarm.messages import (
+from swarm.rollouts import Completion, FinishReason, RolloutGroup
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from swarm.transport.base import ServeLimits
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_GROUPS_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
@@ -56,12 +62,6 @@ from swarm.messages import (
     Want,
     adverts_topic,
 )
-from swarm.pool import Pool, PoolLimits
-from swarm.rollouts import Completion, FinishReason, RolloutGroup
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
-from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
 
 GROUP_SIZE, TOKENS, TEXT_CHARS = 8, 190, 400  # of a group and each of its completions: 16 kB
 PRODUCERS = 8

@@ -14,8 +14,13 @@ from collections import Counter
 from node.scenario import Scenario, SwarmTable
 from node.simulate import simulate
 from node.simulation_report import Replay, Report
-from swarm.messages import ADVERTS_PROTOCOL, HELLO_PROTOCOL, HOLDERS_PROTOCOL, ROLLOUTS_PROTOCOL
-from swarm.transport.memory import HANDSHAKE
+from swarm.transport.memory.network import HANDSHAKE
+from swarm.wire.messages import (
+    ADVERTS_PROTOCOL,
+    HELLO_PROTOCOL,
+    HOLDERS_PROTOCOL,
+    ROLLOUTS_PROTOCOL,
+)
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 TOLERANCE = 0.2

@@ -42,10 +42,10 @@ from coordinator.capacity import (
 from node.learner import CREDITS_PER_STEP
 from node.simulated_faults import REPEATING, storm
 from node.simulated_learner import LearnerCase, SimulatedLearner
-from swarm.leases import LeaseRules
-from swarm.simulation.broadcasts import BroadcastCase
-from swarm.simulation.broadcasts import simulate as broadcast
-from swarm.weights.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
+from swarm.leasing.leases import LeaseRules
+from swarm.simulation.weights.broadcasts import BroadcastCase
+from swarm.simulation.weights.broadcasts import simulate as broadcast
+from swarm.weights.format.artifacts import CHUNK_TARGET_MAX, suggested_chunk_bytes
 
 STALENESS = (2, 3, 6, 11)
 BROADCASTS = (0.1, 0.5, 1.0, 2.0)  # steps

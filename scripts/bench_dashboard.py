@@ -31,10 +31,10 @@ import httpx
 import psutil
 import trio
 
-from swarm.brokers import Broker
 from swarm.identity import Identity
-from swarm.mqtt import Outgoing, Publisher
-from swarm.telemetry import METRICS, NodeReport, PeerTraffic, Topic, encode_report
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.mqtt import Outgoing, Publisher
+from swarm.telemetry.reports import METRICS, NodeReport, PeerTraffic, Topic, encode_report
 
 PATHS: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 PEERS: Final = 12  # of each node

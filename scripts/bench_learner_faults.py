@@ -22,7 +22,7 @@ from learner_lab import STANDS_IN, TRAIN_S, lease_rules, play, rules_of, until_s
 
 from node.simulated_faults import LIARS, REPEATING, come_back
 from node.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner
-from swarm.leases import LeaseRules
+from swarm.leasing.leases import LeaseRules
 
 WORKERS = 10
 STALENESS_MAX = 6

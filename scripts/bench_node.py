@@ -43,11 +43,15 @@ from node_children import (
 from node.config import NodeConfig, load_config
 from node.models import resolve_model
 from node.tasks.verifier import InlineVerifier
-from swarm import codec
 from swarm.errors import RemoteProtocolError, TransportError
-from swarm.exchange import Exchange, ExchangeRules
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.rollouts import RolloutGroup
+from swarm.transport.base import Transport
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     ADVERTS_REPLY_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
@@ -59,10 +63,6 @@ from swarm.messages import (
     RecentAdverts,
     Want,
 )
-from swarm.pool import Pool, PoolLimits
-from swarm.rollouts import RolloutGroup
-from swarm.transport.base import Transport
-from swarm.transport.libp2p_host import open_libp2p
 
 BULK_BYTES, BULK_REQUESTS = 2**20, 8
 TICK_S = 0.02

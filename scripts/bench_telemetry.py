@@ -36,10 +36,11 @@ from node.monitor.events import read_events
 from node.monitor.records import PeerStatus, RoundDone, StatusSnapshot
 from node.monitor.reporting import Extras, Reporter, Traffic
 from node.telemetry import Sources, Telemetry, machine_of
-from swarm.brokers import Broker
 from swarm.identity import Identity
-from swarm.mqtt import Incoming, Subscriber, publisher_of
-from swarm.telemetry import (
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.fleet_view import Watch
+from swarm.telemetry.mqtt import Incoming, Subscriber, publisher_of
+from swarm.telemetry.reports import (
     METRICS,
     NodeReport,
     PeerTraffic,
@@ -47,7 +48,6 @@ from swarm.telemetry import (
     encode_report,
 )
 from swarm.transport.base import TransportCounters
-from swarm.watching import Watch
 
 RUN_ID = "bench-0123456789ab"
 CONNECTIONS = 10

@@ -1,9 +1,9 @@
 """Broadcasts of weights over simulated links, by shape, against the least time that is possible.
 
-Production code on simulated links (swarm/simulation/broadcasts.py); the bytes of the chunks are not
-there, only their sizes. `last` is when the last live honest peer has everything, in virtual seconds
-since publication; `x` is that over the bound max(F/u_s, F/d_min, N F/(u_s + sum u_i)), which knows
-neither latency nor what peers that leave or lie take with them.
+Production code on simulated links (swarm/simulation/weights/broadcasts.py); of the bytes of chunks
+there are only the sizes. `last` is when the last live honest peer has everything, in virtual
+seconds since publication; `x` is that over the bound max(F/u_s, F/d_min, N F/(u_s + sum u_i)),
+which knows neither latency nor what peers that leave or lie take with them.
 
     python scripts/bench_weights.py                    # N = 8 and 32, deltas of 20 and 200 MB
     python scripts/bench_weights.py --full             # also N = 128 and 16 GB: takes hours
@@ -14,10 +14,10 @@ import time
 from dataclasses import dataclass
 from multiprocessing import Pool
 
-from swarm.messages import CHUNK_BYTES_MAX
-from swarm.simulation.broadcasts import BroadcastCase, BroadcastResult, simulate
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.profiles import links_of
+from swarm.simulation.weights.broadcasts import BroadcastCase, BroadcastResult, simulate
+from swarm.wire.messages import CHUNK_BYTES_MAX
 
 MB = 1_000_000
 MBIT = MB / 8

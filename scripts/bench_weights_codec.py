@@ -37,9 +37,14 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import nn
 
-from swarm.weights.artifacts import Patcher, encode_artifact, estimated_bytes, suggested_chunk_bytes
-from swarm.weights.delta import Payload, choose_classes, decode_block, encode_delta, ordered
-from swarm.weights.tensors import WeightsDirectory, open_weights
+from swarm.weights.format.artifacts import (
+    Patcher,
+    encode_artifact,
+    estimated_bytes,
+    suggested_chunk_bytes,
+)
+from swarm.weights.format.delta import Payload, choose_classes, decode_block, encode_delta, ordered
+from swarm.weights.format.tensors import WeightsDirectory, open_weights
 
 FULL = os.environ.get("FULL") == "1"
 RATES = (1e-6, 1e-5, 1e-4)

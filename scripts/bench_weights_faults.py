@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from swarm.simulation.weights_faults import FAULTS, run_fault
+from swarm.simulation.weights.faults import FAULTS, run_fault
 
 
 def main() -> int:

@@ -32,7 +32,7 @@ from typing import Final
 from bench_network import child
 from weights_peers import make_artifact
 
-from swarm.weights.artifacts import suggested_chunk_bytes
+from swarm.weights.format.artifacts import suggested_chunk_bytes
 
 HERE: Final = Path(__file__).parent
 MB, GB, MIB = 1e6, 1e9, 1 << 20

@@ -28,8 +28,8 @@ from swarm.simulation.links import LinkProfile, SimulatedLinks
 from swarm.simulation.profiles import PROFILES, links_of
 from swarm.simulation.sockets.lab import open_lab
 from swarm.transport.base import GossipMessage, ServeLimits, Transport
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.transport.memory import MemoryNetwork
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.transport.memory.network import MemoryNetwork
 
 FETCH = "/lab/fetch/1.0.0"  # asks for so many bytes
 TAKE = "/lab/take/1.0.0"  # asks a host to fetch groups from whoever asks

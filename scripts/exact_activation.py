@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.capacity import Form, Run, Worker, predicted_broadcast
-from swarm.weights.topology import Strategy
+from swarm.weights.format.topology import Strategy
 
 EXACT_WORKERS_MAX = 14
 

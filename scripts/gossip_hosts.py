@@ -30,7 +30,7 @@ from stream_peers import LOOPBACK, stock_host
 
 from swarm.identity import Identity
 from swarm.transport.base import GOSSIP_BYTES_MAX
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 
 TOPIC = "/bench/gossip/1.0.0"
 DIALS, PUBLISHERS_MAX = 4, 8

@@ -15,7 +15,7 @@ import trio
 from node.config import LearnerRules, RunConfig
 from node.simulated_learner import Actor, LearnerCase, SimulatedLearner, run_of
 from swarm.identity import Identity
-from swarm.leases import LeaseRules
+from swarm.leasing.leases import LeaseRules
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.profiles import links_of

@@ -19,7 +19,7 @@ from node.monitor.status import fetch_status
 from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.libp2p.host import open_libp2p
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 ECHO_PROTOCOL = "/bench/echo/1.0.0"

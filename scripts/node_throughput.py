@@ -24,9 +24,12 @@ from node.tasks.stream import assigned_task
 from node.tasks.verifier import InlineVerifier, ProcessVerifier, Verifier, check_assignment
 from node.training.process import InProcessTrainer
 from node.training.spec import TrainerSpec
-from swarm import codec
+from swarm.exchange.offers import OfferLimits, OfferTable
+from swarm.exchange.pool import AddResult, Pool, PoolLimits
 from swarm.identity import Identity, PeerId, verify
-from swarm.messages import (
+from swarm.rollouts import RolloutGroup, VerifiedGroup
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_BYTES_MAX,
     ADVERT_DOMAIN,
     GROUP_BYTES_MAX,
@@ -35,9 +38,6 @@ from swarm.messages import (
     AdvertEntry,
     Signed,
 )
-from swarm.offers import OfferLimits, OfferTable
-from swarm.pool import AddResult, Pool, PoolLimits
-from swarm.rollouts import RolloutGroup, VerifiedGroup
 
 GROUP_SIZE = 8
 GROUPS_PER_REPEAT = 60

@@ -21,16 +21,16 @@ from siege_wire import FAILURES, Door, Spent, admitted
 
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.transport.base import ServeLimits
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.wire.messages import (
     GROUPS_REPLY_BYTES_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
 )
-from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
 
 PEERS = 2
 ASKS_PER_S = 7.0

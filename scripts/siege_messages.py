@@ -7,9 +7,10 @@ from pathlib import Path
 
 from node.config import RunConfig, load_config
 from node.tasks.stream import assigned_task
-from swarm import codec
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.rollouts import Completion, FinishReason, RolloutGroup
+from swarm.wire import codec
+from swarm.wire.messages import (
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
@@ -20,7 +21,6 @@ from swarm.messages import (
     KnownPeer,
     Want,
 )
-from swarm.rollouts import Completion, FinishReason, RolloutGroup
 
 LIFE_S = 600
 INDICES_MAX = 4_000  # that are looked through for a task of one environment

@@ -17,9 +17,9 @@ from siege_messages import hello, want
 from siege_wire import FAILURES, Door, Mux, Spent, admitted
 
 from node.config import load_config
-from swarm import codec
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     GROUP_DOMAIN,
     HELLO_PROTOCOL,

@@ -36,7 +36,7 @@ from multiaddr import Multiaddr
 from p2pd import Daemon
 
 from swarm.identity import Identity
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.libp2p.host import open_libp2p
 
 PROTOCOL = TProtocol("/bench/bulk/1.0.0")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

@@ -25,16 +25,16 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
+from swarm.peers.ledger import Ledger
 from swarm.transport.base import ServeLimits, Transport
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.weights.answering import CHUNK_LIMITS, ArtifactKey, ChunkService
-from swarm.weights.artifacts import suggested_chunk_bytes
-from swarm.weights.broadcast import Broadcast
-from swarm.weights.chunks import ChunkStore
-from swarm.weights.manifest import ChunkRef
-from swarm.weights.sharing import Sharing
-from swarm.weights.topology import Plan, Strategy
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.weights.broadcast.broadcast import Broadcast
+from swarm.weights.broadcast.chunk_server import CHUNK_LIMITS, ArtifactKey, ChunkService
+from swarm.weights.broadcast.sessions import Sharing
+from swarm.weights.format.artifacts import suggested_chunk_bytes
+from swarm.weights.format.manifest import ChunkRef
+from swarm.weights.format.topology import Plan, Strategy
+from swarm.weights.store.chunks import ChunkStore
 
 LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 PROTOCOL: Final = "/bench/chunks/1.0.0"

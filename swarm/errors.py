@@ -27,7 +27,7 @@ class Reject(StrEnum):
     """Why something that a peer sent was not accepted. Counted by these names in `status`."""
 
     MALFORMED = "malformed"  # not MessagePack, wrong schema, trailing or missing bytes
-    OVERSIZE = "oversize"  # over a limit of `swarm.messages`
+    OVERSIZE = "oversize"  # over a limit of `swarm.wire.messages`
     BAD_SIGNATURE = "bad_signature"  # the signature does not fit the bytes and the signer
     WRONG_PRODUCER = "wrong_producer"  # the signer is not the producer that the record names
     WRONG_RUN = "wrong_run"  # a record of another run, passed off as one of this

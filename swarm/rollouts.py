@@ -1,7 +1,7 @@
 """The records that everyone passes around: Task, Completion, RolloutGroup.
 
-They are plain values. How they travel is in `swarm.messages`, how foreign bytes become one of
-them is in `swarm.codec`, and what a prompt or an answer is, only the node's `tasks` know.
+They are plain values. How they travel is in `swarm.wire.messages`, how foreign bytes become one of
+them is in `swarm.wire.codec`, and what a prompt or an answer is, only the node's `tasks` know.
 """
 
 from dataclasses import dataclass

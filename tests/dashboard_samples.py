@@ -3,8 +3,8 @@
 from typing import Any
 
 from swarm.identity import Identity
-from swarm.telemetry import NodeReport, encode_report
-from swarm.watching import Gone, NodeView
+from swarm.telemetry.fleet_view import Gone, NodeView
+from swarm.telemetry.reports import NodeReport, encode_report
 
 INSTANCE = "1"
 NOW_S = 1_800_000_000.0

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from swarm import codec
 from swarm.identity import Identity
 from swarm.rollouts import Task, VerifiedGroup
+from swarm.wire import codec
 from tests.wire_samples import sample_group
 
 CREATED_AT_S = 1_000

@@ -1,7 +1,7 @@
 """A second, slow and simple judge of heads and manifests, beside `tests/wire_reference.py`.
 
 It takes a tree that `wire_reference.read` made and `conform` passed, and shares no code with
-`swarm.weights` and `swarm.codec`: what one of the two accepts, the other must accept.
+`swarm.weights` and `swarm.wire.codec`: what one of the two accepts, the other must accept.
 """
 
 import re

@@ -1,7 +1,7 @@
 """A second, slow and simple judge of wire bytes, to hold the codec against.
 
-It shares no code with `swarm.codec`: MessagePack is read byte by byte, and the rules are taken
-from the annotations of `swarm.messages`. What one of the two accepts, the other must accept.
+It shares no code with `swarm.wire.codec`: MessagePack is read byte by byte, and the rules are taken
+from the annotations of `swarm.wire.messages`. What one of the two accepts, the other must accept.
 """
 
 import re
@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from swarm import messages
-from swarm.codec import VALUES_MAX
-from swarm.messages import NESTING_MAX, WireModel
+from swarm.wire import messages
+from swarm.wire.codec import VALUES_MAX
+from swarm.wire.messages import NESTING_MAX, WireModel
 
 Rules = dict[str, "Rule"]
 

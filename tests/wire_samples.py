@@ -6,9 +6,14 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from swarm import codec, control
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.leasing import coordination
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights.format.topology import Plan, Strategy
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
     DEPTH_MAX,
@@ -56,10 +61,6 @@ from swarm.messages import (
     WantReport,
     WireModel,
 )
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.weights import wire
-from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
-from swarm.weights.topology import Plan, Strategy
 
 ALICE = Identity(bytes(range(32)))
 BOB = Identity(bytes(range(1, 33)))
@@ -396,7 +397,7 @@ def sample_manifest() -> Manifest:
 
 def sample_head() -> HeadBody:
     """One fixed head of Alice's, for the sample manifest."""
-    body = wire.encode_manifest(sample_manifest())
+    body = manifest_wire.encode_manifest(sample_manifest())
     return HeadBody(
         type="weights",
         run_id="sample-1",
@@ -404,10 +405,10 @@ def sample_head() -> HeadBody:
         version=12,
         publisher=ALICE.peer_id,
         sequence=1,
-        root=wire.root_of(body),
+        root=manifest_wire.root_of(body),
         manifest_bytes=len(body),
         created_at_s=1_800_000_001,
-        **wire.plan_columns(Plan(Strategy.CHAIN, (BOB.peer_id, CAROL.peer_id), (-1, 0))),
+        **manifest_wire.plan_columns(Plan(Strategy.CHAIN, (BOB.peer_id, CAROL.peer_id), (-1, 0))),
     )
 
 
@@ -443,9 +444,9 @@ def feeding_messages() -> dict[str, WireModel]:
 
 def steering_messages() -> dict[str, WireModel]:
     """Those between a learner and its coordinator."""
-    workers = control.pack(
+    workers = coordination.pack(
         (
-            control.ReportedWorker(
+            coordination.ReportedWorker(
                 peer=BOB.peer_id,
                 version=11,
                 groups_per_s=0.5,
@@ -504,7 +505,7 @@ def steering_messages() -> dict[str, WireModel]:
         "plan": SetPlan(
             type="plan",
             number=1_800_000_005_000,
-            standby=control.pack_peers([CAROL.peer_id]),
+            standby=coordination.pack_peers([CAROL.peer_id]),
             pacing=4,
             publish_every=3,
             credits=300,
@@ -567,7 +568,7 @@ def sample_messages() -> dict[str, WireModel]:
             type="want_manifest", run_id="sample-1", root=sample_head().root
         ),
         "manifest": codec.decode(
-            wire.encode_manifest(sample_manifest()), ManifestBody, MANIFEST_BYTES_MAX
+            manifest_wire.encode_manifest(sample_manifest()), ManifestBody, MANIFEST_BYTES_MAX
         ),
         "dial_back": DialBack(type="dial_back", ports=(4001, 65_535)),
         "dial_back_reply": DialBackReply(

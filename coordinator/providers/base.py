@@ -10,9 +10,9 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from coordinator.fleet import Fleet, Machine
-from swarm.control import ReportedWorker
 from swarm.errors import SwarmError
 from swarm.identity import PeerId
+from swarm.leasing.coordination import ReportedWorker
 
 QUOTED_CHARS_MAX: Final = 300
 

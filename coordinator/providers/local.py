@@ -17,12 +17,12 @@ import trio
 from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed, printable
 from coordinator.providers.keys import WorkerKeys
-from swarm.brokers import PASSWORD_VARIABLE
-from swarm.control import ReportedWorker
 from swarm.errors import ConfigError
-from swarm.files import write_whole
 from swarm.identity import PeerId
-from swarm.private_files import shared_umask
+from swarm.leasing.coordination import ReportedWorker
+from swarm.storage.files import write_whole
+from swarm.storage.private_files import shared_umask
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 PROCESS_FILE: Final = "coordinator.json"
 LOG_FILE: Final = "worker.log"

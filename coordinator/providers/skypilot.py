@@ -22,9 +22,9 @@ from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from coordinator.providers.keys import WorkerKeys
 from coordinator.providers.sky_tasks import cluster_of, one_line, said, task_of
-from swarm.control import ReportedWorker
-from swarm.files import write_whole
 from swarm.identity import PeerId
+from swarm.leasing.coordination import ReportedWorker
+from swarm.storage.files import write_whole
 
 RECORD_FILE: Final = "cluster.json"
 OPERATIONS_MAX: Final = 16  # machines started or released at once; others wait

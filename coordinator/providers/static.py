@@ -8,8 +8,8 @@ import trio
 
 from coordinator.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
-from swarm.control import ReportedWorker
 from swarm.identity import PeerId
+from swarm.leasing.coordination import ReportedWorker
 
 SILENT_S: Final = 45.0  # unheard of for so long and not connected: it has left
 

@@ -25,7 +25,7 @@ from node.training.adapter_files import is_adapter
 from node.training.process import TrainerProcess
 from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError
-from swarm.weights.versions import version_of
+from swarm.weights.store.versions import version_of
 
 PARAMETER_BYTES: Final = 4  # of a model that is written
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def first_answer_counts(*, has_served: bool) -> Iterator[None]:
 
 
 class Host(Protocol):
-    """An engine that runs; as `swarm.weights.swap.Engine` it takes new versions."""
+    """An engine that runs; as `swarm.weights.hot_swap.Engine` it takes new versions."""
 
     engine: RolloutEngine
     tokenizer: str  # fingerprint

@@ -6,11 +6,11 @@ from pathlib import Path
 import trio
 
 from node.engines.base import RolloutEngine
-from swarm.weights.versions import version_of
+from swarm.weights.store.versions import version_of
 
 
 class SwappingEngine:
-    """`swarm.weights.swap.Engine` over a rollout engine, whose `generate` may be running."""
+    """`swarm.weights.hot_swap.Engine` over a rollout engine, whose `generate` may be running."""
 
     def __init__(self, engine: RolloutEngine, version: Callable[[Path], int] = version_of) -> None:
         """`version` tells which version a directory holds; it may block."""

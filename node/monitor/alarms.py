@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from swarm.telemetry import (
+from swarm.telemetry.reports import (
     ADVICE,
     ALARMS_MAX,
     ALONE_ADVICE,

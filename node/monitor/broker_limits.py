@@ -7,8 +7,8 @@ checked before it is held: a packet by its header, before its body is read.
 from collections import Counter
 from typing import Final
 
-from swarm.blocks import is_public
-from swarm.budget import ByteBudget
+from swarm.limits.address_blocks import is_public
+from swarm.limits.byte_budget import ByteBudget
 
 CONNECT, PUBLISH = 1, 3  # types of packets
 

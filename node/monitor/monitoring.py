@@ -17,10 +17,10 @@ from typing import Final
 import trio
 
 from node.child_environment import child_environ
-from swarm.brokers import PORT, Broker
-from swarm.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.errors import ChildFailed, ConfigError, first_of
-from swarm.web_hosts import checked_name
+from swarm.telemetry.broker_address import PORT, Broker
+from swarm.telemetry.dashboard.server import PORT_DEFAULT, serve_broker
+from swarm.telemetry.web_hosts import checked_name
 
 EMBEDDED: Final = "embedded"
 BROKER_LISTEN: Final = f"127.0.0.1:{PORT}"

@@ -23,8 +23,8 @@ from rich.progress import (
 from rich.table import Table
 
 from node.monitor.format import amount
+from swarm.weights.broadcast.sessions import Sharing
 from swarm.weights.service import Progress
-from swarm.weights.sharing import Sharing
 
 SHOWN_AFTER_S: Final = 1.0  # what is over sooner shows no bar
 WORKS_MAX: Final = 8  # bars at a time

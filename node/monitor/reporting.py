@@ -9,10 +9,9 @@ from typing import Final
 
 from node.monitor.events import Record
 from node.monitor.records import RoundDone, Started, StatusSnapshot, StepDone, Trouble, WorkDone
-from swarm.control import ReportedWorker
 from swarm.identity import PeerId
-from swarm.messages import ROLLOUTS_PROTOCOL, adverts_topic
-from swarm.telemetry import (
+from swarm.leasing.coordination import ReportedWorker
+from swarm.telemetry.reports import (
     CHUNKS_MAX,
     LABELS_MAX,
     NAME_CHARS_MAX,
@@ -29,8 +28,9 @@ from swarm.telemetry import (
     finite,
 )
 from swarm.transport.base import TransportCounters
+from swarm.weights.broadcast.sessions import Holding
 from swarm.weights.service import Outcome
-from swarm.weights.sharing import Holding
+from swarm.wire.messages import ROLLOUTS_PROTOCOL, adverts_topic
 
 OTHERS: Final = "others"  # the label of values that have no place of their own
 

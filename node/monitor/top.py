@@ -29,11 +29,11 @@ from node.monitor.top_view import (
     render,
     swarm_screen,
 )
-from swarm.brokers import Broker
-from swarm.dashboard.listening import Listening
-from swarm.dashboard.state import State
 from swarm.errors import SwarmError, TransportError, first_of
-from swarm.watching import Watch
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.state import State
+from swarm.telemetry.fleet_view import Watch
 
 INTERVAL_S: Final = 1.0
 GATHER_S: Final = 3.0  # to hear of all nodes once, where there is no terminal

@@ -192,7 +192,7 @@ def _bars(rewards: Sequence[float]) -> str:
 
 
 def swarm_screen(state: Mapping[str, Any]) -> Screen:
-    """All nodes that report, from what the web page shows: see `swarm/dashboard/state.py`."""
+    """All nodes that report, from what the web page shows (`swarm.telemetry.dashboard.state`)."""
     head, source = state["headline"], state["source"]
     rows = [
         dict(zip(state["nodes"]["columns"], row, strict=True)) for row in state["nodes"]["rows"]

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 from node.training.adapter_files import AdapterShape
 from node.training.spec import Device
 from swarm.errors import ConfigError
-from swarm.private_files import shared_files
+from swarm.storage.private_files import shared_files
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 

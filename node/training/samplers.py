@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from random import Random
 
-from swarm.exchange import informative
+from swarm.exchange.pool import Candidate
+from swarm.exchange.service import informative
 from swarm.identity import PeerId
-from swarm.pool import Candidate
 from swarm.rollouts import GroupId
 
 

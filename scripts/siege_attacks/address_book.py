@@ -7,10 +7,10 @@ from siege_messages import hello, hello_reply, known_peer, no_adverts, provide
 from siege_wire import FAILURES, Mux
 
 from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
-from swarm import codec
-from swarm.dht import key_of
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.peers.dht import key_of
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     HELLO_PROTOCOL,
     KNOWN_PEERS_MAX,

@@ -7,8 +7,8 @@ from siege_messages import hello, want
 from siege_wire import MULTISTREAM, Mux, line
 
 from siege_attacks import Assault, attack, held, over_and_over, paced, side_by_side, tried
-from swarm import codec
-from swarm.messages import (
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     HELLO_PROTOCOL,
     HOLDERS_PROTOCOL,

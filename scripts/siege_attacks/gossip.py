@@ -9,7 +9,7 @@ from siege_wire import DATA, FIN, KEY_HEAD, Mux, Stream, frame, varint
 
 from siege_attacks import Assault, attack, over_and_over, paced, side_by_side
 from swarm.identity import Identity, public_key_of
-from swarm.messages import adverts_topic
+from swarm.wire.messages import adverts_topic
 
 MESHSUB = "/meshsub/1.1.0"
 IDENTIFY, PING_PROTOCOL = "/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"

@@ -18,7 +18,7 @@ from siege_wire import (
 )
 
 from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
-from swarm.messages import HELLO_PROTOCOL
+from swarm.wire.messages import HELLO_PROTOCOL
 
 DEATHS = 900
 VISITS = 1_200

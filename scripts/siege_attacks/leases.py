@@ -7,10 +7,10 @@ import trio
 from siege_wire import FAILURES, Mux
 
 from siege_attacks import Assault, attack, over_and_over, side_by_side, tried
-from swarm import codec
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.wire import codec
+from swarm.wire.messages import (
     GROUP_DOMAIN,
     LEASE_REPLY_BYTES_MAX,
     LEASES_PROTOCOL,

@@ -6,7 +6,7 @@ import trio
 from siege_wire import ACK, DATA, FIN, PING, RST, SYN, UPDATE, Mux, frame
 
 from siege_attacks import Assault, attack, held, over_and_over, paced, side_by_side
-from swarm.messages import HELLO_PROTOCOL
+from swarm.wire.messages import HELLO_PROTOCOL
 
 BATCHES_PER_S = 50.0
 EMPTY_RECORDS_PER_S = 150_000  # 22 Mbit/s

@@ -10,7 +10,7 @@ from siege_wire import Mux, Spent, admitted
 
 from siege_attacks import Assault, attack, over_and_over, paced, side_by_side
 from siege_attacks.gossip import gossiping, published, signed, wrapped
-from swarm.messages import ADVERTS_PROTOCOL, ROLLOUTS_PROTOCOL, adverts_topic
+from swarm.wire.messages import ADVERTS_PROTOCOL, ROLLOUTS_PROTOCOL, adverts_topic
 
 DEAR, CHEAP = "propositional_logic", "scripted_sum"
 NEGATIONS = "¬" * 190 + "P"

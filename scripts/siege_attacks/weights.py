@@ -7,10 +7,10 @@ from siege_wire import Mux
 
 from siege_attacks import Assault, attack, over_and_over, paced, side_by_side, tried
 from siege_attacks.gossip import gossiping, published, signed, wrapped
-from swarm import codec
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.wire import codec
+from swarm.wire.messages import (
     CHUNKS_PROTOCOL,
     HEAD_DOMAIN,
     HEADS_PROTOCOL,

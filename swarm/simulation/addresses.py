@@ -10,7 +10,7 @@ from collections.abc import Collection
 from random import Random
 from typing import Final
 
-from swarm.blocks import IPV4_BITS, IPV6_BITS
+from swarm.limits.address_blocks import IPV4_BITS, IPV6_BITS
 
 IPV4_RANGE: Final = ipaddress.IPv4Network("198.18.0.0/15")
 IPV6_RANGE: Final = ipaddress.IPv6Network("2001:db8::/32")

@@ -22,7 +22,7 @@ from trio.testing import MockClock
 
 from swarm.errors import LocalProtocolError
 from swarm.identity import PeerId
-from swarm.transport.memory import RUNS_ON
+from swarm.transport.memory.network import RUNS_ON
 
 T = TypeVar("T")
 _FLAG = "_ALLOW_DETERMINISTIC_SCHEDULING"

@@ -23,7 +23,7 @@ from random import Random
 
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
-from swarm.transport.memory_gossip import Flight
+from swarm.transport.memory.gossip import Flight
 
 PACKET_BYTES = 1460
 OVERHEAD_BYTES = 80  # headers of a message, whatever its size

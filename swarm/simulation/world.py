@@ -21,7 +21,7 @@ from swarm.identity import Identity, PeerId
 from swarm.simulation.addresses import separate_ips
 from swarm.simulation.determinism import Freezer
 from swarm.simulation.links import LinkProfile, SimulatedLinks
-from swarm.transport.memory import RUNS_ON, Cut, MemoryNetwork, MemoryTransport
+from swarm.transport.memory.network import RUNS_ON, Cut, MemoryNetwork, MemoryTransport
 
 TRACE_LINES_MAX = 10_000
 

@@ -1,0 +1,1 @@
+"""What the network above needs of a transport, and what both transports share."""

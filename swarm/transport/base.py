@@ -1,6 +1,6 @@
 """What the network above needs from a transport, and nothing more.
 
-Two implementations pass one contract suite (`tests/contract`): `libp2p_host` is real, `memory`
+Two implementations pass one contract suite (`tests/contract`): `libp2p` is real, `memory`
 simulates links under trio's virtual clock. Everything above this file runs unchanged on both.
 
 A transport is opened as an async context manager and owns its tasks. Requests are one stream each:

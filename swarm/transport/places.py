@@ -21,9 +21,9 @@ from typing import Final
 
 import trio
 
-from swarm.blocks import Block, block_of, is_public
 from swarm.identity import PeerId
-from swarm.quotas import RELAYED
+from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.quotas import RELAYED
 
 HANDSHAKES_MAX: Final = 128
 OF_BLOCK_MAX: Final = 8  # of one public address block

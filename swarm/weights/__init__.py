@@ -1,1 +1,1 @@
-"""Weights over the swarm: signed manifests, content-addressed chunks, deltas, broadcast."""
+"""Versions of a policy, from a publisher to everybody who uses them."""

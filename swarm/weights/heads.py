@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError, StorageFailed
 from swarm.identity import PeerId
-from swarm.messages import HEADS_PER_REPLY_MAX, HeadBody
-from swarm.weights.wire import HeadVerdict, accept_head
+from swarm.weights.format.manifest_wire import HeadVerdict, accept_head
+from swarm.wire import codec
+from swarm.wire.messages import HEADS_PER_REPLY_MAX, HeadBody
 
 POLICIES_MAX: Final = 8  # of one run that are kept track of; others change nothing
 HEADS_KEPT_MAX: Final = 16  # of one policy

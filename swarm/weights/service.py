@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import trio
 
-from swarm import codec
-from swarm.address_book import RunSync
 from swarm.errors import (
     Reject,
     RemoteProtocolError,
@@ -31,7 +29,24 @@ from swarm.errors import (
     WeightsMismatch,
 )
 from swarm.identity import PeerId
-from swarm.messages import (
+from swarm.limits.quotas import Kind
+from swarm.peers.address_book import RunSync
+from swarm.peers.connection_gater import Warden
+from swarm.transport.base import ServeLimits, Transport
+from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
+from swarm.weights.broadcast.sessions import Sharing
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Manifest
+from swarm.weights.format.manifest_wire import HeadVerdict
+from swarm.weights.format.topology import bound_s
+from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
+from swarm.weights.hot_swap import Applied, Engine, Made, apply_version
+from swarm.weights.store import snapshots
+from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.store.routes import Route, Step, cheapest_route, full_bytes
+from swarm.weights.store.versions import Versions
+from swarm.wire import codec
+from swarm.wire.messages import (
     HEADS_PROTOCOL,
     HEADS_REPLY_BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -44,20 +59,6 @@ from swarm.messages import (
     WantManifest,
     weights_topic,
 )
-from swarm.quotas import Kind
-from swarm.transport.base import ServeLimits, Transport
-from swarm.warden import Warden
-from swarm.weights import making, wire
-from swarm.weights.answering import BYTES_PER_S_MIN, ChunkService
-from swarm.weights.chunks import ChunkStore
-from swarm.weights.heads import HeadRules, HeadTable, load_heads, save_head
-from swarm.weights.manifest import Manifest
-from swarm.weights.routes import Route, Step, cheapest_route, full_bytes
-from swarm.weights.sharing import Sharing
-from swarm.weights.swap import Applied, Engine, Made, apply_version
-from swarm.weights.topology import bound_s
-from swarm.weights.versions import Versions
-from swarm.weights.wire import HeadVerdict
 
 HEADS_LOOK_S: Final = 1.0  # for peers that connected
 HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
@@ -282,7 +283,7 @@ class WeightsService:
 
     def _notice(self, head: HeadBody, verdict: HeadVerdict) -> None:
         if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, wire.plan_of(head))
+            self.sharing.replan(head.root, manifest_wire.plan_of(head))
             return
         if self._try is not None and self._try.version < head.version:
             self._try.scope.cancel()
@@ -299,7 +300,7 @@ class WeightsService:
         """Tell the swarm of a head of our own."""
         head, verdict = self.heads.hear(record)
         if verdict is HeadVerdict.NEW_PLAN:
-            self.sharing.replan(head.root, wire.plan_of(head))
+            self.sharing.replan(head.root, manifest_wire.plan_of(head))
         await self.run_sync(self._save_head, head.version)
         await self._transport.publish(weights_topic(self.rules.heads.run_id), record)
         return head
@@ -404,7 +405,7 @@ class WeightsService:
             if body is None:
                 await trio.sleep(MANIFEST_AGAIN_S)
         try:
-            manifest: Manifest = await self.run_sync(wire.open_manifest, body, head)
+            manifest: Manifest = await self.run_sync(manifest_wire.open_manifest, body, head)
         except RemoteProtocolError as error:
             self.warden.ledger.reject(PeerId(head.publisher), error.reason)
             raise
@@ -434,7 +435,7 @@ class WeightsService:
             except RemoteProtocolError as error:  # longer than was asked for
                 self.warden.ledger.reject(peer, error.reason)
                 continue
-            if await self.run_sync(wire.root_of, body) == head.root:
+            if await self.run_sync(manifest_wire.root_of, body) == head.root:
                 return body
             self.warden.ledger.reject(peer, Reject.WRONG_HASH)
         return None
@@ -570,7 +571,7 @@ class WeightsService:
             manifest.artifacts.index(step.artifact),
             step.artifact.chunks,
             PeerId(head.publisher),
-            wire.plan_of(newest),
+            manifest_wire.plan_of(newest),
             on_behalf=current.version,
         )
         current.fetch_s += trio.current_time() - started_s
@@ -582,7 +583,7 @@ class WeightsService:
         started_s = trio.current_time()
         try:
             await self.run_sync(
-                making.make,
+                snapshots.make,
                 step,
                 body,
                 manifest,
@@ -617,10 +618,10 @@ class WeightsService:
     async def share(self, version: int, *, deltas_only: bool = False) -> None:
         """Give on what the store has of a version that is complete here."""
         body: bytes = await self.run_sync(self.versions.manifest_body, version)
-        manifest: Manifest = await self.run_sync(wire.decode_manifest, body)
-        root = wire.root_of(body)
+        manifest: Manifest = await self.run_sync(manifest_wire.decode_manifest, body)
+        root = manifest_wire.root_of(body)
         head = self.heads.of(self.rules.policy, version)
-        plan = wire.plan_of(head) if head is not None and head.root == root else None
+        plan = manifest_wire.plan_of(head) if head is not None and head.root == root else None
         for index, artifact in enumerate(manifest.artifacts):
             whole = all(map(self._store.has, artifact.chunks)) and artifact.chunks
             if whole and not (deltas_only and artifact.base_version is None):

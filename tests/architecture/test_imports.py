@@ -16,41 +16,64 @@ VIOLATIONS = {
     "node and coordinator stand on swarm and never on each other": [
         ("node/planted.py", "import coordinator"),
         ("coordinator/planted.py", "import node"),
-        ("swarm/planted.py", "import node"),
+        ("swarm/limits/planted.py", "import node"),
+    ],
+    "the rooms of swarm stand on each other in one order": [
+        ("swarm/limits/planted.py", "import swarm.peers.ledger"),
+        ("swarm/exchange/planted.py", "import swarm.leasing.leases"),
+        ("swarm/planted.py", ""),  # belongs to no room
+    ],
+    "both transports stand on what they share": [
+        ("swarm/transport/memory/planted.py", "import swarm.transport.libp2p.addresses"),
+        ("swarm/transport/places.py", "import swarm.transport.base"),
+    ],
+    "a libp2p host stands on reach, admission and connection in this order": [
+        (
+            "swarm/transport/libp2p/connection/planted.py",
+            "import swarm.transport.libp2p.admission.front_door",
+        ),
+        ("swarm/transport/libp2p/planted.py", ""),
+    ],
+    "the rooms of weights stand on each other in one order": [
+        ("swarm/weights/format/planted.py", "import swarm.weights.store.chunks"),
+        ("swarm/weights/store/planted.py", "import swarm.weights.broadcast.pacing"),
+    ],
+    "the rooms of the simulation stand on each other in one order": [
+        ("swarm/simulation/hostile/planted.py", "import swarm.simulation.checks.bounds"),
     ],
     "swarm and coordinator import neither torch nor vLLM nor transformers": [
-        ("swarm/planted.py", "import torch"),
+        ("swarm/limits/planted.py", "import torch"),
         ("coordinator/planted.py", "import vllm.engine"),
         ("swarm/transport/planted.py", "def late():\n    import transformers"),
     ],
-    "libp2p is imported in swarm.transport.libp2p_* alone": [
-        ("swarm/planted.py", "import libp2p"),
+    "libp2p is imported in swarm.transport.libp2p alone": [
+        ("swarm/limits/planted.py", "import libp2p"),
         ("swarm/transport/planted.py", "from libp2p.host import basic_host"),
         ("node/planted.py", "import libp2p.peer.id"),
     ],
-    "zeroconf is imported in swarm.lan alone": [
-        ("swarm/planted.py", "import zeroconf"),
+    "zeroconf is imported in swarm.peers.mdns alone": [
+        ("swarm/limits/planted.py", "import zeroconf"),
         ("node/planted.py", "from zeroconf import Zeroconf"),
     ],
-    "starlette and uvicorn are imported in swarm.dashboard.server alone": [
-        ("swarm/planted.py", "import starlette"),
-        ("swarm/dashboard/planted.py", "from starlette.routing import Route"),
+    "starlette and uvicorn are imported in swarm.telemetry.dashboard.server alone": [
+        ("swarm/limits/planted.py", "import starlette"),
+        ("swarm/telemetry/dashboard/planted.py", "from starlette.routing import Route"),
         ("node/planted.py", "import uvicorn"),
         ("coordinator/planted.py", "from starlette.applications import Starlette"),
     ],
     "prometheus_client and h11 are imported in node.metrics_page alone": [
         ("node/planted.py", "import prometheus_client"),
-        ("swarm/planted.py", "import h11"),
+        ("swarm/limits/planted.py", "import h11"),
     ],
-    "asyncio and what needs it stay in swarm.mqtt and node.monitor.embedded_broker": [
+    "asyncio and what needs it stay in swarm.telemetry.mqtt and node.monitor.embedded_broker": [
         ("node/planted.py", "import amqtt.broker"),
-        ("swarm/planted.py", "import aiomqtt"),
+        ("swarm/limits/planted.py", "import aiomqtt"),
         ("node/planted.py", "import asyncio"),
         ("coordinator/planted.py", "from paho.mqtt import client"),
     ],
-    "zstandard is imported in swarm.weights.streams alone": [
-        ("swarm/planted.py", "import zstandard"),
-        ("swarm/weights/planted.py", "from zstandard import ZstdCompressor"),
+    "zstandard is imported in swarm.weights.format.entropy_coding alone": [
+        ("swarm/limits/planted.py", "import zstandard"),
+        ("swarm/weights/store/planted.py", "from zstandard import ZstdCompressor"),
     ],
     "reasoning_gym is imported in node.tasks.reasoning_gym alone": [
         ("node/planted.py", "import reasoning_gym"),
@@ -68,7 +91,6 @@ VIOLATIONS = {
     "production code does not import the simulation": [
         ("node/planted.py", "import swarm.simulation"),
         ("node/planted.py", "import node.simulated"),
-        ("swarm/planted.py", "from swarm import simulation"),
         ("coordinator/planted.py", "import swarm.simulation"),
     ],
 }

@@ -3,22 +3,19 @@
 import re
 from pathlib import Path
 
-from swarm import codec, messages
 from swarm.errors import Reject
-from swarm.intake import BLOCK_PART, RELAYED_PART
-from swarm.known_worker import LOST_SHARE, STANDING_LASTS_S
-from swarm.leases import LeaseRules
-from swarm.quotas import RATES
-from swarm.reputation import LITTLE, MUCH
-from swarm.transport import (
-    base,
-    frame_rates,
-    libp2p_buffers,
-    libp2p_circuit,
-    libp2p_yamux,
-)
-from swarm.trial import LONG_SHARE, WAITS_S
-from swarm.weights import answering, layout, manifest, wire
+from swarm.leasing.intake import BLOCK_PART, RELAYED_PART
+from swarm.leasing.known_worker import LOST_SHARE, STANDING_LASTS_S
+from swarm.leasing.leases import LeaseRules
+from swarm.leasing.trial import LONG_SHARE, WAITS_S
+from swarm.limits.quotas import RATES
+from swarm.peers.reputation import LITTLE, MUCH
+from swarm.transport import base
+from swarm.transport.libp2p.connection import buffers, frame_rates, yamux
+from swarm.transport.libp2p.reach import relay
+from swarm.weights.broadcast import chunk_server
+from swarm.weights.format import layout, manifest, manifest_wire
+from swarm.wire import codec, messages
 
 PAGE = (Path(__file__).parents[2] / "swarm" / "PROTOCOL.md").read_text()
 IN_TABLE = re.compile(r"^\| `([A-Z_]+_MAX)`[^|]*\| (\d+) \|$", re.MULTILINE)
@@ -39,21 +36,21 @@ def said() -> list[tuple[str, int]]:
 
 def test_limits_are_those_of_the_code() -> None:
     code = limits(base) | limits(codec) | limits(messages)
-    code |= limits(frame_rates) | limits(libp2p_yamux) | limits(libp2p_buffers)
-    code |= limits(libp2p_circuit) | limits(layout) | limits(wire)
-    code |= {"PEER_OUT_BYTES_MAX": answering.PEER_OUT_BYTES_MAX}
+    code |= limits(frame_rates) | limits(yamux) | limits(buffers)
+    code |= limits(relay) | limits(layout) | limits(manifest_wire)
+    code |= {"PEER_OUT_BYTES_MAX": chunk_server.PEER_OUT_BYTES_MAX}
     assert {name: code[name] for name, _ in said()} == dict(said())
     assert all(code[name] == value for name, value in said())
 
 
 def test_every_limit_of_messages_floods_and_circuits_is_on_the_page() -> None:
     code = limits(messages) | limits(frame_rates)
-    code |= {n: v for n, v in limits(libp2p_circuit).items() if n.startswith(("RES", "CIRCUIT"))}
+    code |= {n: v for n, v in limits(relay).items() if n.startswith(("RES", "CIRCUIT"))}
     assert {name for name, _ in said()} >= set(code)
 
 
 def test_every_limit_of_weights_is_on_the_page() -> None:
-    assert {name for name, _ in said()} >= set(limits(layout) | limits(wire))
+    assert {name for name, _ in said()} >= set(limits(layout) | limits(manifest_wire))
 
 
 def test_what_workers_on_trial_may_hold_is_that_of_the_code() -> None:
@@ -72,9 +69,9 @@ def test_what_workers_on_trial_may_hold_is_that_of_the_code() -> None:
 def test_times_and_sizes_of_streams_are_those_of_the_code() -> None:
     text = " ".join(PAGE.split("## Streams")[1].split("## Hello")[0].split())
     for words in (
-        f"nothing has come for {libp2p_yamux.PING_TIMEOUT_S:.0f} s",
-        f"one ping in {libp2p_yamux.PING_INTERVAL_S:.0f} s",
-        f"takes no byte for {libp2p_yamux.WRITE_STALL_MAX_S:.0f} s",
+        f"nothing has come for {yamux.PING_TIMEOUT_S:.0f} s",
+        f"one ping in {yamux.PING_INTERVAL_S:.0f} s",
+        f"takes no byte for {yamux.WRITE_STALL_MAX_S:.0f} s",
         f"data under {frame_rates.FRAME_BYTES_SMALL} bytes",
     ):
         assert words in text
@@ -108,7 +105,7 @@ def test_protocol_ids_and_domains_are_on_the_page() -> None:
 
 def test_types_of_tensors_are_those_of_the_code() -> None:
     listed = PAGE.split("holds positions in this list, from 0:")[1].split(", spelt")[0]
-    assert tuple(re.findall(r"`([A-Z0-9a-z_]+)`", listed)) == wire.DTYPES
+    assert tuple(re.findall(r"`([A-Z0-9a-z_]+)`", listed)) == manifest_wire.DTYPES
 
 
 def test_weights_of_offences_are_those_of_the_code() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import trio
 
-from swarm.dashboard.server import Board, Guarded, listen_on, serve, serve_board
-from swarm.dashboard.state import Source
 from swarm.identity import Identity
-from swarm.watching import Watch
+from swarm.telemetry.dashboard.server import Board, Guarded, listen_on, serve, serve_board
+from swarm.telemetry.dashboard.state import Source
+from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 
 INTERVAL_S = 0.2  # between two frames: tests need not wait for whole seconds

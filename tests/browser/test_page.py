@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from swarm.dashboard.state import State
 from swarm.identity import Identity
-from swarm.telemetry import Alarm, AlarmReport, Broadcast, PeerTraffic, WorkerRow
+from swarm.telemetry.dashboard.state import State
+from swarm.telemetry.reports import Alarm, AlarmReport, Broadcast, PeerTraffic, WorkerRow
 from tests.browser.live_page import LivePage, blank_page, figures
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]

@@ -18,9 +18,9 @@ from node.training import adapters, checkpoint
 from node.training.adapter_files import AdapterShape
 from node.training.process import InProcessTrainer, open_trainer
 from node.training.spec import TrainerSpec
-from swarm import codec
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
+from swarm.wire import codec
 from tests.integration.shared_vllm import SharedVllm, shared_vllm
 from tests.integration.vllm_models import adapter_directory, model_directory
 from tests.support import run

@@ -16,8 +16,8 @@ import trio
 from swarm.identity import Identity
 from swarm.simulation.links import LinkProfile, SimulatedLinks
 from swarm.transport.base import Transport
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.transport.memory import MemoryNetwork
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.transport.memory.network import MemoryNetwork
 
 Keys = Sequence[bytes | None]
 

@@ -18,10 +18,11 @@ from typing import Any
 
 import msgpack
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import peer_id_of, public_key_of
-from swarm.messages import (
+from swarm.weights.format import manifest_wire
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_DOMAIN,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
@@ -35,7 +36,6 @@ from swarm.messages import (
     Signed,
     WireModel,
 )
-from swarm.weights import wire
 from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden
 from tests.weights_reference import conform_manifest, conform_plan
@@ -195,12 +195,12 @@ def _maker(tree: dict[str, Any]) -> Any:
 
 
 def _check_manifest(data: bytes) -> None:
-    manifest = _judge(lambda: wire.decode_manifest(data))
+    manifest = _judge(lambda: manifest_wire.decode_manifest(data))
     tree = _reference(data)
     expected = _conforms(tree, ManifestBody) and _is_peer_id(tree["publisher"])
     assert (manifest is not None) == expected, f"manifest: reference says {expected}"
     if manifest is not None:
-        again = wire.decode_manifest(wire.encode_manifest(manifest))
+        again = manifest_wire.decode_manifest(manifest_wire.encode_manifest(manifest))
         assert again == manifest, "a manifest changed on the way"
 
 

@@ -35,12 +35,12 @@ from libp2p.utils import encode_delim
 from noise.connection import Keypair, NoiseConnection
 
 from swarm.errors import RemoteProtocolError, RequestRefused
-from swarm.messages import ROLLOUTS_PROTOCOL
-from swarm.transport.libp2p_front_door import ADMISSION_TIMEOUT_S, BoundedRawConnection
-from swarm.transport.libp2p_negotiation import MULTISTREAM
-from swarm.transport.libp2p_noise import PROTOCOL_NAME
-from swarm.transport.libp2p_streams import Sending, receive
-from swarm.transport.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, HardYamux
+from swarm.transport.libp2p.admission.front_door import ADMISSION_TIMEOUT_S, BoundedRawConnection
+from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
+from swarm.transport.libp2p.connection.noise import PROTOCOL_NAME
+from swarm.transport.libp2p.connection.streams import Sending, receive
+from swarm.transport.libp2p.connection.yamux import HEADER, INBOUND_STREAMS_MAX, HardYamux
+from swarm.wire.messages import ROLLOUTS_PROTOCOL
 from tests.fuzz.fuzz_streams import request
 from tests.fuzz.rig import PATIENCE_S, Bench, Desk, End, pieces, run_case
 from tests.unit.test_wire_files import golden

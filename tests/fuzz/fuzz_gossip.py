@@ -11,7 +11,7 @@ from libp2p.pubsub.pb import rpc_pb2
 from libp2p.utils import encode_uvarint
 
 from swarm.errors import Reject, RemoteProtocolError
-from swarm.transport.libp2p_gossip import (
+from swarm.transport.libp2p.gossip import (
     BACK_OFF_S_MAX,
     CONTROL_ENTRIES_MAX,
     FIELDS_MAX,
@@ -24,7 +24,7 @@ from swarm.transport.libp2p_gossip import (
     check_size,
     trim_control,
 )
-from swarm.transport.protobuf_fields import count_fields
+from swarm.transport.libp2p.protobuf_fields import count_fields
 
 INPUT_BYTES_MAX = 2_048
 HEAD_BYTES = 2

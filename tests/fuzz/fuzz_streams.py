@@ -31,11 +31,18 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2, dcutr_pb2
 from libp2p.utils import encode_delim, encode_uvarint
 from multiaddr import Multiaddr
 
-from swarm import codec
-from swarm.address_book import GLOBAL, NOWHERE, reach_of, reach_of_ip
 from swarm.errors import ConfigError, RemoteProtocolError, RequestRefused
 from swarm.identity import peer_id_of, public_key_of
-from swarm.messages import (
+from swarm.limits.address_blocks import GLOBAL, NOWHERE, reach_of_ip
+from swarm.peers.address_book import reach_of
+from swarm.transport.libp2p.addresses import parse_peer_address
+from swarm.transport.libp2p.connection.negotiation import MULTISTREAM
+from swarm.transport.libp2p.connection.streams import LENGTH, STATUS, receive
+from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p.reach.reachability import PUNCH_PROTOCOL
+from swarm.transport.libp2p.reach.relay import HOP_PROTOCOL, STOP_PROTOCOL, encoded
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_DOMAIN,
     ADVERTS_PROTOCOL,
     GROUP_DOMAIN,
@@ -48,12 +55,6 @@ from swarm.messages import (
     Want,
     adverts_topic,
 )
-from swarm.transport.libp2p_addresses import parse_peer_address
-from swarm.transport.libp2p_circuit import HOP_PROTOCOL, STOP_PROTOCOL, encoded
-from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
-from swarm.transport.libp2p_negotiation import MULTISTREAM
-from swarm.transport.libp2p_reach import PUNCH_PROTOCOL
-from swarm.transport.libp2p_streams import LENGTH, STATUS, receive
 from tests.fuzz import fuzz_codec
 from tests.fuzz.fuzz_codec import sealed
 from tests.fuzz.rig import RUN_ID, Bench, DeskStream, End, run_case

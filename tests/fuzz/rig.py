@@ -23,12 +23,11 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.rpc_queue import RpcQueue
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
-from swarm.discovery import AddressBook, Discovery
 from swarm.errors import PeerUnreachable, RemoteProtocolError, RequestRefused
-from swarm.exchange import Exchange, ExchangeRules
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.messages import adverts_topic
-from swarm.pool import Pool, PoolLimits
+from swarm.peers.discovery import AddressBook, Discovery
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import (
     Admit,
@@ -44,12 +43,13 @@ from swarm.transport.base import (
     ask_always,
     untold,
 )
-from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
-from swarm.transport.libp2p_host import Libp2pTransport
-from swarm.transport.libp2p_reach import ReachRules
-from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS
-from swarm.transport.libp2p_yamux import MuxedConnection, Stream
+from swarm.transport.libp2p.connection.workarounds import ALL_WORKAROUNDS
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
+from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p.host import Libp2pTransport
+from swarm.transport.libp2p.reach.reachability import ReachRules
 from swarm.transport.places import PlaceFigures
+from swarm.wire.messages import adverts_topic
 from tests.wire_samples import ALICE, BOB
 
 CAROL = Identity(bytes(range(2, 34)))  # the node; nothing that she signed is in any seed
@@ -81,7 +81,7 @@ class Swallowed(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self.errors: list[BaseException] = []
-        log = logging.getLogger("swarm.transport.libp2p_host")
+        log = logging.getLogger("swarm.transport.libp2p.host")
         log.setLevel(logging.DEBUG)
         log.propagate = False
         log.handlers = [self]

@@ -11,19 +11,15 @@ import pytest
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.transport.upgrader import TransportUpgrader
 
-from swarm import codec, messages
-from swarm.discovery import Discovery
 from swarm.errors import RemoteProtocolError
-from swarm.exchange import Exchange
-from swarm.transport import (
-    libp2p_front_door,
-    libp2p_host,
-    libp2p_noise,
-    libp2p_streams,
-    libp2p_yamux,
-    serving,
-)
-from swarm.weights import wire
+from swarm.exchange.service import Exchange
+from swarm.peers.discovery import Discovery
+from swarm.transport import request_slots
+from swarm.transport.libp2p import host
+from swarm.transport.libp2p.admission import front_door
+from swarm.transport.libp2p.connection import noise, streams, yamux
+from swarm.weights.format import manifest_wire
+from swarm.wire import codec, messages
 from tests.fuzz import fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 from tests.fuzz.rig import PIECES_MAX, pieces
@@ -134,11 +130,11 @@ def _any_plan(patch: Patch) -> None:
 
 
 def _any_manifest(patch: Patch) -> None:
-    patch.setattr(wire, "manifest_fault", lambda manifest: None)
+    patch.setattr(manifest_wire, "manifest_fault", lambda manifest: None)
 
 
 def _any_entries(patch: Patch) -> None:
-    patch.setattr(wire, "check_entries", lambda entries: None)
+    patch.setattr(manifest_wire, "check_entries", lambda entries: None)
 
 
 FAULTS = {  # and what the finding says
@@ -199,22 +195,22 @@ def _validator_fails(patch: Patch) -> None:
 
 
 def _place_kept(patch: Patch) -> None:
-    patch.setattr(serving.Served, "leave", lambda self, peer: None)
+    patch.setattr(request_slots.Served, "leave", lambda self, peer: None)
 
 
 def _no_patience(patch: Patch) -> None:
-    patch.setattr(libp2p_host, "NEGOTIATION_TIMEOUT_S", float("inf"))
+    patch.setattr(host, "NEGOTIATION_TIMEOUT_S", float("inf"))
 
 
 def _steering_text(patch: Patch) -> None:
-    patch.setattr(libp2p_streams, "ascii", lambda text: text, raising=False)
+    patch.setattr(streams, "ascii", lambda text: text, raising=False)
 
 
 def _unbounded_answer(patch: Patch) -> None:
     async def answer(self: Any, response: bytes) -> None:
         await self._stream.write(bytes(fuzz_streams.WRITTEN_BYTES_MAX + 1))
 
-    patch.setattr(libp2p_streams.InboundStream, "answer", answer)
+    patch.setattr(streams.InboundStream, "answer", answer)
 
 
 def _hello_fails(patch: Patch) -> None:
@@ -242,7 +238,7 @@ def test_a_fault_in_the_handlers_is_found(fault: Callable[[Patch], None], messag
 
 
 def _handshake_raises(patch: Patch) -> None:
-    patch.setattr(libp2p_front_door.HardUpgrader, "upgrade_security", _upstream_security)
+    patch.setattr(front_door.HardUpgrader, "upgrade_security", _upstream_security)
 
 
 async def _upstream_security(self: Any, *arguments: Any) -> Any:
@@ -250,12 +246,12 @@ async def _upstream_security(self: Any, *arguments: Any) -> Any:
 
 
 def _signature_unchecked(patch: Patch) -> None:
-    patch.setattr(libp2p_noise, "verify_handshake_payload_sig", lambda *arguments: True)
+    patch.setattr(noise, "verify_handshake_payload_sig", lambda *arguments: True)
 
 
 def _no_windows(patch: Patch) -> None:
     """As upstream: what goes beyond the window is stored."""
-    take_header = libp2p_yamux.HardYamux._take_header
+    take_header = yamux.HardYamux._take_header
 
     def take(self: Any, version: int, kind: int, flags: int, stream_id: int, length: int) -> Any:
         stream = self.streams.get(stream_id)
@@ -263,12 +259,12 @@ def _no_windows(patch: Patch) -> None:
             stream.recv_window = max(stream.recv_window, length)
         return take_header(self, version, kind, flags, stream_id, length)
 
-    patch.setattr(libp2p_yamux.HardYamux, "_take_header", take)
+    patch.setattr(yamux.HardYamux, "_take_header", take)
 
 
 def _frame_error_escapes(patch: Patch) -> None:
-    patch.setattr(libp2p_yamux, "FrameError", KeyError)
-    patch.setattr(libp2p_yamux.HardYamux, "handle_incoming", _reading_without_a_boundary)
+    patch.setattr(yamux, "FrameError", KeyError)
+    patch.setattr(yamux.HardYamux, "handle_incoming", _reading_without_a_boundary)
 
 
 async def _reading_without_a_boundary(self: Any) -> None:

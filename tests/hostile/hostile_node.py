@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it is in no pa
 from node.config import RunConfig, load_config
 from node.tasks.scoring import pose
 from node.tasks.stream import INDEX_MAX, assigned_task
-from swarm import codec
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
-from swarm.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
-from swarm.simulation.liar import LIFE_S, Liar
-from swarm.simulation.lies import CATALOGUE, hello
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.simulation.hostile.liar import LIFE_S, Liar
+from swarm.simulation.hostile.lies import CATALOGUE, hello
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.wire import codec
+from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
 from tests.hostile.socket_lies import SOCKET_LIES
 
 LIE_S = 8.0  # at most for one lie

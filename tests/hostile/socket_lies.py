@@ -13,11 +13,11 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.utils import encode_delim
 
 from swarm.errors import Reject
-from swarm.messages import HELLO_PROTOCOL, ROLLOUTS_PROTOCOL
-from swarm.simulation.liar import Liar
-from swarm.simulation.lies import Lie, hello
-from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL
-from swarm.transport.libp2p_host import Libp2pTransport
+from swarm.simulation.hostile.liar import Liar
+from swarm.simulation.hostile.lies import Lie, hello
+from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
+from swarm.transport.libp2p.host import Libp2pTransport
+from swarm.wire.messages import HELLO_PROTOCOL, ROLLOUTS_PROTOCOL
 
 STREAMS = 200
 HANDSHAKES = 100

@@ -10,20 +10,20 @@ import pytest
 import trio
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec
-from swarm.discovery import AddressBook, Discovery
 from swarm.errors import Reject, SwarmError
-from swarm.exchange import Exchange, ExchangeRules
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
-from swarm.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
-from swarm.pool import Pool, PoolLimits
-from swarm.quotas import BLOCK_SHARE, RATES, Kind
+from swarm.limits.quotas import BLOCK_SHARE, RATES, Kind
+from swarm.peers.connection_gater import RULES, Warden, WardenRules
+from swarm.peers.discovery import AddressBook, Discovery
+from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.simulation.liar import LIFE_S, Liar
-from swarm.simulation.lies import CATALOGUE, Lie, hello
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.warden import RULES, Warden, WardenRules
+from swarm.simulation.hostile.liar import LIFE_S, Liar
+from swarm.simulation.hostile.lies import CATALOGUE, Lie, hello
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.wire import codec
+from swarm.wire.messages import HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX, HelloReply
 from tests.hostile.socket_lies import SOCKET_LIES
 from tests.support import run
 

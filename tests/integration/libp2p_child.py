@@ -6,7 +6,7 @@ import trio
 
 from swarm.identity import Identity, PeerId
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.libp2p.host import open_libp2p
 
 
 async def echo(peer: PeerId, payload: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 import sys
 
-from swarm.pool import AddResult, Pool, PoolLimits
+from swarm.exchange.pool import AddResult, Pool, PoolLimits
 from tests.pool_samples import PRODUCERS, make_group
 
 

@@ -19,9 +19,9 @@ from node.sapo import Progress, Sapo
 from node.tasks.held_out import HeldOutGuard
 from node.tasks.verifier import ProcessVerifier
 from node.training.process import open_trainer
-from swarm.codec import decode_group
-from swarm.ledger import Ledger
+from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, VerifiedGroup
+from swarm.wire.codec import decode_group
 from tests.integration.nodes import NodeProcess
 
 

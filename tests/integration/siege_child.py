@@ -12,9 +12,9 @@ import sys
 import trio
 
 from swarm.identity import Identity, PeerId
-from swarm.messages import HELLO_BYTES_MAX, HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.wire.messages import HELLO_BYTES_MAX, HELLO_PROTOCOL, HELLO_REPLY_BYTES_MAX
 
 PLACES = 48
 ATTACKERS = "127.9."

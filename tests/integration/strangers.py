@@ -13,9 +13,9 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 from libp2p.utils import encode_delim
 
-from swarm.transport.libp2p_host import Libp2pTransport
-from swarm.transport.libp2p_noise import Noise
-from swarm.transport.libp2p_yamux import HEADER
+from swarm.transport.libp2p.connection.noise import Noise
+from swarm.transport.libp2p.connection.yamux import HEADER
+from swarm.transport.libp2p.host import Libp2pTransport
 
 MULTISTREAM = encode_delim(b"/multistream/1.0.0")
 NOISE = encode_delim(b"/noise")

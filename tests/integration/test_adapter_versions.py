@@ -22,8 +22,8 @@ from node.training.policy import Policy
 from node.training.worker import load_version
 from node.worker_app import PolicyHost
 from swarm.errors import ChildFailed
-from swarm.messages import CHUNKS_PROTOCOL
 from swarm.rollouts import Completion, version_spans
+from swarm.wire.messages import CHUNKS_PROTOCOL
 from tests.integration.failing_worker import CORRUPT
 from tests.integration.nodes import MakeFed, MakeNode
 from tests.integration.shared_vllm import held, hold, use_holding_worker

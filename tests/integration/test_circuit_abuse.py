@@ -12,9 +12,11 @@ from libp2p.peer.id import ID
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import PeerId
-from swarm.quotas import RATES, Kind
-from swarm.transport import libp2p_circuit, libp2p_yamux
-from swarm.transport.libp2p_circuit import (
+from swarm.limits.quotas import RATES, Kind
+from swarm.transport.libp2p.connection import yamux
+from swarm.transport.libp2p.host import Libp2pTransport
+from swarm.transport.libp2p.reach import relay as relay_module
+from swarm.transport.libp2p.reach.relay import (
     CIRCUIT_IDLE_S_MAX,
     CIRCUIT_S_MAX,
     STOP_PROTOCOL,
@@ -23,7 +25,6 @@ from swarm.transport.libp2p_circuit import (
     accept_circuit,
     dial_through,
 )
-from swarm.transport.libp2p_host import Libp2pTransport
 from tests.integration.test_libp2p_yamux import connected, opened
 from tests.integration.test_reach import (
     MIB,
@@ -123,8 +124,8 @@ async def occupy(asker: Libp2pTransport, relay: Libp2pTransport, target: PeerId)
 def test_circuits_that_are_held_for_nothing_end_and_an_honest_one_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libp2p_circuit, "CIRCUIT_IDLE_S_MAX", 3.0)
-    monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_S", 0.1)  # as far below as it is in truth
+    monkeypatch.setattr(relay_module, "CIRCUIT_IDLE_S_MAX", 3.0)
+    monkeypatch.setattr(yamux, "PING_INTERVAL_S", 0.1)  # as far below as it is in truth
 
     async def main() -> None:
         async with hosts(RULES, NO_PUNCH, NO_PUNCH, NO_PUNCH, NO_PUNCH) as nodes:
@@ -164,8 +165,8 @@ async def is_refused(asker: Libp2pTransport, relay: Libp2pTransport, target: Pee
 def test_one_block_has_few_circuits_and_cannot_keep_others_from_a_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_TO_ONE_MAX", 1)
-    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_BLOCK_MAX", 2)
+    monkeypatch.setattr(relay_module, "CIRCUITS_TO_ONE_MAX", 1)
+    monkeypatch.setattr(relay_module, "CIRCUITS_PER_BLOCK_MAX", 2)
 
     async def main() -> None:
         async with hosts(RULES, *[NO_PUNCH] * 6) as nodes:
@@ -200,8 +201,8 @@ def test_one_block_has_few_circuits_and_cannot_keep_others_from_a_peer(
 
 
 def test_peers_at_private_addresses_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_TO_ONE_MAX", 1)
-    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_BLOCK_MAX", 0)
+    monkeypatch.setattr(relay_module, "CIRCUITS_TO_ONE_MAX", 1)
+    monkeypatch.setattr(relay_module, "CIRCUITS_PER_BLOCK_MAX", 0)
 
     async def main() -> None:
         async with hosts(RULES, NO_PUNCH, NO_PUNCH, NO_PUNCH) as (relay, hidden, *askers):
@@ -215,7 +216,7 @@ def test_peers_at_private_addresses_share_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_private_address_has_half_of_the_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PRIVATE_IP_MAX", 3, raising=False)
+    monkeypatch.setattr(relay_module, "CIRCUITS_PER_PRIVATE_IP_MAX", 3, raising=False)
 
     async def main() -> None:
         async with hosts(RULES, *[NO_PUNCH] * 6) as (relay, hidden, other, *askers):
@@ -237,7 +238,7 @@ def test_one_private_address_has_half_of_the_circuits(monkeypatch: pytest.Monkey
 
 
 def test_one_block_has_few_reservations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_circuit, "RESERVATIONS_PER_BLOCK_MAX", 1)
+    monkeypatch.setattr(relay_module, "RESERVATIONS_PER_BLOCK_MAX", 1)
 
     async def main() -> None:
         async with hosts(RULES, NO_PUNCH, NO_PUNCH, NO_PUNCH) as (relay, one, another, friend):

@@ -10,11 +10,11 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from swarm import codec
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
-from swarm.transport.libp2p_circuit import STOP_PROTOCOL, accept_circuit
+from swarm.transport.libp2p.reach.relay import STOP_PROTOCOL, accept_circuit
+from swarm.wire import codec
+from swarm.wire.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
 from tests.integration.test_reach import RULES, circuit, hosts, is_well, relayed
 from tests.support import run
 

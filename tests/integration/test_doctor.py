@@ -14,14 +14,14 @@ from node.doctor import check_addresses, check_clock, examine_network
 from node.doctor_machine import Finding, check_broker, check_congestion, check_model
 from node.simulated import EPOCH_S
 from node.training.spec import TrainerSpec
-from swarm.address_book import AddressBook
-from swarm.discovery import Discovery
 from swarm.identity import Identity
-from swarm.ledger import Ledger
-from swarm.transport import libp2p_reach
-from swarm.transport.libp2p_host import open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
-from swarm.warden import Warden
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.transport.libp2p.reach import reachability
+from swarm.transport.libp2p.reach.reachability import ReachRules
 from tests.brokers import PASSWORD, USER, free_port, open_mosquitto
 from tests.integration.nodes import LOOPBACK, swarm_node
 from tests.support import run
@@ -66,7 +66,7 @@ def examined(config: NodeConfig, clock_error_s: float = 0.0) -> dict[str, Findin
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_reach, "TICK_S", 0.1)
+    monkeypatch.setattr(reachability, "TICK_S", 0.1)
 
 
 def test_with_a_peer_it_tells_the_time_and_who_can_dial_us(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_where_the_port_is_closed_it_says_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "PEERS_WAIT_S", 3.0)
-    monkeypatch.setattr(libp2p_reach.Reach, "_ports", lambda self: (1,))
+    monkeypatch.setattr(reachability.Reach, "_ports", lambda self: (1,))
     found = examined(settings(tmp_path))
     assert found["reachability"].level == "warn"
     assert "announce" in found["reachability"].advice

@@ -8,12 +8,12 @@ import pytest
 import trio
 
 from node.simulated import EPOCH_S
-from swarm.address_book import AddressBook
-from swarm.discovery import Discovery
 from swarm.identity import Identity
-from swarm.ledger import Ledger
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.warden import Warden
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 
 pytestmark = pytest.mark.integration

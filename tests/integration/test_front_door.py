@@ -12,8 +12,8 @@ from libp2p.peer.id import ID
 
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import Identity, PeerId
-from swarm.transport import libp2p_negotiation
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.connection import negotiation
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.integration.strangers import (
     GO_AWAY,
     MULTISTREAM,
@@ -247,8 +247,8 @@ def test_after_the_handshake_little_is_collected(head: bytes) -> None:
 
 def test_without_a_bound_the_whole_line_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the tests above measure what they should."""
-    monkeypatch.setattr(libp2p_negotiation, "LINE_BYTES_MAX", 2**60)
-    monkeypatch.setattr(libp2p_negotiation, "LENGTH_SHIFTS", tuple(range(0, 63, 7)))
+    monkeypatch.setattr(negotiation, "LINE_BYTES_MAX", 2**60)
+    monkeypatch.setattr(negotiation, "LENGTH_SHIFTS", tuple(range(0, 63, 7)))
 
     async def main() -> None:
         async with host(1) as node, caller(node) as stream:
@@ -300,9 +300,9 @@ def test_whom_we_dial_has_us_collect_little() -> None:
 
 def test_one_deadline_holds_for_all_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then keeps nobody's place."""
-    from swarm.transport import libp2p_front_door
+    from swarm.transport.libp2p.admission import front_door
 
-    monkeypatch.setattr(libp2p_front_door, "ADMISSION_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 1.0)
 
     async def main() -> None:
         async with host(1) as node, caller(node) as stream:

@@ -5,8 +5,9 @@ import trio
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport import libp2p_front_door, places
-from swarm.transport.libp2p_host import open_libp2p
+from swarm.transport import places
+from swarm.transport.libp2p.admission import front_door
+from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.places import (
     CONNECTIONS_MAX,
     HANDSHAKES_MAX,
@@ -23,7 +24,7 @@ LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 @pytest.mark.integration
 def test_silent_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(libp2p_front_door, "ADMISSION_TIMEOUT_S", 3_600.0)
+    monkeypatch.setattr(front_door, "ADMISSION_TIMEOUT_S", 3_600.0)
 
     async def main() -> None:
         async with (

@@ -12,17 +12,17 @@ import psutil
 import pytest
 import trio
 
-from swarm import codec
+from swarm.exchange.pool import PoolLimits
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.transport.libp2p.host import open_libp2p
+from swarm.wire import codec
+from swarm.wire.messages import (
     GROUPS_REPLY_BYTES_MAX,
     ROLLOUTS_PROTOCOL,
     WANT_GROUPS_MAX,
     GroupsReply,
     Want,
 )
-from swarm.pool import PoolLimits
-from swarm.transport.libp2p_host import open_libp2p
 from tests.integration.nodes import LOOPBACK, MakeNode, NodeProcess, all_gone
 from tests.integration.process_groups import PAUSE_S, pause
 

@@ -9,14 +9,14 @@ from libp2p.peer.id import ID
 from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from multiaddr import Multiaddr
 
-from swarm import codec
 from swarm.errors import RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
-from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack
-from swarm.transport import libp2p_reach
-from swarm.transport.libp2p_circuit import Call, read_message
-from swarm.transport.libp2p_host import Libp2pTransport
-from swarm.transport.libp2p_reach import PUNCH_PROTOCOL, PUNCH_ROUNDS
+from swarm.transport.libp2p.host import Libp2pTransport
+from swarm.transport.libp2p.reach import reachability
+from swarm.transport.libp2p.reach.reachability import PUNCH_PROTOCOL, PUNCH_ROUNDS
+from swarm.transport.libp2p.reach.relay import Call, read_message
+from swarm.wire import codec
+from swarm.wire.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack
 from tests.integration.test_reach import (
     NO_PUNCH,
     RULES,
@@ -34,15 +34,15 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_reach, "TICK_S", 0.05)
-    monkeypatch.setattr(libp2p_reach, "REFUSED_AGAIN_S", 0.2)  # a relay knows later what it is
-    monkeypatch.setattr(libp2p_reach, "RELAY_GRACE_S", 0.1)
+    monkeypatch.setattr(reachability, "TICK_S", 0.05)
+    monkeypatch.setattr(reachability, "REFUSED_AGAIN_S", 0.2)  # a relay knows later what it is
+    monkeypatch.setattr(reachability, "RELAY_GRACE_S", 0.1)
 
 
 def test_many_keys_at_one_public_address_have_us_dial_back_no_more_than_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("swarm.dial_backoff.is_public", lambda ip: True, raising=False)
+    monkeypatch.setattr("swarm.limits.dial_backoff.is_public", lambda ip: True, raising=False)
     knocks, refused = 0, 0
 
     async def main() -> None:
@@ -76,8 +76,10 @@ def test_many_keys_that_ask_for_punches_have_one_address_knocked_at_no_more_than
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quick_punches(monkeypatch)
-    monkeypatch.setattr("swarm.dial_backoff.is_public", lambda ip: True, raising=False)
-    monkeypatch.setattr("swarm.transport.libp2p_reach.DIAL_BACKS_PER_IP_MAX", 1_000)  # not of these
+    monkeypatch.setattr("swarm.limits.dial_backoff.is_public", lambda ip: True, raising=False)
+    monkeypatch.setattr(
+        "swarm.transport.libp2p.reach.reachability.DIAL_BACKS_PER_IP_MAX", 1_000
+    )  # not of these
     attackers_count, knocks = 6, 0
 
     async def main() -> None:

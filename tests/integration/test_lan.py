@@ -6,10 +6,10 @@ import pytest
 import trio
 import zeroconf
 
-from swarm import lan
 from swarm.identity import Identity, PeerId
-from swarm.invite import JoinKey
-from swarm.lan import LanUnavailable, announced, run_lan, tag_of
+from swarm.peers import mdns
+from swarm.peers.invite import JoinKey
+from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -68,7 +68,7 @@ def test_without_multicast_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tag_is_the_runs_and_tells_no_key() -> None:
     tags = {tag_of("a-1", None), tag_of("a-2", None), tag_of("a-1", KEY), tag_of("a-2", KEY)}
     assert len(tags) == 4
-    assert all(len(tag) == lan.TAG_CHARS for tag in tags)
+    assert all(len(tag) == mdns.TAG_CHARS for tag in tags)
 
 
 def test_this_machines_own_addresses_are_not_for_others() -> None:
@@ -78,7 +78,7 @@ def test_this_machines_own_addresses_are_not_for_others() -> None:
 
 def test_what_a_hostile_service_says_is_dropped() -> None:
     told: list[tuple[PeerId, Sequence[str]]] = []
-    judge = lan._Lan.__new__(lan._Lan)
+    judge = mdns._Lan.__new__(mdns._Lan)
     judge._peer, judge._tag = ANN, "ours"
     judge._tell = lambda peer, where: told.append((peer, where))
     good = {"id": BEN, "tag": "ours", "a0": "/ip4/10.0.0.1/tcp/1"}
@@ -95,21 +95,21 @@ def test_what_a_hostile_service_says_is_dropped() -> None:
 
 def test_a_flood_of_names_shuts_out_no_member() -> None:
     told: list[PeerId] = []
-    browser = lan._Lan.__new__(lan._Lan)
+    browser = mdns._Lan.__new__(mdns._Lan)
     browser._peer, browser._tag = ANN, "ours"
     browser._tell = lambda peer, where: told.append(peer)
-    member = lan._service_info(BEN, "ours", [address(BEN, 1)])
+    member = mdns._service_info(BEN, "ours", [address(BEN, 1)])
 
     class Heard:
         """Spoofed names have no text; the member's has."""
 
         def get_service_info(self, service: str, name: str, timeout_ms: int) -> object:
-            assert timeout_ms == lan.ASK_TIMEOUT_MS
+            assert timeout_ms == mdns.ASK_TIMEOUT_MS
             if not name.endswith(service):
                 raise zeroconf.BadTypeInNameException
             return member if name == member.name else None
 
     change = zeroconf.ServiceStateChange.Added
-    for name in [*(f"{number}.{lan.SERVICE}" for number in range(1000)), "no", member.name]:
-        browser._on_change(Heard(), lan.SERVICE, name, change)  # type: ignore[arg-type]
+    for name in [*(f"{number}.{mdns.SERVICE}" for number in range(1000)), "no", member.name]:
+        browser._on_change(Heard(), mdns.SERVICE, name, change)  # type: ignore[arg-type]
     assert told == [BEN]

@@ -14,10 +14,14 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity, PeerId
-from swarm.transport import libp2p_gossip
 from swarm.transport.base import GOSSIP_BYTES_MAX, ServeLimits
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_workarounds import ALL_WORKAROUNDS, Workarounds, require_version
+from swarm.transport.libp2p import gossip
+from swarm.transport.libp2p.connection.workarounds import (
+    ALL_WORKAROUNDS,
+    Workarounds,
+    require_version,
+)
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -212,7 +216,7 @@ def test_a_burst_crosses_a_mesh_whole_and_is_encoded_once_for_each_host(
                     await node.connect(other.addresses()[0])
             await until(lambda: all(len(node._router.mesh[TOPIC]) >= 4 for node in nodes))
             await until(lambda: all(len(node._gossip.peer_topics[TOPIC]) == 5 for node in nodes))
-            monkeypatch.setattr(libp2p_gossip, "encode_varint_prefixed", encode)
+            monkeypatch.setattr(gossip, "encode_varint_prefixed", encode)
             for node in nodes:
                 inner = node._host.get_addrs
 

@@ -26,10 +26,10 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import Identity, PeerId
-from swarm.transport import libp2p_yamux
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_gossip import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.connection import yamux
+from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL, MESSAGES_PER_RPC_MAX
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -169,10 +169,10 @@ def test_killed_peer_is_gone_within_seconds() -> None:
 
 
 def test_stopped_peer_delays_nobody_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_S", 0.5)
-    monkeypatch.setattr(libp2p_yamux, "PING_TIMEOUT_S", 10.0)
+    monkeypatch.setattr(yamux, "PING_INTERVAL_S", 0.5)
+    monkeypatch.setattr(yamux, "PING_TIMEOUT_S", 10.0)
     # where the socket is full, no ping is written: then that it takes nothing shows it
-    monkeypatch.setattr(libp2p_yamux, "WRITE_STALL_MAX_S", 10.0)
+    monkeypatch.setattr(yamux, "WRITE_STALL_MAX_S", 10.0)
 
     async def main() -> None:
         async with open_libp2p(Identity(b"a" * 32), LOOPBACK) as a, child() as (process, address):

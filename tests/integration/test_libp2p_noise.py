@@ -21,8 +21,8 @@ from libp2p.security.noise.exceptions import NoiseFailure, PeerIDMismatchesPubke
 from libp2p.security.noise.messages import NoiseExtensions, NoiseHandshakePayload
 from libp2p.security.noise.transport import Transport as UpstreamNoise
 
-from swarm.transport import libp2p_noise
-from swarm.transport.libp2p_noise import (
+from swarm.transport.libp2p.connection import noise as noise_module
+from swarm.transport.libp2p.connection.noise import (
     HANDSHAKE_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     RECORD_PLAIN_BYTES_MAX,
@@ -191,13 +191,13 @@ async def keep(sent: list[bytes], sealed: bytearray) -> None:
     sent.append(bytes(sealed))
 
 
-@pytest.mark.skipif(not libp2p_noise.IS_LINUX, reason="the socket is asked for that on Linux alone")
+@pytest.mark.skipif(not noise_module.IS_LINUX, reason="the socket is asked for that on Linux alone")
 def test_a_record_that_comes_in_packets_does_not_wake_us_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads, packets = run(reads_of_a_record_in_packets)
     assert reads <= 2 + RECORD_PLAIN_BYTES_MAX // SOCKET_WAKE_BYTES_MAX + 2 < packets / 8
-    monkeypatch.setattr(libp2p_noise, "IS_LINUX", False)
+    monkeypatch.setattr(noise_module, "IS_LINUX", False)
     reads, packets = run(reads_of_a_record_in_packets)
     assert reads > packets / 2
 

@@ -28,16 +28,16 @@ from libp2p.stream_muxer.yamux.yamux import (
 )
 
 from swarm.identity import Identity
-from swarm.transport import frame_rates
-from swarm.transport.frame_rates import Ended
-from swarm.transport.libp2p_buffers import (
+from swarm.transport.libp2p.connection import frame_rates
+from swarm.transport.libp2p.connection.buffers import (
     OUTBOX_BYTES_MAX,
     OUTBOX_CONTROL_MAX,
     PIECE_BYTES_MIN,
     ReceiveBuffer,
 )
-from swarm.transport.libp2p_noise import RECORD_PLAIN_BYTES_MAX
-from swarm.transport.libp2p_yamux import (
+from swarm.transport.libp2p.connection.frame_rates import Ended
+from swarm.transport.libp2p.connection.noise import RECORD_PLAIN_BYTES_MAX
+from swarm.transport.libp2p.connection.yamux import (
     FRAMES_PER_TURN,
     HEADER,
     INBOUND_STREAMS_MAX,

@@ -24,12 +24,12 @@ from node.monitor.embedded_broker import (
     RETAINED_TOPICS_MAX,
 )
 from node.monitor.monitoring import BROKER_DROPPED, embedded_broker
-from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import Incoming, Outgoing, Subscriber, publisher_of
-from swarm.telemetry import NodeReport, Topic, encode_report
-from swarm.watching import Gone, Watch
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.fleet_view import Gone, Watch
+from swarm.telemetry.mqtt import Incoming, Outgoing, Subscriber, publisher_of
+from swarm.telemetry.reports import NodeReport, Topic, encode_report
 from tests.brokers import free_port, open_mosquitto
 from tests.integration.nodes import WAIT_S, all_gone, until
 from tests.support import run

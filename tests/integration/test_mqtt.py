@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import trio
 
-from swarm import mqtt
-from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import (
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.fleet_view import Drop, Gone, Watch
+from swarm.telemetry.mqtt import (
     PACKET_BYTES_MAX,
     PUBLISH_QUEUE_MAX,
     Incoming,
@@ -27,7 +27,7 @@ from swarm.mqtt import (
     Subscriber,
     _Queue,
 )
-from swarm.telemetry import (
+from swarm.telemetry.reports import (
     DOMAIN,
     REPORT_BYTES_MAX,
     NodeReport,
@@ -36,8 +36,8 @@ from swarm.telemetry import (
     decode_report,
     encode_report,
     encode_status,
+    mqtt,
 )
-from swarm.watching import Drop, Gone, Watch
 from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run
 
@@ -71,7 +71,7 @@ def status(connection: int, *, online: bool) -> Outgoing:
 
 CHILD = """
 import sys, trio
-from swarm.brokers import Broker
+from swarm.telemetry.broker_address import Broker
 from tests.integration.test_mqtt import publisher, report
 sending = publisher(Broker.parse(sys.argv[1]))
 sending.put(report(1))

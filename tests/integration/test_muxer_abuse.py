@@ -23,9 +23,10 @@ from libp2p.stream_muxer.yamux.yamux import (
 
 from swarm.errors import Reject, TransportError
 from swarm.identity import Identity, PeerId
-from swarm.transport import frame_rates, libp2p_yamux
 from swarm.transport.base import ServeLimits
-from swarm.transport.frame_rates import (
+from swarm.transport.libp2p.connection import frame_rates, yamux
+from swarm.transport.libp2p.connection.buffers import Outbox
+from swarm.transport.libp2p.connection.frame_rates import (
     FRAME_BYTES_SMALL,
     PINGS_AT_ONCE_MAX,
     PINGS_PER_S_MAX,
@@ -35,11 +36,9 @@ from swarm.transport.frame_rates import (
     STREAMS_PER_S_MAX,
     Ended,
 )
-from swarm.transport.libp2p_buffers import Outbox
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_noise import NoiseSession
-from swarm.transport.libp2p_streams import InboundStream
-from swarm.transport.libp2p_yamux import (
+from swarm.transport.libp2p.connection.noise import NoiseSession
+from swarm.transport.libp2p.connection.streams import InboundStream
+from swarm.transport.libp2p.connection.yamux import (
     FRAMES_PER_TURN,
     HEADER,
     PING_INTERVAL_S,
@@ -47,6 +46,7 @@ from swarm.transport.libp2p_yamux import (
     WRITE_STALL_MAX_S,
     HardYamux,
 )
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.integration.raw_pipes import Raw, lockstep_pipe, pipe
 from tests.support import run
 
@@ -475,14 +475,14 @@ async def reads_slowly(each_s: float) -> tuple[bool, Counter[str]]:
 
 
 def test_over_sockets_a_slow_reader_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_yamux, "WRITE_STALL_MAX_S", STALL_S)
+    monkeypatch.setattr(yamux, "WRITE_STALL_MAX_S", STALL_S)
     assert run(reads_slowly, READ_EACH_S) == (True, {})
 
 
 def test_over_sockets_a_slow_reader_is_cut_off_where_nobody_looks_at_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(libp2p_yamux, "WRITE_STALL_MAX_S", STALL_S)
+    monkeypatch.setattr(yamux, "WRITE_STALL_MAX_S", STALL_S)
     write = NoiseSession.write_pieces
     monkeypatch.setattr(
         NoiseSession, "write_pieces", lambda session, pieces, moved=None: write(session, pieces)
@@ -491,5 +491,5 @@ def test_over_sockets_a_slow_reader_is_cut_off_where_nobody_looks_at_progress(
 
 
 def test_over_sockets_who_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_yamux, "WRITE_STALL_MAX_S", STALL_S)
+    monkeypatch.setattr(yamux, "WRITE_STALL_MAX_S", STALL_S)
     assert run(reads_slowly, 1_000.0) == (False, {Ended.STALLED: 1})

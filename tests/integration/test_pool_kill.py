@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import LocalProtocolError
-from swarm.pool import Pool, PoolLimits
+from swarm.exchange.pool import Pool, PoolLimits
 from swarm.rollouts import GroupId
 
 ROOT = Path(__file__).parents[2]

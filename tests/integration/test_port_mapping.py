@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import trio
 
-from swarm import port_mapping
-from swarm.port_mapping import Mapping, NoRouter, keep_mapped, map_port
+from swarm.peers import upnp
+from swarm.peers.upnp import Mapping, NoRouter, keep_mapped, map_port
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -115,7 +115,7 @@ def router(*, refuses: bool = False) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(port_mapping, "SEARCH_MS", 500)
+    monkeypatch.setattr(upnp, "SEARCH_MS", 500)
 
 
 def test_a_port_is_forwarded_and_taken_back_at_the_end() -> None:
@@ -147,7 +147,7 @@ def test_without_a_router_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.raises(NoRouter) as caught:
             await map_port(4001, HERE)
         assert str(caught.value) not in ("", "Success")
-        monkeypatch.setattr(port_mapping, "CALL_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(upnp, "CALL_TIMEOUT_S", 0.05)
         with pytest.raises(NoRouter, match="no answer"):
             await map_port(4001, HERE)
 
@@ -157,7 +157,7 @@ def test_without_a_router_nothing_hangs(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_call_that_hangs_takes_one_thread_and_none_of_those_for_all_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(port_mapping, "CALL_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(upnp, "CALL_TIMEOUT_S", 0.1)
     hung, released = [], threading.Event()
 
     def hang(port: int, interface: str | None) -> Mapping:
@@ -165,7 +165,7 @@ def test_a_call_that_hangs_takes_one_thread_and_none_of_those_for_all_else(
         released.wait(60)
         return Mapping(HERE, port)
 
-    monkeypatch.setattr(port_mapping, "_map", hang)
+    monkeypatch.setattr(upnp, "_map", hang)
 
     async def main() -> None:
         for port in range(3):
@@ -174,7 +174,7 @@ def test_a_call_that_hangs_takes_one_thread_and_none_of_those_for_all_else(
         assert hung == [0]
         assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
         released.set()
-        monkeypatch.setattr(port_mapping, "CALL_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(upnp, "CALL_TIMEOUT_S", 30.0)
         assert await map_port(9) == Mapping(HERE, 9)
 
     try:

@@ -8,7 +8,7 @@ from libp2p.utils import encode_delim
 
 from swarm.errors import PeerUnreachable
 from swarm.identity import Identity
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 
 pytestmark = pytest.mark.integration

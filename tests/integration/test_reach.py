@@ -19,22 +19,28 @@ from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
 from libp2p.utils import encode_delim
 from multiaddr import Multiaddr
 
-from swarm import codec
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import Identity, PeerId
-from swarm.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
-from swarm.transport import libp2p_circuit, libp2p_reach, observations
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_circuit import (
+from swarm.transport.libp2p.connection.negotiation import Reader
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach import observations, reachability
+from swarm.transport.libp2p.reach import relay as relay_module
+from swarm.transport.libp2p.reach.reachability import (
+    PUNCH_PROTOCOL,
+    PUNCH_ROUNDS,
+    Reach,
+    ReachRules,
+)
+from swarm.transport.libp2p.reach.relay import (
     HOP_PROTOCOL,
     STOP_PROTOCOL,
     Call,
     encoded,
     read_message,
 )
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_negotiation import Reader
-from swarm.transport.libp2p_reach import PUNCH_PROTOCOL, PUNCH_ROUNDS, Reach, ReachRules
+from swarm.wire import codec
+from swarm.wire.messages import REACH_BYTES_MAX, REACH_PROTOCOL, DialBack, DialBackReply
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -48,9 +54,9 @@ NO_PUNCH = ReachRules(punch=False)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_reach, "TICK_S", 0.05)
-    monkeypatch.setattr(libp2p_reach, "REFUSED_AGAIN_S", 0.2)
-    monkeypatch.setattr(libp2p_reach, "RELAY_GRACE_S", 0.1)
+    monkeypatch.setattr(reachability, "TICK_S", 0.05)
+    monkeypatch.setattr(reachability, "REFUSED_AGAIN_S", 0.2)
+    monkeypatch.setattr(reachability, "RELAY_GRACE_S", 0.1)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
@@ -261,17 +267,17 @@ def test_without_a_reservation_or_after_it_nobody_is_relayed() -> None:
 def test_a_relay_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with relayed() as (relay, hidden, other):
-            monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PEER_MAX", 0)
+            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 0)
             with pytest.raises(PeerUnreachable, match="201"):
                 await other.connect(circuit(hidden))
-            monkeypatch.setattr(libp2p_circuit, "CIRCUITS_PER_PEER_MAX", 8)
-            monkeypatch.setattr(libp2p_circuit, "RESERVATIONS_MAX", 1)
+            monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 8)
+            monkeypatch.setattr(relay_module, "RESERVATIONS_MAX", 1)
             unreachable(other)
             await other.connect(relay.addresses()[0])
             refused = reach(relay)._relay.figures.refused
             await until(lambda: refused["RESOURCE_LIMIT_EXCEEDED"] >= 2)
             assert not reach(other).summary.relays
-            monkeypatch.setattr(libp2p_circuit, "CIRCUIT_BYTES_MAX", MIB // 2)
+            monkeypatch.setattr(relay_module, "CIRCUIT_BYTES_MAX", MIB // 2)
             await other.connect(circuit(hidden))
             with pytest.raises(PeerUnreachable):
                 await ask(other, hidden.peer_id, bytes(2 * MIB))
@@ -470,8 +476,8 @@ NO_ADDRESSES = [
 
 
 def quick_punches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_reach, "DIRECT_FIRST_S", 0.1)
-    monkeypatch.setattr(libp2p_reach, "PUNCH_ROUND_S", 0.3)
+    monkeypatch.setattr(reachability, "DIRECT_FIRST_S", 0.1)
+    monkeypatch.setattr(reachability, "PUNCH_ROUND_S", 0.3)
 
 
 async def reserve_and_dial(
@@ -552,9 +558,9 @@ def test_nobody_has_third_parties_flooded_by_asking_for_a_punch(
             for _ in range(2 * PUNCH_ROUNDS):
                 await ask_for_punch(attacker, victim.peer_id, offered)
             assert answered == PUNCH_ROUNDS
-            assert 0 < len(knocks) <= libp2p_reach.PUNCH_IPS_MAX
+            assert 0 < len(knocks) <= reachability.PUNCH_IPS_MAX
             # in each round at the start, and where the round is as short as here never again
-            assert knocks.total() <= PUNCH_ROUNDS * libp2p_reach.PUNCH_IPS_MAX
+            assert knocks.total() <= PUNCH_ROUNDS * reachability.PUNCH_IPS_MAX
             nursery.cancel_scope.cancel()
 
     run(main)
@@ -564,7 +570,7 @@ def test_who_comes_while_others_are_punched_is_punched_after_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quick_punches(monkeypatch)
-    monkeypatch.setattr(libp2p_reach, "PUNCHES_MAX", 1)
+    monkeypatch.setattr(reachability, "PUNCHES_MAX", 1)
     begun, over = trio.Event(), trio.Event()
 
     async def slow(stream: INetStream) -> None:

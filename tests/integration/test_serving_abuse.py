@@ -10,9 +10,9 @@ from libp2p.utils import encode_delim
 
 from swarm.errors import RequestRefused
 from swarm.identity import Identity, PeerId
-from swarm.transport import serving
+from swarm.transport import request_slots
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -69,7 +69,7 @@ def test_half_a_request_has_no_place() -> None:
 
 
 def test_who_reads_no_answers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ANSWER_SLOW_S", 0.0)
+    monkeypatch.setattr(request_slots, "ANSWER_SLOW_S", 0.0)
 
     async def main() -> None:
         async with attacked(bytes([0, 0, 0, 1, 0])) as (server, honest):
@@ -82,7 +82,7 @@ def test_who_reads_no_answers_gives_way(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_quick_answer_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "ANSWER_SLOW_S", 3_600.0)
+    monkeypatch.setattr(request_slots, "ANSWER_SLOW_S", 3_600.0)
 
     async def main() -> None:
         async with attacked(bytes([0, 0, 0, 1, 0])) as (server, honest):
@@ -94,14 +94,14 @@ def test_a_quick_answer_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_only_a_larger_share_gives_way() -> None:
     async def main() -> None:
-        served = serving.Served(large, ServeLimits(1, 1, concurrent_max=3))
+        served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=3))
         places = [served.take(PeerId(name)) for name in ("two", "two", "one")]
         assert served.take(PeerId("new")) is None  # their handlers are still at it
         for place in places:
             assert place is not None
             place.answering_since_s = trio.current_time()
         assert served.take(PeerId("new")) is None  # and these are quick yet
-        await trio.sleep(serving.ANSWER_SLOW_S)
+        await trio.sleep(request_slots.ANSWER_SLOW_S)
         assert served.take(PeerId("one")) is None  # has one, and would have two
         assert served.take(PeerId("new")) is not None
         assert [place.scope.cancel_called for place in places if place] == [True, False, False]

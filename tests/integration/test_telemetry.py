@@ -12,10 +12,10 @@ import pytest
 import trio
 
 from node.monitor.records import StatusSnapshot
-from swarm.brokers import Broker
-from swarm.mqtt import Incoming, Subscriber
-from swarm.telemetry import NodeReport
-from swarm.watching import Gone, NodeView, Watch
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.fleet_view import Gone, NodeView, Watch
+from swarm.telemetry.mqtt import Incoming, Subscriber
+from swarm.telemetry.reports import NodeReport
 from tests.brokers import open_mosquitto
 from tests.integration.nodes import MakeFed, MakeNode, until
 

@@ -7,7 +7,7 @@ import trio
 from libp2p.peer.id import ID
 
 from swarm.identity import Identity
-from swarm.transport.libp2p_yamux import HEADER, HardYamux
+from swarm.transport.libp2p.connection.yamux import HEADER, HardYamux
 from tests.integration.raw_pipes import pipe
 from tests.integration.test_libp2p_noise import DIALLER, LISTENER, ours, secured
 from tests.support import run

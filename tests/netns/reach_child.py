@@ -10,10 +10,10 @@ import trio
 
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
-from swarm.transport import libp2p_reach
 from swarm.transport.base import ServeLimits
-from swarm.transport.libp2p_host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p_reach import ReachRules
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach import reachability
+from swarm.transport.libp2p.reach.reachability import ReachRules
 
 LISTEN = ["/ip4/0.0.0.0/tcp/4001"]
 PROTOCOL = "/test/echo/1.0.0"
@@ -43,11 +43,11 @@ def say(what: dict[str, object]) -> None:
 
 
 async def main(seed: str) -> None:
-    libp2p_reach.TICK_S = 0.1
-    libp2p_reach.REFUSED_AGAIN_S = 0.5
-    libp2p_reach.DIRECT_FIRST_S = 1.0
-    libp2p_reach.PUNCH_ROUNDS = 2
-    libp2p_reach.PUNCH_ROUND_S = 4.0
+    reachability.TICK_S = 0.1
+    reachability.REFUSED_AGAIN_S = 0.5
+    reachability.DIRECT_FIRST_S = 1.0
+    reachability.PUNCH_ROUNDS = 2
+    reachability.PUNCH_ROUND_S = 4.0
     async with (
         open_libp2p(Identity(seed.encode() * 32), LISTEN, reach=ReachRules()) as node,
         trio.open_nursery() as nursery,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.wire import codec
+from swarm.wire.messages import (
     GROUP_BYTES_MAX,
     AdvertBody,
     AdvertsReply,

@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from swarm.errors import LocalProtocolError
-from swarm.leases import Answer, Lease, LeaseBook, LeaseRules, Submission
-from swarm.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.trial import Allowance, Place
+from swarm.leasing.leases import Answer, Lease, LeaseBook, LeaseRules, Submission
+from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
+from swarm.leasing.trial import Allowance, Place
 
 BOUND, STEP, CREDITS = 2, 2, 6
 STALENESS = StalenessRules(BOUND, STEP, CREDITS)

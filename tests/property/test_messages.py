@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import codec, messages
 from swarm.errors import RemoteProtocolError
-from swarm.messages import MANIFEST_BYTES_MAX, WireModel
+from swarm.wire import codec, messages
+from swarm.wire.messages import MANIFEST_BYTES_MAX, WireModel
 from tests.wire_reference import Refused, Rule, conform, kinds, read, rules
 
 KINDS = kinds()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from swarm.errors import LocalProtocolError
-from swarm.pool import AddResult, Pool, PoolLimits
+from swarm.exchange.pool import AddResult, Pool, PoolLimits
 from swarm.rollouts import GroupId
 from tests.pool_samples import CREATED_AT_S, PRODUCERS, make_group
 

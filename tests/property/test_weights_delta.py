@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights import delta, streams
-from swarm.weights.delta import (
+from swarm.weights.format import delta, entropy_coding
+from swarm.weights.format.delta import (
     BLOCK_ELEMENTS_MAX,
     Method,
     Payload,
@@ -25,9 +25,16 @@ from swarm.weights.delta import (
     ordered,
     unit_bytes,
 )
-from swarm.weights.layout import DTYPE_BITS
-from swarm.weights.magnitudes import Classes, all_of, class_words, count_of, ranks_of, select
-from swarm.weights.streams import Array, Reader, Writer
+from swarm.weights.format.entropy_coding import Array, Reader, Writer
+from swarm.weights.format.layout import DTYPE_BITS
+from swarm.weights.format.magnitude_classes import (
+    Classes,
+    all_of,
+    class_words,
+    count_of,
+    ranks_of,
+    select,
+)
 from tests.weights_files import bf16, stepped
 
 FLOATS = ("BF16", "F16", "F32", "F64")
@@ -387,4 +394,4 @@ def test_streams_are_the_same_each_time() -> None:
         for _ in range(3)
     ]
     assert encoded[0] == encoded[1] == encoded[2]
-    assert streams.compress(b"x" * 100) != streams.compress(b"y" * 100)
+    assert entropy_coding.compress(b"x" * 100) != entropy_coding.compress(b"y" * 100)

@@ -15,7 +15,7 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
+from swarm.transport.memory.network import MemoryTransport
 
 HOSTS = 8
 ROUNDS = 5

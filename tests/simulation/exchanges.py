@@ -11,15 +11,15 @@ import trio
 from node.engines.scripted import TOKENIZER
 from node.simulated import EPOCH_S, run_inline
 from swarm.errors import Reject
-from swarm.exchange import Exchange, ExchangeRules
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.messages import WANT_BYTES_MAX
-from swarm.pool import Pool, PoolLimits
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire.messages import WANT_BYTES_MAX
 
 RUN_ID = "run"
 LINK = LinkProfile(latency_s=0.02)

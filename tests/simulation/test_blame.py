@@ -5,10 +5,12 @@ from collections.abc import Callable
 import msgpack
 import trio
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.rollouts import GroupId, RolloutGroup
+from swarm.transport.base import ServeLimits
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_DOMAIN,
     GROUP_DOMAIN,
     HOLDERS_PROTOCOL,
@@ -19,8 +21,6 @@ from swarm.messages import (
     Signed,
     adverts_topic,
 )
-from swarm.rollouts import GroupId, RolloutGroup
-from swarm.transport.base import ServeLimits
 from tests.simulation.test_exchange import RUN_ID, Setting, group_of, now_s, server_of, setting
 from tests.support import run
 

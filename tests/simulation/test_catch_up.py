@@ -12,11 +12,11 @@ from node.engines.scripted import ScriptedPolicy
 from node.monitor.records import RoundDone
 from node.simulated import SimulatedNode, build, run
 from node.training.base import TrainingGroup, TrainReport
-from swarm.messages import ADVERTS_PROTOCOL
 from swarm.rollouts import Completion
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
+from swarm.wire.messages import ADVERTS_PROTOCOL
 from tests.simulation.exchanges import exchanges, group_of, now_s
 from tests.simulation.test_swarm import CONFIG, RUN
 from tests.support import run as run_trio

@@ -14,23 +14,23 @@ from node import simulate as simulate_module
 from node.scenario import CHAOS, GANG, Scenario, SwarmTable, chaos_scenario
 from node.simulate import SimulatedPolicy, replay_of, simulate
 from node.simulation_report import Replay, Report
-from swarm import codec
-from swarm.blocks import block_of
 from swarm.errors import Reject, RequestRefused
-from swarm.exchange import Exchange
-from swarm.fetching import Fetcher
+from swarm.exchange.fetching import Fetcher
+from swarm.exchange.pool import Pool
+from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
-from swarm.pool import Pool
-from swarm.reputation import RULES as REPUTATION_RULES
-from swarm.reputation import Reputation
-from swarm.simulation import bounds
-from swarm.simulation import invariants as invariants_module
+from swarm.limits.address_blocks import block_of
+from swarm.peers.connection_gater import Warden
+from swarm.peers.reputation import RULES as REPUTATION_RULES
+from swarm.peers.reputation import Reputation
 from swarm.simulation.addresses import draw_ips
-from swarm.simulation.delivery import PAIRS_MIN
+from swarm.simulation.checks import bounds
+from swarm.simulation.checks import invariants as invariants_module
+from swarm.simulation.checks.delivery import PAIRS_MIN
 from swarm.simulation.faults import KINDS
-from swarm.simulation.lies import CATALOGUE
-from swarm.transport.memory import RUNS_ON
-from swarm.warden import Warden
+from swarm.simulation.hostile.lies import CATALOGUE
+from swarm.transport.memory.network import RUNS_ON
+from swarm.wire import codec
 
 CASES = tomllib.loads((Path(__file__).parent / "chaos_cases.toml").read_text())["cases"]
 SEEDS = (101, 102, 112, 113)

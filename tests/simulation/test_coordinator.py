@@ -17,14 +17,14 @@ from coordinator.providers.static import StaticProvider
 from node.config import LearnerRules, RunConfig
 from node.simulated import EPOCH_S, run_inline
 from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
-from swarm.control import ControlClient, ReportedWorker, pack_peers
 from swarm.identity import PeerId
-from swarm.leases import LeaseRules
-from swarm.ledger import Ledger
-from swarm.messages import SetPlan
+from swarm.leasing.coordination import ControlClient, ReportedWorker, pack_peers
+from swarm.leasing.leases import LeaseRules
+from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
+from swarm.wire.messages import SetPlan
 from tests.wire_samples import ALICE
 
 LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)

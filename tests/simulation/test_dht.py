@@ -6,9 +6,11 @@ from random import Random
 import trio
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec
-from swarm.address_book import AddressBook
-from swarm.dht import (
+from swarm.errors import Reject, RequestRefused
+from swarm.identity import Identity, PeerId
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.dht import (
     BUCKET_PEERS_MAX,
     BUCKETS_MAX,
     KEYS_MAX,
@@ -22,11 +24,15 @@ from swarm.dht import (
     key_of,
     point_of,
 )
-from swarm.discovery import Discovery
-from swarm.errors import Reject, RequestRefused
-from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
-from swarm.messages import (
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.base import ServeLimits
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire import codec
+from swarm.wire.messages import (
     CLOSER_PER_REPLY_MAX,
     PROVIDERS_BYTES_MAX,
     PROVIDERS_PROTOCOL,
@@ -35,12 +41,6 @@ from swarm.messages import (
     KnownPeer,
     ProvidersReply,
 )
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
-from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
-from swarm.warden import Warden
 
 LAN = LinkProfile(latency_s=0.02)
 

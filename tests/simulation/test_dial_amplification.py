@@ -9,13 +9,18 @@ import pytest
 import trio
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec
-from swarm.address_book import AddressBook
-from swarm.dht import Dht, key_of
-from swarm.discovery import Discovery
 from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
-from swarm.messages import (
+from swarm.peers.address_book import AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.dht import Dht, key_of
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.base import ServeLimits
+from swarm.wire import codec
+from swarm.wire.messages import (
     CLOSER_PER_REPLY_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
@@ -29,11 +34,6 @@ from swarm.messages import (
     KnownPeer,
     ProvidersReply,
 )
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
-from swarm.transport.base import ServeLimits
-from swarm.warden import Warden
 
 LAN = LinkProfile(latency_s=0.02)
 RUN_ID = "sums-1"

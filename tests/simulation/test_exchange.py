@@ -12,7 +12,6 @@ import trio
 
 from node.engines.scripted import TOKENIZER
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec
 from swarm.errors import (
     ChildFailed,
     PeerUnreachable,
@@ -20,10 +19,17 @@ from swarm.errors import (
     RemoteProtocolError,
     RequestRefused,
 )
-from swarm.exchange import Exchange, ExchangeRules
-from swarm.fetching import DIAL_ADDRESSES_MAX
+from swarm.exchange.fetching import DIAL_ADDRESSES_MAX
+from swarm.exchange.pool import Pool, PoolLimits
+from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.base import ServeLimits
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERTS_PROTOCOL,
     ADVERTS_REPLY_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
@@ -37,12 +43,6 @@ from swarm.messages import (
     Want,
     adverts_topic,
 )
-from swarm.pool import Pool, PoolLimits
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
-from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
 from tests.support import run
 
 RUN_ID = "run"

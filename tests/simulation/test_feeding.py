@@ -10,21 +10,21 @@ import msgpack
 import pytest
 import trio
 
-from swarm import codec
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
-from swarm.intake import STANDBY, Admitted, Intake, IntakeRules
-from swarm.leases import Lease as GrantedLease
-from swarm.leases import LeaseBook, LeaseRules
-from swarm.ledger import Ledger
-from swarm.messages import SUBMISSION_REPLY_BYTES_MAX, SUBMISSIONS_PROTOCOL, SubmissionReply
+from swarm.leasing.intake import STANDBY, Admitted, Intake, IntakeRules
+from swarm.leasing.lease_client import Declined, Lease, WorkSource
+from swarm.leasing.leases import Lease as GrantedLease
+from swarm.leasing.leases import LeaseBook, LeaseRules
+from swarm.leasing.staleness import Account, StalenessRules
+from swarm.peers.connection_gater import Warden
+from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
-from swarm.staleness import Account, StalenessRules
-from swarm.transport.memory import MemoryTransport
-from swarm.warden import Warden
-from swarm.work import Declined, Lease, WorkSource
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire import codec
+from swarm.wire.messages import SUBMISSION_REPLY_BYTES_MAX, SUBMISSIONS_PROTOCOL, SubmissionReply
 
 RUN_ID = "feeding-1"
 LEARNER = 0

@@ -3,7 +3,7 @@ that come in the middle of it. Small cases of the benchmark; a planted fault is 
 
 import pytest
 
-from swarm.staleness import Account
+from swarm.leasing.staleness import Account
 from tests.support import script
 
 script("learner_lab")

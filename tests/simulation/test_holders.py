@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import trio
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.messages import (
+from swarm.rollouts import RolloutGroup, VerifiedGroup
+from swarm.simulation.links import LinkProfile
+from swarm.wire import codec
+from swarm.wire.messages import (
     HOLDERS_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
@@ -20,8 +22,6 @@ from swarm.messages import (
     Want,
     adverts_topic,
 )
-from swarm.rollouts import RolloutGroup, VerifiedGroup
-from swarm.simulation.links import LinkProfile
 from tests.simulation.exchanges import (
     RUN_ID,
     Peer,

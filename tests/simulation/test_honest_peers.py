@@ -11,8 +11,8 @@ import trio
 from node.engines.scripted import ScriptedPolicy
 from node.monitor.records import BanStatus
 from node.simulated import SimulatedNode, build, run
-from swarm import reputation
 from swarm.errors import Reject
+from swarm.peers import reputation
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world

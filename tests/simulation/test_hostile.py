@@ -19,8 +19,8 @@ from node.tasks.stream import assigned_task
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.liar import LIFE_S, Liar
-from swarm.simulation.lies import CATALOGUE, Lie
+from swarm.simulation.hostile.liar import LIFE_S, Liar
+from swarm.simulation.hostile.lies import CATALOGUE, Lie
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
 from tests.simulation import test_swarm

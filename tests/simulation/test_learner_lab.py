@@ -7,7 +7,7 @@ import pytest
 
 from node import learner
 from node.learner_checks import LearnerChecks
-from swarm.staleness import StalenessRules
+from swarm.leasing.staleness import StalenessRules
 from tests.support import script
 
 script("learner_lab")

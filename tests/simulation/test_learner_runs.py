@@ -13,7 +13,7 @@ from node.engines.base import Maker
 from node.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
 from node.simulated_policy import TimedEngine, TimedTrainer
 from node.training.base import TrainingGroup, TrainReport
-from swarm.leases import LeaseRules
+from swarm.leasing.leases import LeaseRules
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world

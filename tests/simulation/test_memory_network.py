@@ -11,8 +11,8 @@ from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import OVERHEAD_BYTES, LinkProfile
 from swarm.simulation.world import TRACE_LINES_MAX, World, open_world
 from swarm.transport.base import GossipMessage, ServeLimits
-from swarm.transport.memory import HANDSHAKE_ROUND_TRIPS, MemoryTransport
-from swarm.transport.memory_gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
+from swarm.transport.memory.gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
+from swarm.transport.memory.network import HANDSHAKE_ROUND_TRIPS, MemoryTransport
 
 PROTOCOL = "/test/echo/1.0.0"
 TOPIC = "/test/topic/1.0.0"

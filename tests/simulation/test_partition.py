@@ -6,14 +6,14 @@ import pytest
 import trio
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import discovery
-from swarm.address_book import DIAL_AGAIN_MAX_S, AddressBook
-from swarm.discovery import Discovery
-from swarm.ledger import Ledger
+from swarm.peers import discovery
+from swarm.peers.address_book import DIAL_AGAIN_MAX_S, AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
-from swarm.warden import Warden
 
 HALF = 8
 APART_S = 1_500.0

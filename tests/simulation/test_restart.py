@@ -3,7 +3,7 @@
 from random import Random
 
 from node.simulated import run_inline
-from swarm.exchange import Exchange
+from swarm.exchange.service import Exchange
 from tests.simulation.exchanges import approve, exchanges, now_s, until
 from tests.support import run
 

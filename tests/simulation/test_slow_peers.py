@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 import trio
 
-from swarm import codec, fetching
+from swarm.exchange import fetching
+from swarm.exchange.offers import OfferTable
+from swarm.exchange.stragglers import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
 from swarm.identity import PeerId
-from swarm.late import BATCHES_FACTOR, LATE_FACTOR, LATE_OF_ONE_FACTOR
-from swarm.messages import (
+from swarm.simulation.determinism import deterministic_run
+from swarm.wire import codec
+from swarm.wire.messages import (
     HOLDERS_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
@@ -18,8 +21,6 @@ from swarm.messages import (
     HaveReply,
     Want,
 )
-from swarm.offers import OfferTable
-from swarm.simulation.determinism import deterministic_run
 from tests.simulation.exchanges import Peer, Swarm, exchanges, until
 
 PARALLEL = 4

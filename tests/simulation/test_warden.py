@@ -8,15 +8,15 @@ import trio
 
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import PeerId
-from swarm.ledger import Ledger
-from swarm.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
-from swarm.reputation import RULES as REPUTATION_RULES
-from swarm.reputation import Ban
+from swarm.limits.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
+from swarm.peers.connection_gater import RULES, Warden, WardenRules
+from swarm.peers.ledger import Ledger
+from swarm.peers.reputation import RULES as REPUTATION_RULES
+from swarm.peers.reputation import Ban
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import World, open_world
-from swarm.transport.memory import MemoryTransport
-from swarm.warden import RULES, Warden, WardenRules
+from swarm.transport.memory.network import MemoryTransport
 
 LAN = LinkProfile(latency_s=0.01)
 PUBLIC = "192.0.2."

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.simulation.weights_faults import FAULTS, FaultRow, run_fault
-from swarm.simulation.weights_hosts import files_of, write_version
+from swarm.simulation.weights.faults import FAULTS, FaultRow, run_fault
+from swarm.simulation.weights.hosts import files_of, write_version
 
 # what the user sees, what serves meanwhile, and figures that show that it happened
 EXPECTED: Mapping[str, tuple[str, str, Mapping[str, range]]] = {

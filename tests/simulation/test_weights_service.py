@@ -7,22 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from swarm import codec
 from swarm.errors import ConfigError, Reject, RequestRefused
-from swarm.messages import (
-    CHUNKS_PROTOCOL,
-    HEADS_PROTOCOL,
-    HEADS_REPLY_BYTES_MAX,
-    MANIFEST_PROTOCOL,
-    HeadsReply,
-    WantHeads,
-    WantManifest,
-)
-from swarm.quotas import RATES, Kind
+from swarm.limits.quotas import RATES, Kind
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.weights_faults import FAST, SETTLED_S
-from swarm.simulation.weights_hosts import (
+from swarm.simulation.weights.faults import FAST, SETTLED_S
+from swarm.simulation.weights.hosts import (
     LINK,
     LOOK_S,
     POLICY,
@@ -32,9 +22,19 @@ from swarm.simulation.weights_hosts import (
     Hosts,
     open_hosts,
 )
-from swarm.weights import wire
-from swarm.weights.publishing import PLAN_LOOK_S
-from swarm.weights.topology import Strategy
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.topology import Strategy
+from swarm.weights.publisher import PLAN_LOOK_S
+from swarm.wire import codec
+from swarm.wire.messages import (
+    CHUNKS_PROTOCOL,
+    HEADS_PROTOCOL,
+    HEADS_REPLY_BYTES_MAX,
+    MANIFEST_PROTOCOL,
+    HeadsReply,
+    WantHeads,
+    WantManifest,
+)
 
 Play = Callable[[Hosts], Awaitable[None]]
 
@@ -229,7 +229,7 @@ def test_the_publisher_plans_once_it_knows_links_and_again_when_peers_leave(
         await hosts.publish(2)
         head = publisher.service.heads.newest(POLICY)
         assert head is not None
-        plan = wire.plan_of(head)
+        plan = manifest_wire.plan_of(head)
         assert plan.strategy is not Strategy.SWARM
         assert set(plan.order) == {hosts.world.peer_id(number) for number in range(1, 5)}
         await trio.sleep(1.0)
@@ -239,7 +239,7 @@ def test_the_publisher_plans_once_it_knows_links_and_again_when_peers_leave(
         head = publisher.service.heads.newest(POLICY)
         assert head is not None
         assert head.sequence == 1
-        plan = wire.plan_of(head)
+        plan = manifest_wire.plan_of(head)
         assert set(plan.order) == {hosts.world.peer_id(number) for number in range(1, 4)}
 
     play(scene, tmp_path, hosts=5, link=LINK)

@@ -2,9 +2,9 @@
 
 import msgpack
 
-from swarm.known_worker import KnownWorker, Proof
-from swarm.leases import Lease, LeaseBook, LeaseRules, Submission
-from swarm.staleness import Account, StalenessRules
+from swarm.leasing.known_worker import KnownWorker, Proof
+from swarm.leasing.leases import Lease, LeaseBook, LeaseRules, Submission
+from swarm.leasing.staleness import Account, StalenessRules
 
 STALENESS = StalenessRules(bound=2, groups_per_step=8, groups_max=64)
 PATIENT = StalenessRules(bound=1000, groups_per_step=8, groups_max=64)

@@ -6,19 +6,16 @@ from random import Random
 
 import pytest
 
-from swarm.address_book import (
+from swarm.identity import Identity, PeerId
+from swarm.limits.address_blocks import GLOBAL, LOCAL, NOWHERE, THIS_MACHINE
+from swarm.peers.address_book import (
     DIAL_AGAIN_MAX_S,
     DIAL_AGAIN_S,
-    GLOBAL,
-    LOCAL,
-    NOWHERE,
-    THIS_MACHINE,
     AddressBook,
     plausible,
     reach_of,
 )
-from swarm.identity import Identity, PeerId
-from swarm.transport.libp2p_addresses import parse_peer_address
+from swarm.transport.libp2p.addresses import parse_peer_address
 
 ANN, BEN = PeerId("ann"), PeerId("ben")
 

@@ -23,7 +23,7 @@ from node.monitor.alarms import (
     ROUNDS_MIN,
     alarms_of,
 )
-from swarm.telemetry import (
+from swarm.telemetry.reports import (
     ADVICE,
     ALARMS_MAX,
     ALONE_ADVICE,

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from node.tasks.stream import assigned_task
-from swarm.pool import Candidate
+from swarm.exchange.pool import Candidate
 from tests.support import run, script
 from tests.unit.tasks_support import ALICE, BOB, make_group
 from tests.unit.training_support import qwen_directory

@@ -16,7 +16,7 @@ from node.monitor.broker_limits import (
     Places,
     TooMuch,
 )
-from swarm.mqtt import PACKET_BYTES_MAX
+from swarm.telemetry.mqtt import PACKET_BYTES_MAX
 
 
 def header(kind: int, size: int) -> Header:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from swarm.brokers import Broker
 from swarm.errors import ConfigError
+from swarm.telemetry.broker_address import Broker
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from coordinator.capacity import (
     predicted_broadcast,
 )
 from swarm.errors import ConfigError
-from swarm.weights.topology import Strategy
+from swarm.weights.format.topology import Strategy
 from tests.coordinator_samples import MB, run_of, worker
 
 INSTANT = {"latency_s": 0.0, "up_bytes_per_s": 1e15}

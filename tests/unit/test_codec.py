@@ -9,10 +9,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from swarm import codec, messages
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
-from swarm.messages import (
+from swarm.rollouts import Completion, FinishReason, RolloutGroup
+from swarm.wire import codec, messages
+from swarm.wire.messages import (
     ADVERT_BYTES_MAX,
     ADVERT_DOMAIN,
     COMPLETIONS_MAX,
@@ -25,7 +26,6 @@ from swarm.messages import (
     Signed,
     Want,
 )
-from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from tests.wire_samples import ALICE, BOB, sample_advert, sample_group, sample_hello
 
 Fields = dict[str, Any]

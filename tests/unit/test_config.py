@@ -12,8 +12,8 @@ from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config_errors import flag_of
 from node.engines.base import Sampling
 from swarm.errors import ConfigError
-from swarm.invite import Invitation, JoinKey
-from swarm.messages import RUN_ID_CHARS_MAX
+from swarm.peers.invite import Invitation, JoinKey
+from swarm.wire.messages import RUN_ID_CHARS_MAX
 from tests.unit.tasks_support import ALICE, BOB, NINE, make_run
 
 RUN_TEXT = 'name = "x"\n[[environments]]\nname = "scripted_sum"\n'

@@ -13,10 +13,10 @@ from coordinator.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
 from coordinator.serve import _Source, learner_of
 from coordinator.view import load_state, save_state
 from coordinator.wishes import drain, read_depth, read_drained, set_depth
-from swarm import control
-from swarm.control import ReportedWorker
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId
+from swarm.leasing import coordination
+from swarm.leasing.coordination import ReportedWorker
 from tests.wire_samples import ALICE, BOB, steering_messages
 
 PEER = f"/ip4/127.0.0.1/tcp/1/p2p/{ALICE.peer_id}"
@@ -176,18 +176,18 @@ def test_a_broadcast_that_takes_longer_than_its_bytes_is_put_down_to_loading() -
 
 def test_rows_of_workers_come_back_as_they_were_and_bad_ones_are_refused() -> None:
     unknown = replace(REPORTED, peer=PeerId(ALICE.peer_id), groups_per_s=None, standing_by=True)
-    column = control.pack([REPORTED, unknown])
-    back = control.unpack(column)
+    column = coordination.pack([REPORTED, unknown])
+    back = coordination.unpack(column)
     assert [each.peer for each in back] == [BOB.peer_id, ALICE.peer_id]
     assert back[1].groups_per_s is None
     assert back[1].standing_by
     assert back[0].groups_per_s == pytest.approx(0.9)
-    nan = control.pack([replace(REPORTED, turnaround_s=float("nan"))])
+    nan = coordination.pack([replace(REPORTED, turnaround_s=float("nan"))])
     for bad in (column[:-1], column + column[:88], nan):
         with pytest.raises(RemoteProtocolError):
-            control.unpack(bad)
+            coordination.unpack(bad)
     with pytest.raises(RemoteProtocolError):
-        control.unpack_peers(b"short")
+        coordination.unpack_peers(b"short")
 
 
 # --- drains, and what people are told ------------------------------------------------------------

@@ -10,11 +10,11 @@ import trio
 from coordinator.capacity import Capacity, Form, assess
 from coordinator.reporting import CoordinatorReports, view_metrics, worker_row
 from coordinator.view import Row, View
-from swarm.brokers import Broker
 from swarm.identity import Identity
-from swarm.messages import LearnerReport
-from swarm.telemetry import METRICS, WORKERS_MAX, NodeReport, Topic, decode_report
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.reports import METRICS, WORKERS_MAX, NodeReport, Topic, decode_report
 from swarm.transport.base import TransportCounters
+from swarm.wire.messages import LearnerReport
 from tests.coordinator_samples import fleet, run_of
 from tests.support import run
 from tests.wire_samples import steering_messages

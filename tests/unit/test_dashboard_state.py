@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from swarm.dashboard.broadcasts import CELLS_MAX, ROWS_MAX, bits_of, cell_shares, levels
-from swarm.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
-from swarm.dashboard.history import FOLDED_POINTS_MAX, RECENT_POINTS, Fold, Series
-from swarm.dashboard.rates import RATE_MAX, SAMPLES_MAX, WINDOW_S, Rates
-from swarm.dashboard.server import Frames, frame_of
-from swarm.dashboard.state import (
+from swarm.telemetry.dashboard.broadcasts import CELLS_MAX, ROWS_MAX, bits_of, cell_shares, levels
+from swarm.telemetry.dashboard.feeding import DRAWN_MAX, EDGES_MAX, FRESH_S, Feeding
+from swarm.telemetry.dashboard.history import FOLDED_POINTS_MAX, RECENT_POINTS, Fold, Series
+from swarm.telemetry.dashboard.rates import RATE_MAX, SAMPLES_MAX, WINDOW_S, Rates
+from swarm.telemetry.dashboard.server import Frames, frame_of
+from swarm.telemetry.dashboard.state import (
     ALARMS_SHOWN_MAX,
     LABELS_SHOWN_MAX,
     NODES_SHOWN_MAX,
@@ -19,7 +19,8 @@ from swarm.dashboard.state import (
     State,
     band,
 )
-from swarm.telemetry import (
+from swarm.telemetry.fleet_view import NodeView
+from swarm.telemetry.reports import (
     PEERS_MAX,
     Alarm,
     AlarmReport,
@@ -28,7 +29,6 @@ from swarm.telemetry import (
     PeerTraffic,
     WorkerRow,
 )
-from swarm.watching import NodeView
 from tests.dashboard_samples import NOW_S, report, seen
 
 SOURCE = Source("mqtt://127.0.0.1:1883")

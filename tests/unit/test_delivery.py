@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import inf
 
 from swarm.rollouts import GroupId
-from swarm.simulation.delivery import PAIRS_MIN, Away, count_deliveries, shortfalls
+from swarm.simulation.checks.delivery import PAIRS_MIN, Away, count_deliveries, shortfalls
+from swarm.simulation.checks.invariants import Published
 from swarm.simulation.faults import Fault, FaultEvent, Kind
-from swarm.simulation.invariants import Published
 
 HOSTS = 6
 PATIENCE_S = 20.0

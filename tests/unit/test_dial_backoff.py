@@ -9,7 +9,9 @@ import pytest
 import trio
 
 import swarm as swarm_package
-from swarm.dial_backoff import (
+from swarm.errors import DialHeldBack, PeerUnreachable
+from swarm.identity import PeerId
+from swarm.limits.dial_backoff import (
     DIAL_AGAIN_MAX_S,
     DIAL_AGAIN_S,
     DIALS_MAX,
@@ -24,10 +26,8 @@ from swarm.dial_backoff import (
     Knocks,
     hops_of,
 )
-from swarm.errors import DialHeldBack, PeerUnreachable
-from swarm.identity import PeerId
-from swarm.ledger import Ledger
-from swarm.warden import Warden
+from swarm.peers.connection_gater import Warden
+from swarm.peers.ledger import Ledger
 from tests.support import run
 
 NOBODY: frozenset[PeerId] = frozenset()

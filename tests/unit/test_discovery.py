@@ -8,13 +8,19 @@ import pytest
 import trio
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec
-from swarm.address_book import HEARSAY_PEERS_MAX, AddressBook
-from swarm.discovery import Discovery
 from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
-from swarm.messages import (
+from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import Discovery
+from swarm.peers.ledger import Ledger
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.base import ServeLimits
+from swarm.transport.memory.network import MemoryTransport
+from swarm.wire import codec
+from swarm.wire.messages import (
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
@@ -23,12 +29,6 @@ from swarm.messages import (
     HelloReply,
     KnownPeer,
 )
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
-from swarm.transport.base import ServeLimits
-from swarm.transport.memory import MemoryTransport
-from swarm.warden import Warden
 
 LAN = LinkProfile(latency_s=0.02)
 RUN_ID = "sums-1"

@@ -11,14 +11,17 @@ import trio
 from pydantic import ValidationError
 
 from node.simulated import EPOCH_S, run_inline
-from swarm import codec, discovery
-from swarm.address_book import (
+from swarm.errors import RemoteProtocolError
+from swarm.identity import Identity, PeerId
+from swarm.peers import discovery
+from swarm.peers.address_book import (
     BOOK_PEERS_MAX,
     HEARSAY_PEERS_MAX,
     HEARSAY_PER_TELLER_MAX,
     AddressBook,
 )
-from swarm.discovery import (
+from swarm.peers.connection_gater import Warden
+from swarm.peers.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIAL_TIMEOUT_S,
     DIALS_AT_A_TIME_MAX,
@@ -27,10 +30,13 @@ from swarm.discovery import (
     PEERS_WANTED,
     Discovery,
 )
-from swarm.errors import RemoteProtocolError
-from swarm.identity import Identity, PeerId
-from swarm.ledger import Ledger
-from swarm.messages import (
+from swarm.peers.ledger import Ledger
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import World, open_world
+from swarm.transport.base import ServeLimits
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADDRESSES_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
@@ -40,11 +46,6 @@ from swarm.messages import (
     HelloReply,
     KnownPeer,
 )
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
-from swarm.transport.base import ServeLimits
-from swarm.warden import Warden
 from tests.support import run
 
 LAN = LinkProfile(latency_s=0.02)

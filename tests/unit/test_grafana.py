@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus, timeseries
 
 from node.metrics_page import page
-from swarm.telemetry import METRICS
+from swarm.telemetry.reports import METRICS
 from tests.grafana import DASHBOARD, dashboard, plain, queries
 from tests.unit.test_metrics_page import full_report, samples
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from swarm.late import BATCHES_FACTOR, LATE_FACTOR, Trials, to_give_up
-from swarm.quotas import RELAYED
+from swarm.exchange.stragglers import BATCHES_FACTOR, LATE_FACTOR, Trials, to_give_up
+from swarm.limits.quotas import RELAYED
 
 PARALLEL = 4
 MOST = LATE_FACTOR * PARALLEL

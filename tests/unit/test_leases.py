@@ -2,11 +2,11 @@
 
 import pytest
 
-from swarm import known_worker, leases
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.known_worker import KnownWorker, Proof
-from swarm.leases import Answer, LeaseBook, LeaseRules, Submission, task_seeds
-from swarm.staleness import Denial, Discard, StalenessRules
+from swarm.leasing import known_worker, leases
+from swarm.leasing.known_worker import KnownWorker, Proof
+from swarm.leasing.leases import Answer, LeaseBook, LeaseRules, Submission, task_seeds
+from swarm.leasing.staleness import Denial, Discard, StalenessRules
 from tests.unit.leases_support import (
     PATIENT,
     RULES,

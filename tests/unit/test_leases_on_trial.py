@@ -7,11 +7,11 @@ import pytest
 
 from node.config import LearnerRules
 from node.learner import lease_rules
-from swarm import leases
 from swarm.errors import LocalProtocolError
-from swarm.leases import Lease, LeaseBook, LeaseRules
-from swarm.staleness import Account, Denial, Discard, StalenessRules
-from swarm.trial import Place
+from swarm.leasing import leases
+from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
+from swarm.leasing.staleness import Account, Denial, Discard, StalenessRules
+from swarm.leasing.trial import Place
 from tests.unit.leases_support import (
     RULES,
     SECRET,

@@ -9,7 +9,7 @@ from node.config import NodeConfig
 from node.membership import JOIN_KEY_FILE, Membership, invitation_of
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity
-from swarm.invite import Invitation, JoinKey
+from swarm.peers.invite import Invitation, JoinKey
 from tests.unit.tasks_support import ALICE, BOB, make_run
 
 RUN = make_run()

@@ -24,7 +24,7 @@ from node.metrics_page import (
     serve_metrics,
 )
 from swarm.errors import ConfigError
-from swarm.telemetry import (
+from swarm.telemetry.reports import (
     ADVICE,
     METRICS,
     Alarm,

@@ -9,8 +9,8 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from swarm.transport import libp2p_addresses
-from swarm.transport.libp2p_addresses import LOOK_UPS_MAX, dial_each
+from swarm.transport.libp2p import addresses
+from swarm.transport.libp2p.addresses import LOOK_UPS_MAX, dial_each
 from tests.support import run
 
 NAME = Multiaddr("/dns4/node.example.org/tcp/4001")
@@ -38,7 +38,7 @@ class Resolver:
 def resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Resolver]:
     hanging = Resolver()
     monkeypatch.setattr(socket, "getaddrinfo", hanging)
-    monkeypatch.setattr(libp2p_addresses, "LOOK_UP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(addresses, "LOOK_UP_TIMEOUT_S", 0.2)
     yield hanging
     hanging.go.set()
 
@@ -74,7 +74,7 @@ def test_a_hanging_resolver_takes_few_threads_and_none_of_others(
     async def main() -> None:
         assert await places_taken(resolver, 3 * LOOK_UPS_MAX) == 0
         assert resolver.asked == resolver.waiting == LOOK_UPS_MAX
-        monkeypatch.setattr(libp2p_addresses, "LOOK_UP_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(addresses, "LOOK_UP_TIMEOUT_S", 30.0)
         resolver.go.set()
         dialled: list[str] = []
 
@@ -92,7 +92,7 @@ def test_with_everybody_elses_threads_it_would_show(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = trio.to_thread.current_default_thread_limiter
-    monkeypatch.setattr(libp2p_addresses, "_look_ups", default)
+    monkeypatch.setattr(addresses, "_look_ups", default)
 
     async def main() -> None:
         assert await places_taken(resolver, 3 * LOOK_UPS_MAX) == 3 * LOOK_UPS_MAX

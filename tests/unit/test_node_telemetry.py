@@ -25,11 +25,18 @@ from node.telemetry import (
     broker_of,
     machine_of,
 )
-from swarm.brokers import Broker
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.mqtt import PUBLISH_QUEUE_MAX, Publisher, publisher_of
-from swarm.telemetry import Alarm, AlarmReport, Topic, decode_alarms, decode_report, decode_status
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.mqtt import PUBLISH_QUEUE_MAX, Publisher, publisher_of
+from swarm.telemetry.reports import (
+    Alarm,
+    AlarmReport,
+    Topic,
+    decode_alarms,
+    decode_report,
+    decode_status,
+)
 from swarm.transport.base import TransportCounters
 from tests.support import run
 from tests.unit.monitor_records import snapshot

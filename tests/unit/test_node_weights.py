@@ -9,11 +9,11 @@ import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
 from node.weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
-from swarm.weights import wire
-from swarm.weights.chunks import ChunkStore
-from swarm.weights.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.tensors import open_weights
-from swarm.weights.versions import Versions
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
+from swarm.weights.format.tensors import open_weights
+from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.store.versions import Versions
 from tests import weights_samples
 from tests.unit.test_weights_chunks import chunk, ref
 from tests.weights_files import write_model
@@ -41,7 +41,7 @@ def data_dir(tmp_path: Path) -> Path:
         staged = versions.staging(version)
         staged.rmdir()
         write_model(staged, version)
-        versions.commit(wire.encode_manifest(manifest_of(staged, version)))
+        versions.commit(manifest_wire.encode_manifest(manifest_of(staged, version)))
     versions.make_current(2)
     return tmp_path / "data"
 
@@ -104,7 +104,7 @@ def test_a_version_of_a_node_verifies_by_itself(data_dir: Path, capsys: Output) 
 def test_weights_verify_against_a_manifest_or_against_weights(
     model: Path, tmp_path: Path, capsys: Output
 ) -> None:
-    (tmp_path / "m").write_bytes(wire.encode_manifest(manifest_of(model, 1)))
+    (tmp_path / "m").write_bytes(manifest_wire.encode_manifest(manifest_of(model, 1)))
     copy = shutil.copytree(model, tmp_path / "copy")
     assert run(capsys, "verify", copy, "--manifest", tmp_path / "m")[0] == EXIT_OK
     assert run(capsys, "verify", copy, "--against", model)[0] == EXIT_OK

@@ -6,8 +6,9 @@ from random import Random
 import pytest
 
 from swarm.identity import PeerId
-from swarm.transport import observations
-from swarm.transport.observations import (
+from swarm.limits.address_blocks import canonical_ip
+from swarm.transport.libp2p.reach import observations
+from swarm.transport.libp2p.reach.observations import (
     ASK_AGAIN_S,
     FORGET_S,
     VOICES_MAX,
@@ -15,7 +16,6 @@ from swarm.transport.observations import (
     Observations,
     Opinion,
     Verdict,
-    canonical_ip,
 )
 
 OWN, WRONG = "198.51.100.7", "203.0.113.66"

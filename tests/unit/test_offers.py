@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
+from swarm.exchange.offers import OfferLimits, OfferTable
 from swarm.identity import PeerId
-from swarm.messages import AdvertBody, AdvertEntry
-from swarm.offers import OfferLimits, OfferTable
+from swarm.wire.messages import AdvertBody, AdvertEntry
 
 ME = PeerId("forwarder")
 

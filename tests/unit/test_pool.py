@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.pool import DAMAGED_KEPT_MAX, AddResult, Pool, PoolLimits
+from swarm.exchange.pool import DAMAGED_KEPT_MAX, AddResult, Pool, PoolLimits
 from swarm.rollouts import GroupId
 from tests.pool_samples import CREATED_AT_S, EXPIRES_AT_S, PRODUCERS, make_group
 

@@ -14,12 +14,12 @@ import pytest
 from coordinator.wishes import drain
 from node.monitor.events import EventLog
 from node.monitor.records import Trouble
-from swarm.address_book import AddressBook
-from swarm.files import write_whole
+from swarm.exchange.pool import Pool, PoolLimits
 from swarm.identity import PeerId
-from swarm.locking import data_directory
-from swarm.pool import Pool, PoolLimits
-from swarm.private_files import (
+from swarm.peers.address_book import AddressBook
+from swarm.storage.files import write_whole
+from swarm.storage.locking import data_directory
+from swarm.storage.private_files import (
     UMASK_VARIABLE,
     make_private,
     make_shared,
@@ -137,7 +137,7 @@ def test_what_lies_outside_is_as_readable_as_its_owner_wants_it(tmp_path: Path) 
         with private_files(), shared_files():
             (cache / "more").touch()
         command = (
-            "from swarm.private_files import shared_files\nfrom pathlib import Path\n"
+            "from swarm.storage.private_files import shared_files\nfrom pathlib import Path\n"
             "Path('own').touch()\nwith shared_files(): Path('../cache/childs').touch()"
         )
         subprocess.run(

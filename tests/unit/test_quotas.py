@@ -1,9 +1,9 @@
 """The token buckets, on a clock of their own."""
 
-from swarm.blocks import Block
 from swarm.identity import PeerId
-from swarm.quotas import BLOCK_SHARE, BUCKETS_MAX, RELAYED, Kind, Quotas, Rate, Verdict
-from swarm.warden import RULES
+from swarm.limits.address_blocks import Block
+from swarm.limits.quotas import BLOCK_SHARE, BUCKETS_MAX, RELAYED, Kind, Quotas, Rate, Verdict
+from swarm.peers.connection_gater import RULES
 
 RATES = {kind: Rate(per_s=1.0, burst=10.0) for kind in Kind}
 ONE, OTHER = PeerId("one"), PeerId("other")

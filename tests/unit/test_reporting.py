@@ -18,11 +18,10 @@ from node.monitor.reporting import (
     broadcast_row,
     worker_rows,
 )
-from swarm.control import ReportedWorker
-from swarm.dashboard.broadcasts import bits_of, cell_shares
 from swarm.identity import Identity, PeerId
-from swarm.messages import REPORT_WORKERS_MAX, ROLLOUTS_PROTOCOL, adverts_topic
-from swarm.telemetry import (
+from swarm.leasing.coordination import ReportedWorker
+from swarm.telemetry.dashboard.broadcasts import bits_of, cell_shares
+from swarm.telemetry.reports import (
     CHUNKS_MAX,
     LABELS_MAX,
     METRICS,
@@ -34,9 +33,10 @@ from swarm.telemetry import (
     encode_report,
 )
 from swarm.transport.base import TransportCounters
+from swarm.weights.broadcast.sessions import Holding
+from swarm.weights.hot_swap import Applied
 from swarm.weights.service import Outcome
-from swarm.weights.sharing import Holding
-from swarm.weights.swap import Applied
+from swarm.wire.messages import REPORT_WORKERS_MAX, ROLLOUTS_PROTOCOL, adverts_topic
 from tests.unit.monitor_records import round_done, snapshot, started
 
 NODE = Identity(b"n" * 32)

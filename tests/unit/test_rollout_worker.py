@@ -1,8 +1,8 @@
 """What a worker without work says of it."""
 
 from node.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote
-from swarm.intake import STANDBY
-from swarm.staleness import Denial
+from swarm.leasing.intake import STANDBY
+from swarm.leasing.staleness import Denial
 
 
 def test_each_reason_of_a_learner_has_words() -> None:

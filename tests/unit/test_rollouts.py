@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from swarm import codec
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import (
     Completion,
@@ -14,6 +13,7 @@ from swarm.rollouts import (
     spans_fault,
     version_spans,
 )
+from swarm.wire import codec
 from tests.wire_samples import ALICE, sample_group
 
 

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from swarm.exchange.advert_sampling import REMEMBERED_MAX, ProducerSampler
 from swarm.identity import PeerId
-from swarm.sampling import REMEMBERED_MAX, ProducerSampler
 
 
 def taken(sampler: ProducerSampler, producers: int, rng: Random) -> set[int]:

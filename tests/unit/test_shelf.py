@@ -2,9 +2,9 @@
 
 from random import Random
 
+from swarm.exchange.advert_cache import AdvertShelf
 from swarm.identity import PeerId
-from swarm.messages import AdvertBody, AdvertEntry
-from swarm.shelf import AdvertShelf
+from swarm.wire.messages import AdvertBody, AdvertEntry
 
 
 def advert(producer: str, number: int, life_s: int = 600) -> tuple[bytes, bytes, AdvertBody]:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from swarm.blocks import block_of, is_public
+from swarm.limits.address_blocks import block_of, is_public
 from swarm.simulation.addresses import HOUSEHOLD_MAX, draw_ips, separate_ips
 
 

@@ -4,7 +4,7 @@ import msgpack
 import pytest
 
 from swarm.errors import ConfigError, LocalProtocolError
-from swarm.staleness import (
+from swarm.leasing.staleness import (
     Account,
     BufferedGroup,
     Denial,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm import codec
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
-from swarm.messages import SPANS_MAX, Submission
 from swarm.rollouts import RolloutGroup
+from swarm.wire import codec
+from swarm.wire.messages import SPANS_MAX, Submission
 from tests.wire_samples import ALICE, sample_group
 
 LEASE = bytes(range(16))

@@ -16,11 +16,11 @@ from node.training.process import SEGMENT_STEPS, InProcessTrainer
 from node.training.spec import TrainerSpec
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, version_spans
-from swarm.weights import wire
-from swarm.weights.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.swap import Applied, Made, apply_version
-from swarm.weights.tensors import open_weights
-from swarm.weights.versions import Versions, version_of
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
+from swarm.weights.format.tensors import open_weights
+from swarm.weights.hot_swap import Applied, Made, apply_version
+from swarm.weights.store.versions import Versions, version_of
 from tests import weights_samples
 from tests.support import run
 from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
@@ -70,7 +70,9 @@ class Worker:
         policy = open_policy(qwen_directory(scratch, seed=version))
         policy.model.save_pretrained(staged, max_shard_size=SHARDS)
         policy.tokenizer.save_pretrained(staged)
-        return self.versions.commit(wire.encode_manifest(manifest_of(staged, version))).directory
+        return self.versions.commit(
+            manifest_wire.encode_manifest(manifest_of(staged, version))
+        ).directory
 
     async def apply(self, truncate: bool = False) -> Applied:
         async def make() -> Made:

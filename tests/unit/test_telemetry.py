@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
-from swarm.telemetry import (
+from swarm.telemetry.reports import (
     ADVICE,
     ALARMS_DOMAIN,
     DOMAIN,
@@ -176,7 +176,7 @@ def test_a_node_makes_no_report_with_what_is_no_number() -> None:
 def test_a_large_payload_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     body = signed(changed(notes=["n" * REPORT_BYTES_MAX]))
     parsed = []
-    monkeypatch.setattr("swarm.telemetry._Envelope.model_validate_json", parsed.append)
+    monkeypatch.setattr("swarm.telemetry.reports._Envelope.model_validate_json", parsed.append)
     assert refusal(body) is Reject.OVERSIZE
     assert not parsed
 

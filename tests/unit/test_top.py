@@ -35,9 +35,9 @@ from node.monitor.top_view import (
     swarm_screen,
     versions,
 )
-from swarm.dashboard.state import Source, State
 from swarm.errors import ConfigError
-from swarm.telemetry import Alarm, AlarmReport
+from swarm.telemetry.dashboard.state import Source, State
+from swarm.telemetry.reports import Alarm, AlarmReport
 from tests.dashboard_samples import NOW_S, seen
 
 WAIT_S = 40.0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from swarm import trial
 from swarm.errors import LocalProtocolError
-from swarm.known_worker import ESTABLISHED, LOST_SHARE, STANDING_LASTS_S, KnownWorker, Proof
-from swarm.trial import BEHIND_S, WAITS_S, Allowance, Line, Place, Trial, TrialsOut
+from swarm.leasing import trial
+from swarm.leasing.known_worker import ESTABLISHED, LOST_SHARE, STANDING_LASTS_S, KnownWorker, Proof
+from swarm.leasing.trial import BEHIND_S, WAITS_S, Allowance, Line, Place, Trial, TrialsOut
 
 ALLOWANCE = Allowance(short=8, least=1)
 HOME, BLOCK = Place("10.0.0.7"), Place("198.51.100.0/24", 0.25)

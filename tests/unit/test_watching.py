@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from swarm.identity import Identity
-from swarm.telemetry import (
-    NodeReport,
-    Status,
-    Topic,
-    encode_report,
-    encode_status,
-)
-from swarm.watching import (
+from swarm.telemetry.fleet_view import (
     EARLY_MAX,
     FAILURES_SAMPLE,
     GONE_S_MAX,
@@ -26,6 +19,13 @@ from swarm.watching import (
     Gone,
     NodeView,
     Watch,
+)
+from swarm.telemetry.reports import (
+    NodeReport,
+    Status,
+    Topic,
+    encode_report,
+    encode_status,
 )
 
 RUN = "demo-0123456789ab"

@@ -3,7 +3,7 @@
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.web_hosts import FORBIDDEN, MISDIRECTED, WebHosts, checked_name
+from swarm.telemetry.web_hosts import FORBIDDEN, MISDIRECTED, WebHosts, checked_name
 
 LOOPBACK = ("localhost", "LocalHost:8080", "127.0.0.1", "127.0.0.1:9", "[::1]", "[::1]:8080")
 ADDRESSES = ("192.168.1.7:9464", "203.0.113.9", "[2001:db8::1]:9464", "10.0.0.1")

@@ -20,9 +20,9 @@ from swarm.errors import (
     StorageFailed,
     StoreFull,
 )
-from swarm.simulation.weights_faults import files_up_to
-from swarm.weights.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
-from swarm.weights.manifest import ChunkRef
+from swarm.simulation.weights.faults import files_up_to
+from swarm.weights.format.manifest import ChunkRef
+from swarm.weights.store.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
 from tests.unit.chunk_child import CHUNK_BYTES
 
 ROOT = Path(__file__).parents[2]

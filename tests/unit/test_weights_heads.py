@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from swarm import codec
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity
-from swarm.messages import HEADS_PER_REPLY_MAX, HeadBody
+from swarm.weights.format.manifest_wire import HeadVerdict
 from swarm.weights.heads import (
     HEADS_KEPT_MAX,
     POLICIES_MAX,
@@ -17,7 +16,8 @@ from swarm.weights.heads import (
     load_heads,
     save_head,
 )
-from swarm.weights.wire import HeadVerdict
+from swarm.wire import codec
+from swarm.wire.messages import HEADS_PER_REPLY_MAX, HeadBody
 from tests.wire_samples import ALICE, BOB, sample_head
 
 NOW_S = 1_800_000_000.0

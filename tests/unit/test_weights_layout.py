@@ -4,9 +4,15 @@ from dataclasses import replace
 import pytest
 
 from swarm.errors import RemoteProtocolError
-from swarm.weights import layout
-from swarm.weights.layout import BadLayout, check_header, check_path, check_specs, parse_header
-from swarm.weights.manifest import TensorSpec
+from swarm.weights.format import layout
+from swarm.weights.format.layout import (
+    BadLayout,
+    check_header,
+    check_path,
+    check_specs,
+    parse_header,
+)
+from swarm.weights.format.manifest import TensorSpec
 from tests.weights_files import header_of
 
 FILE = "model.safetensors"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import NoRoute, RemoteProtocolError, StorageFailed, StoreFull, WeightsMismatch
-from swarm.messages import ARTIFACTS_MAX
-from swarm.weights import wire
-from swarm.weights.chunks import ChunkStore
-from swarm.weights.making import BASE_AGES, adopt, base_versions, make, offer
-from swarm.weights.manifest import Artifact, ChunkRef, Manifest
-from swarm.weights.routes import Route, cheapest_route
-from swarm.weights.tensors import open_weights
-from swarm.weights.versions import Versions
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
+from swarm.weights.format.tensors import open_weights
+from swarm.weights.store.chunks import ChunkStore
+from swarm.weights.store.routes import Route, cheapest_route
+from swarm.weights.store.snapshots import BASE_AGES, adopt, base_versions, make, offer
+from swarm.weights.store.versions import Versions
+from swarm.wire.messages import ARTIFACTS_MAX
 from tests.weights_files import tree, write_model
 from tests.wire_samples import ALICE
 
@@ -43,12 +43,16 @@ class Publisher:
             name, policy = "sample-1", "actor"
             return Manifest(name, policy, version, ALICE.peer_id, 1, new.specs, artifacts)
 
-        self.bodies[version] = wire.encode_manifest(offer(new, bases, self.store, describe))
+        self.bodies[version] = manifest_wire.encode_manifest(
+            offer(new, bases, self.store, describe)
+        )
         adopt(new, self.bodies[version], self.versions, version)
 
     @property
     def manifests(self) -> dict[int, Manifest]:
-        return {version: wire.decode_manifest(body) for version, body in self.bodies.items()}
+        return {
+            version: manifest_wire.decode_manifest(body) for version, body in self.bodies.items()
+        }
 
 
 @dataclass
@@ -242,5 +246,5 @@ def test_the_source_must_not_change_while_it_is_published(tmp_path: Path) -> Non
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     versions = Versions(tmp_path / "versions")
     with pytest.raises(WeightsMismatch):
-        adopt(new, wire.encode_manifest(manifest), versions, 1)
+        adopt(new, manifest_wire.encode_manifest(manifest), versions, 1)
     assert versions.held() == ()

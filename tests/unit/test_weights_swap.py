@@ -9,9 +9,9 @@ import trio
 from trio.testing import MockClock
 
 from swarm.errors import ChildFailed, StorageFailed, StoreFull
-from swarm.weights import wire
-from swarm.weights.swap import Applied, Made, apply_version
-from swarm.weights.versions import Versions
+from swarm.weights.format import manifest_wire
+from swarm.weights.hot_swap import Applied, Made, apply_version
+from swarm.weights.store.versions import Versions
 from tests.weights_samples import manifest_of, write_files
 
 PAUSE_S, LOAD_S, MAKE_S = 1.0, 4.0, 50.0
@@ -65,7 +65,7 @@ class World:
 
     def add(self, version: int) -> None:
         write_files(self.versions.staging(version), version)
-        self.versions.commit(wire.encode_manifest(manifest_of(version)))
+        self.versions.commit(manifest_wire.encode_manifest(manifest_of(version)))
 
     def content(self, version: int) -> bytes:
         return (

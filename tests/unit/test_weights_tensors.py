@@ -8,9 +8,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, StoreFull
-from swarm.weights import tensors
-from swarm.weights.manifest import state_of
-from swarm.weights.tensors import WeightsWriter, open_weights
+from swarm.weights.format import tensors
+from swarm.weights.format.manifest import state_of
+from swarm.weights.format.tensors import WeightsWriter, open_weights
 from tests.weights_files import header_of, tree, write_model, write_tensors
 
 

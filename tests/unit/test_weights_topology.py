@@ -4,7 +4,7 @@ import pytest
 
 from swarm.identity import PeerId
 from swarm.simulation.profiles import links_of
-from swarm.weights.topology import (
+from swarm.weights.format.topology import (
     FROM_PUBLISHER,
     HOP_LATENCIES,
     PeerLink,

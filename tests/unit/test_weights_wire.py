@@ -6,10 +6,15 @@ from typing import Any
 import msgpack
 import pytest
 
-from swarm import codec, messages
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity
-from swarm.messages import (
+from swarm.weights.format import artifacts, manifest_wire
+from swarm.weights.format.layout import DTYPE_BITS
+from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
+from swarm.weights.format.manifest_wire import HeadVerdict
+from swarm.weights.format.topology import PLANNED_PEERS_MAX, Plan, Strategy
+from swarm.wire import codec, messages
+from swarm.wire.messages import (
     ARTIFACTS_MAX,
     HEAD_BYTES_MAX,
     HEAD_DOMAIN,
@@ -17,11 +22,6 @@ from swarm.messages import (
     ORDER_PEERS_MAX,
     HeadBody,
 )
-from swarm.weights import artifacts, wire
-from swarm.weights.layout import DTYPE_BITS
-from swarm.weights.manifest import Artifact, ChunkRef, Manifest, TensorSpec
-from swarm.weights.topology import PLANNED_PEERS_MAX, Plan, Strategy
-from swarm.weights.wire import HeadVerdict
 from tests.fuzz.fuzz_codec import manifest_faults
 from tests.unit.test_codec import refused, sealed
 from tests.wire_samples import ALICE, BOB, CAROL, sample_head, sample_manifest
@@ -36,7 +36,7 @@ def head(**changes: Any) -> HeadBody:
 
 def judge(record: HeadBody, newest: HeadBody | None = None, **changes: Any) -> HeadVerdict:
     facts: dict[str, Any] = {"run_id": "sample-1", "publishers": {ALICE.peer_id}, "now_s": NOW_S}
-    return wire.accept_head(record, newest, skew_s=SKEW_S, **(facts | changes))
+    return manifest_wire.accept_head(record, newest, skew_s=SKEW_S, **(facts | changes))
 
 
 def refusal(
@@ -107,9 +107,13 @@ def test_a_changed_head_is_not_signed() -> None:
 
 PLAN_FAULTS: dict[str, dict[str, Any]] = {
     "a peer twice": {"order": 2 * sample_head().order[:32]},
-    "the publisher": wire.plan_columns(Plan(Strategy.STAR, (BOB.peer_id, ALICE.peer_id), (-1, -1))),
-    "a child first": wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id, CAROL.peer_id), (1, -1))),
-    "its own parent": wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id,), (0,))),
+    "the publisher": manifest_wire.plan_columns(
+        Plan(Strategy.STAR, (BOB.peer_id, ALICE.peer_id), (-1, -1))
+    ),
+    "a child first": manifest_wire.plan_columns(
+        Plan(Strategy.TREE, (BOB.peer_id, CAROL.peer_id), (1, -1))
+    ),
+    "its own parent": manifest_wire.plan_columns(Plan(Strategy.TREE, (BOB.peer_id,), (0,))),
     "a parent too many": {"parents": bytes(6)},
     "half a parent": {"parents": bytes(3)},
     "half a peer": {"order": sample_head().order[:48], "parents": bytes(3)},
@@ -130,31 +134,31 @@ def test_the_largest_plan_fits() -> None:
     assert ORDER_PEERS_MAX == PLANNED_PEERS_MAX
     peers = tuple(Identity(at.to_bytes(32, "big")).peer_id for at in range(ORDER_PEERS_MAX))
     plan = Plan(Strategy.CHAIN, peers, tuple(range(-1, ORDER_PEERS_MAX - 1)))
-    full = head(**wire.plan_columns(plan), run_id="r" * 80, policy="p" * 64)
+    full = head(**manifest_wire.plan_columns(plan), run_id="r" * 80, policy="p" * 64)
     record = codec.sign_head(full, ALICE)
     assert len(record) <= HEAD_BYTES_MAX
-    assert wire.plan_of(codec.decode_head(record)) == plan
+    assert manifest_wire.plan_of(codec.decode_head(record)) == plan
 
 
 def test_no_plan_is_a_plan() -> None:
     plan = Plan(Strategy.SWARM)
-    assert wire.plan_of(head(**wire.plan_columns(plan))) == plan
+    assert manifest_wire.plan_of(head(**manifest_wire.plan_columns(plan))) == plan
 
 
 def test_the_largest_chunk_is_that_of_artifacts() -> None:
-    assert wire.CHUNK_BYTES_MAX == artifacts.CHUNK_BYTES_MAX
+    assert manifest_wire.CHUNK_BYTES_MAX == artifacts.CHUNK_BYTES_MAX
 
 
 # --- manifests ---------------------------------------------------------------------------------
 
 
 def test_dtypes_are_those_of_versions() -> None:
-    assert sorted(wire.DTYPES) == sorted(DTYPE_BITS)
+    assert sorted(manifest_wire.DTYPES) == sorted(DTYPE_BITS)
 
 
 def test_bytes_are_hashed_before_they_are_read() -> None:
     """What is wrong with other bytes is their sender's offence, even where they do not parse."""
-    body = wire.encode_manifest(sample_manifest())
+    body = manifest_wire.encode_manifest(sample_manifest())
     for other in (
         b"",
         body[:-1],
@@ -163,15 +167,15 @@ def test_bytes_are_hashed_before_they_are_read() -> None:
         body.replace(b"actor", b"actos"),
     ):
         with pytest.raises(RemoteProtocolError) as caught:
-            wire.open_manifest(other, sample_head())
+            manifest_wire.open_manifest(other, sample_head())
         assert (caught.value.reason, caught.value.signer) == (Reject.WRONG_HASH, None)
 
 
 def test_what_is_wrong_inside_is_the_publishers_offence() -> None:
     for body in (b"\x80", msgpack.packb(manifest_faults()["chunk-twice"])):
-        promised = head(root=wire.root_of(body), manifest_bytes=len(body))
+        promised = head(root=manifest_wire.root_of(body), manifest_bytes=len(body))
         with pytest.raises(RemoteProtocolError) as caught:
-            wire.open_manifest(body, promised)
+            manifest_wire.open_manifest(body, promised)
         assert (caught.value.reason, caught.value.signer) == (Reject.MALFORMED, ALICE.peer_id)
 
 
@@ -180,18 +184,18 @@ def test_what_is_wrong_inside_is_the_publishers_offence() -> None:
     [{"run_id": "sample-2"}, {"policy": "critic"}, {"version": 13}, {"publisher": BOB.peer_id}],
 )
 def test_a_manifest_is_of_what_its_head_says(other: dict[str, Any]) -> None:
-    body = wire.encode_manifest(replace(sample_manifest(), **other))
-    promised = head(root=wire.root_of(body), manifest_bytes=len(body))
-    assert refused(lambda: wire.open_manifest(body, promised)) is Reject.MALFORMED
+    body = manifest_wire.encode_manifest(replace(sample_manifest(), **other))
+    promised = head(root=manifest_wire.root_of(body), manifest_bytes=len(body))
+    assert refused(lambda: manifest_wire.open_manifest(body, promised)) is Reject.MALFORMED
     agreed = promised.model_copy(update=other)
-    assert wire.open_manifest(body, agreed) == replace(sample_manifest(), **other)
+    assert manifest_wire.open_manifest(body, agreed) == replace(sample_manifest(), **other)
 
 
 @pytest.mark.parametrize("name", manifest_faults())
 def test_each_fault_of_a_manifest_is_refused(name: str) -> None:
     body = msgpack.packb(manifest_faults()[name])
     with pytest.raises(RemoteProtocolError) as caught:
-        wire.decode_manifest(body)
+        manifest_wire.decode_manifest(body)
     assert caught.value.reason is Reject.MALFORMED
     assert caught.value.detail.isprintable()
     assert len(caught.value.detail) <= messages.DETAIL_CHARS_MAX
@@ -217,7 +221,7 @@ LOCAL_FAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("fault", LOCAL_FAULTS.values(), ids=LOCAL_FAULTS)
 def test_our_own_faults_are_local(fault: dict[str, Any]) -> None:
     with pytest.raises(LocalProtocolError):
-        wire.encode_manifest(replace(sample_manifest(), **fault))
+        manifest_wire.encode_manifest(replace(sample_manifest(), **fault))
 
 
 def large(tensors: int, files: int, chunks: int, artifacts: int) -> Manifest:
@@ -251,6 +255,6 @@ def large(tensors: int, files: int, chunks: int, artifacts: int) -> Manifest:
 def test_large_models_fit() -> None:
     """Of 90,000 tensors, the number of the largest mixtures of experts, and 8 x 16,384 chunks."""
     model = large(tensors=90_112, files=256, chunks=16_384, artifacts=ARTIFACTS_MAX)
-    body = wire.encode_manifest(model)
+    body = manifest_wire.encode_manifest(model)
     assert len(body) <= MANIFEST_BYTES_MAX
-    assert wire.decode_manifest(body) == model
+    assert manifest_wire.decode_manifest(body) == model

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm import codec
-from swarm.messages import (
+from swarm.rollouts import RolloutGroup
+from swarm.weights.format import manifest_wire
+from swarm.wire import codec
+from swarm.wire.messages import (
     ADVERT_DOMAIN,
     ADVERTS_REPLY_BYTES_MAX,
     GROUP_DOMAIN,
@@ -14,8 +16,6 @@ from swarm.messages import (
     Message,
     Signed,
 )
-from swarm.rollouts import RolloutGroup
-from swarm.weights import wire
 from tests.wire_samples import (
     ALICE,
     sample_advert,
@@ -71,7 +71,7 @@ def test_hello_file() -> None:
 
 def test_head_file() -> None:
     assert codec.decode_head(read("signed_weights")) == sample_head()
-    assert wire.open_manifest(read("manifest"), sample_head()) == sample_manifest()
+    assert manifest_wire.open_manifest(read("manifest"), sample_head()) == sample_manifest()
 
 
 @pytest.mark.parametrize("name", sorted(sample_messages()))

@@ -1,0 +1,1 @@
+"""Rollout groups from node to node: offered, chosen, fetched, verified, kept."""

@@ -1,0 +1,105 @@
+"""The signed adverts that a node keeps to pass on: each producer's newest ones. Pure and bounded.
+
+A peer that catches up is told of every producer first, and then of a random choice of what else is
+kept: whoever asks several peers comes to know all of it.
+
+A full shelf gives up adverts of producers that never delivered first, those of the peer or block
+that told of most of them before others: invented producers take places from each other. Own adverts
+stay, for nobody else may have them.
+"""
+
+import hashlib
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from random import Random
+
+from swarm.identity import PeerId
+from swarm.wire.messages import AdvertBody
+
+
+class AdvertShelf:
+    """Adverts by their ids, in the order of their arrival."""
+
+    def __init__(
+        self,
+        adverts_max: int,
+        per_producer_max: int,
+        own: PeerId | None = None,
+        is_proven: Callable[[PeerId], bool] = lambda producer: False,
+    ) -> None:
+        """`own` is the producer whose adverts stay; `is_proven` says who has delivered."""
+        self._adverts_max = adverts_max
+        self._per_producer_max = per_producer_max
+        self._adverts: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
+        self._own = own
+        self._is_proven = is_proven
+        self._told_by: dict[bytes, str] = {}  # of each advert: a peer, or an address block
+        self._by_producer: dict[PeerId, list[bytes]] = {}
+        self._records: set[bytes] = set()  # hashes of the records that are kept
+
+    def __len__(self) -> int:
+        return len(self._adverts)
+
+    def holds(self, record: bytes) -> bool:
+        """Whether these very bytes are kept, and so were checked before."""
+        return hashlib.sha256(record).digest() in self._records
+
+    def put(self, advert_id: bytes, record: bytes, advert: AdvertBody, told_by: str = "") -> bool:
+        """Keep a checked advert; whether it is kept. One is not that is here already, in whatever
+        wrapping, or whose producer has enough newer ones. `told_by` is in whose name its
+        forwarder takes places."""
+        if advert_id in self._adverts:
+            return False
+        self._adverts[advert_id] = (record, advert)
+        self._told_by[advert_id] = told_by
+        self._records.add(hashlib.sha256(record).digest())
+        ids = self._by_producer.setdefault(PeerId(advert.producer), [])
+        ids.append(advert_id)
+        ids.sort(key=lambda each: _age(self._adverts[each][1]))
+        if len(ids) > self._per_producer_max:
+            self._remove(ids[0])
+        while len(self._adverts) > self._adverts_max:
+            self._remove(self._superfluous())
+        return advert_id in self._adverts
+
+    def choose(self, count: int, now_s: float, rng: Random) -> list[bytes]:
+        """Up to `count` records that are still alive, newest first."""
+        newest: list[bytes] = []
+        others: list[bytes] = []
+        for ids in self._by_producer.values():
+            alive = [each for each in ids if self._adverts[each][1].expires_at_s > now_s]
+            newest += alive[-1:]
+            others += alive[:-1]
+        chosen = rng.sample(newest, min(count, len(newest)))
+        chosen += rng.sample(others, min(count - len(chosen), len(others)))
+        chosen.sort(key=lambda each: (_age(self._adverts[each][1]), each), reverse=True)
+        return [self._adverts[each][0] for each in chosen]
+
+    def expire(self, now_s: float) -> None:
+        """Forget adverts past their expiry."""
+        for each in [i for i, (_, a) in self._adverts.items() if a.expires_at_s <= now_s]:
+            self._remove(each)
+
+    def _superfluous(self) -> bytes:
+        """Which advert leaves a full shelf."""
+        others = [i for i, (_, advert) in self._adverts.items() if advert.producer != self._own]
+        producers = {advert.producer for _, advert in self._adverts.values()}
+        proven = {name for name in producers if self._is_proven(PeerId(name))}
+        unproven = [i for i in others if self._adverts[i][1].producer not in proven]
+        crowds = Counter(self._told_by[i] for i in unproven).most_common(1)
+        if not crowds:
+            return next(iter(others or self._adverts))
+        return next(i for i in unproven if self._told_by[i] == crowds[0][0])
+
+    def _remove(self, advert_id: bytes) -> None:
+        record, advert = self._adverts.pop(advert_id)
+        del self._told_by[advert_id]
+        self._records.discard(hashlib.sha256(record).digest())
+        producer = PeerId(advert.producer)
+        self._by_producer[producer].remove(advert_id)
+        if not self._by_producer[producer]:
+            del self._by_producer[producer]
+
+
+def _age(advert: AdvertBody) -> tuple[int, int]:
+    return advert.created_at_s, advert.round

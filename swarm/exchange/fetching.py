@@ -1,0 +1,559 @@
+"""The fetching side of the exchange: choose, fetch, verify, pool.
+
+No producer holds up the others. One batch at a time is under way to each; what is under way to a
+producer that has not delivered hardly counts as stock to come; and one that failed is left alone
+for a while, so that silence costs the swarm a few seconds now and then.
+
+A batch has the time that its size needs over a slow link before it counts as not delivered. One
+that is later than expected no longer keeps a place from others nor counts as stock to come, and
+its groups are looked for at other holders meanwhile: whoever delivers first is taken. How many late
+ones there may be, and for whom, is bounded (`late.py`).
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from random import Random
+from typing import Any
+
+import trio
+
+from swarm.errors import (
+    ChildFailed,
+    DialHeldBack,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
+from swarm.exchange.holder_search import Found, HolderSearch
+from swarm.exchange.offers import Offer, OfferLimits, OfferTable
+from swarm.exchange.pool import AddResult, Candidate, Pool
+from swarm.exchange.stragglers import BATCHES_FACTOR, Trials, to_give_up
+from swarm.identity import PeerId
+from swarm.limits.byte_budget import ByteBudget
+from swarm.peers.connection_gater import Warden
+from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.transport.base import Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    GROUPS_REPLY_BYTES_MAX,
+    ROLLOUTS_PROTOCOL,
+    WANT_GROUPS_MAX,
+    GroupsReply,
+    Want,
+)
+
+Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
+"""Regenerates the task and scores the completions: group -> (prompt, rewards).
+
+Raises `RemoteProtocolError` if the task is not the producer's or cannot be verified, and
+`ChildFailed` if the fault is our own.
+"""
+
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+
+POOL_REJECTS = {
+    AddResult.DUPLICATE_TASK: Reject.DUPLICATE_TASK,
+    AddResult.QUOTA: Reject.QUOTA,
+}
+OFFER_LIMITS = OfferLimits()
+ADVERTS_PER_PRODUCER_MAX = 4  # that others are told of
+FETCH_RETRY_S = 2.0
+FAILED_REST_S = 30.0  # at first, for a producer that did not answer or answered against the rules
+BROKEN_HOLDER_REST_S = 600.0
+REFUSED_REST_S = 2.0  # at first, for one that refused or had nothing
+VERIFIER_RETRY_S = 5.0
+POOL_AFTER_S = 0.5  # a group waits no longer than that, and the next one, for others of its answer
+DIAL_ADDRESSES_MAX = 2  # of a producer that we are not connected to, for each fetch
+BATCH_BYTES_MAX = 524_288  # of one request, unless a single group is larger
+HOLDERS_TRIED_MAX = 3  # for one batch, after the producer
+REQUESTS_PER_PEER_MAX = 4  # open at a time; PROTOCOL.md
+EXPECTED_S, EXPECTED_BYTES_PER_S = 2.0, 262_144.0  # in which an ordinary peer answers
+REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRules:
+    """What the run and this node allow."""
+
+    run_id: str
+    stock_groups: int  # informative foreign groups to keep ready; 0 fetches nothing
+    record_life_s: int
+    clock_skew_s: int
+    group_size_max: int
+    fetch_parallel: int = 4
+    fetch_timeout_s: float = 8.0  # for an answer without content; with it, see `timeout_s`
+    fetch_bytes_per_s_min: float = 32 * 1024  # of a peer whose uplink many share
+    fetch_bytes_per_s: float = 4 * 1024 * 1024
+    serve_bytes_per_s: float = 8 * 1024 * 1024
+    dial_timeout_s: float = 5.0
+    catch_up_interval_s: float = 15.0
+    expire_interval_s: float = 10.0
+    recent_adverts_max: int = 512
+    recent_adverts_per_producer_max: int = ADVERTS_PER_PRODUCER_MAX
+    offers: OfferLimits = OFFER_LIMITS
+
+    def timeout_s(self, size_bytes: int) -> float:
+        """How long to wait for an answer of this size."""
+        return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
+
+
+def informative(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards differ, so that its advantages are not all zero."""
+    return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
+
+
+_Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node found in it
+
+
+class _Answer(Enum):
+    """What asking one peer came to."""
+
+    GOOD = auto()  # at least one group passed every check
+    NOTHING = auto()  # none of the wanted groups: no fault
+    REFUSED = auto()
+    SILENT = auto()
+    CUT_OFF = auto()  # as silent as everybody else meanwhile: our own link may be at fault
+    BROKEN = auto()  # against the rules, and counted
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """Groups of one producer that are being fetched, from it or from other holders."""
+
+    producer: PeerId
+    offers: list[Offer]
+    wanted: dict[GroupId, Offer] = field(init=False)  # those that nobody has delivered
+    answers: dict[PeerId, _Answer] = field(default_factory=dict)
+    late: bool = False  # it no longer holds a place
+    given_up: bool = False  # too many others were late as well
+    asked: PeerId = field(init=False)  # the last one
+    requests: set[trio.CancelScope] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.asked = self.producer
+        self.wanted = {offer.group_id: offer for offer in self.offers}
+
+    def size_bytes(self, group_ids: Collection[GroupId] | None = None) -> int:
+        """What is still wanted, or what of it is among `group_ids`."""
+        wanted = self.wanted.values()
+        return sum(o.size_bytes for o in wanted if group_ids is None or o.group_id in group_ids)
+
+    def claim(self, group_id: GroupId) -> Offer | None:
+        """Take a group that was delivered; None if somebody else delivered it before. With the
+        last one, requests that are still open have become useless."""
+        offer = self.wanted.pop(group_id, None)
+        if not self.wanted:
+            self.end_requests()
+        return offer
+
+    def end_requests(self) -> None:
+        """Wait for nobody any longer. What has arrived is still taken in."""
+        for scope in self.requests:
+            scope.cancel()
+
+
+def _late(batches: Sequence[_Batch]) -> list[bool]:
+    return [batch.late for batch in batches]
+
+
+class Fetcher:
+    """Keeps the stock of foreign groups filled. `run` fetches until cancelled."""
+
+    def __init__(
+        self,
+        rules: ExchangeRules,
+        transport: Transport,
+        pool: Pool,
+        verify: Verify,
+        offers: OfferTable,
+        warden: Warden,
+        candidates: Callable[[], Awaitable[list[Candidate]]],
+        *,
+        now_s: Callable[[], float],
+        rng: Random,
+        run_sync: RunSync,
+    ) -> None:
+        self._rules = rules
+        self._transport = transport
+        self._pool = pool
+        self._verify = verify
+        self._offers = offers
+        self._warden = warden
+        self._ledger = warden.ledger
+        self._candidates = candidates
+        self._now_s = now_s
+        self._rng = rng
+        self._run_sync = run_sync
+        self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
+        self._stock = 0  # when it was looked at last
+        self._open: Counter[PeerId] = Counter()  # requests
+        self._holders = HolderSearch(rules.run_id, transport, warden.ledger, rng)
+        self._wake = trio.Event()
+        self._budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
+        self.verifier_failures = 0
+
+    def wake(self) -> None:
+        """Say that there may be something to fetch, or need of it."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Fetch what is short until cancelled."""
+        async with trio.open_nursery() as nursery:
+            places = trio.Semaphore(self._rules.fetch_parallel)
+            while True:
+                with trio.move_on_after(FETCH_RETRY_S):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+                for batch in await self._choose():
+                    self._in_flight[batch.producer] = batch
+                    nursery.start_soon(self._fetch_in_place, batch, places)
+
+    async def _choose(self) -> list[_Batch]:
+        """One batch of offers to fetch now from each of some producers that have none under way.
+        What the pool has ever held is taken off the table instead."""
+        room = BATCHES_FACTOR * self._rules.fetch_parallel - len(self._in_flight)
+        missing = await self._missing()
+        trials = self._trials()
+        chosen = self._offers.choose(
+            missing,
+            self._rng,
+            trio.current_time(),
+            self._in_flight,
+            proven_only=min(trials.unproven, trials.doubtful) <= 0,
+            slow_last=not all(_late(self._slow())),
+        )
+        seen: set[GroupId] = await self._run_sync(
+            self._pool.ids_seen, [offer.group_id for offer in chosen]
+        )
+        batches: dict[PeerId, list[Offer]] = {}
+        for offer in chosen:
+            if self._warden.is_banned(offer.producer):
+                self._offers.forget(offer.producer)
+                self._wake.set()
+                continue
+            if offer.group_id in seen:
+                self._offers.drop(offer.group_id, offer.producer)
+                self._wake.set()
+                continue
+            if offer.producer not in batches and not trials.take(
+                self._offers.is_proven(offer.producer), self._offers.is_slow(offer.producer)
+            ):
+                continue
+            batch = batches.setdefault(offer.producer, [])
+            size_bytes = sum(each.size_bytes for each in batch) + offer.size_bytes
+            if not batch or (len(batch) < WANT_GROUPS_MAX and size_bytes <= BATCH_BYTES_MAX):
+                batch.append(offer)
+        return [_Batch(*batch) for batch in batches.items()][: max(0, room)]
+
+    def _unproven(self) -> list[_Batch]:
+        return [b for b in self._in_flight.values() if not self._offers.is_proven(b.producer)]
+
+    def _slow(self) -> list[_Batch]:
+        batches = self._in_flight.values()
+        is_slow, is_proven = self._offers.is_slow, self._offers.is_proven
+        return [b for b in batches if is_slow(b.producer) and is_proven(b.producer)]
+
+    def _trials(self) -> Trials:
+        return Trials.left(self._rules.fetch_parallel, _late(self._unproven()), _late(self._slow()))
+
+    def _bound_late(self) -> None:
+        """Give up late batches beyond those that may be."""
+        late = [b for b in self._in_flight.values() if b.late and not b.given_up]
+        whose = [self._warden.share_of(batch.asked) for batch in late]
+        at = to_give_up(whose, self._rules.fetch_parallel)
+        if at is not None:
+            late[at].given_up = True
+            late[at].end_requests()
+
+    def is_short_of_offers(self) -> bool:
+        """Whether there is less on offer than a whole stock, so that more should be asked for."""
+        return self._offers.available(trio.current_time()) < self._rules.stock_groups
+
+    def catching_up(self) -> tuple[int, int] | None:
+        """Groups that are in stock, and that shall be; None: nothing is fetched now, or enough is
+        there."""
+        wanted = self._rules.stock_groups
+        if not self._in_flight or self._stock >= wanted:
+            return None
+        return self._stock, wanted
+
+    async def _missing(self) -> int:
+        """How many groups short of the wanted stock we are, counting those under way that are not
+        late; of those that unproven producers may never deliver, no more than half the stock."""
+        stock = self._stock = sum(informative(c.rewards) for c in await self._candidates())
+        unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
+        under_way = sum(len(b.offers) for b in self._in_flight.values() if not b.late)
+        wanted = self._rules.stock_groups
+        coming = under_way - unproven + min(unproven, WANT_GROUPS_MAX, wanted // 2)
+        return max(0, wanted - stock - coming)
+
+    async def _fetch_in_place(self, batch: _Batch, places: trio.Semaphore) -> None:
+        await places.acquire()
+
+        def give_up_place() -> None:
+            if not batch.late:
+                batch.late = True
+                places.release()
+                self._bound_late()
+                self._wake.set()
+
+        try:
+            await trio.sleep(self._budget.spend(batch.size_bytes(), trio.current_time()))
+            await self._fetch(batch, give_up_place)
+        except* ChildFailed:  # our own failure: the offers stay on the table as they were
+            self.verifier_failures += 1
+            await trio.sleep(VERIFIER_RETRY_S)
+        finally:
+            give_up_place()
+            del self._in_flight[batch.producer]
+        self._wake.set()
+
+    async def _fetch(self, batch: _Batch, on_late: Callable[[], None]) -> None:
+        """Get one producer's groups from it and, where it does not deliver in good time, from
+        whoever else holds them."""
+        producer = batch.producer
+        async with trio.open_nursery() as nursery:
+            if not self._offers.is_resting(producer, trio.current_time()):
+                await self._ask_for_a_while(nursery, batch, producer, batch.wanted)
+            if batch.wanted:
+                on_late()
+            if batch.wanted and not batch.given_up:
+                await self._ask_holders(nursery, batch)
+        others = [answer for peer, answer in batch.answers.items() if peer != producer]
+        excused = {_Answer.REFUSED, _Answer.CUT_OFF} & set(batch.answers.values())
+        for offer in () if excused else batch.wanted.values():
+            self._offers.failed(offer)
+        self._conclude(batch, batch.answers.get(producer), _Answer.GOOD in others)
+
+    async def _ask_holders(self, nursery: trio.Nursery, batch: _Batch) -> None:
+        forwarders = [offer.heard_from for offer in batch.offers]
+        found: Found = []
+        with trio.CancelScope() as scope:
+            batch.requests.add(scope)
+            found = await self._holders.find(list(batch.wanted), forwarders, batch.producer)
+        batch.requests.discard(scope)
+        for peer, held in found[:HOLDERS_TRIED_MAX]:
+            wanted = [each for each in held if each in batch.wanted]
+            if wanted and not batch.given_up:
+                await self._ask_for_a_while(nursery, batch, peer, wanted)
+
+    async def _ask_for_a_while(
+        self, nursery: trio.Nursery, batch: _Batch, peer: PeerId, wanted: Collection[GroupId]
+    ) -> None:
+        """Ask a peer for groups; come back when it has answered, or when it is late and goes on
+        in the background."""
+        done = trio.Event()
+        batch.asked = peer
+        group_ids = sorted(wanted)
+
+        async def ask() -> None:
+            answer = batch.answers[peer] = await self._ask(batch, peer, group_ids)
+            fine = answer in (_Answer.GOOD, _Answer.CUT_OFF)
+            if peer != batch.producer and not fine and batch.wanted:
+                broken = answer is _Answer.BROKEN
+                self._holders.rest(peer, BROKEN_HOLDER_REST_S if broken else FAILED_REST_S)
+            done.set()
+
+        nursery.start_soon(ask)
+        with trio.move_on_after(EXPECTED_S + batch.size_bytes(wanted) / EXPECTED_BYTES_PER_S):
+            await done.wait()
+
+    def _conclude(self, batch: _Batch, answer: _Answer | None, others_had_it: bool) -> None:
+        """Settle the producer's standing by what a fetch of its groups came to. `answer` is None
+        where it was not asked."""
+        now, producer = trio.current_time(), batch.producer
+        if answer is _Answer.GOOD:
+            self._offers.delivered(producer, late=batch.late)
+            return
+        silent = answer is _Answer.SILENT or (batch.given_up and answer is _Answer.NOTHING)
+        at_fault = silent or answer is _Answer.BROKEN
+        rest_s = FAILED_REST_S if at_fault else REFUSED_REST_S
+        if others_had_it:
+            self._offers.delivered_by_others(producer, rest_s, now)
+            return
+        if silent:
+            self._ledger.reject(producer, Reject.UNAVAILABLE)
+        self._offers.rest(producer, rest_s, now)
+
+    async def _reach(self, peer: PeerId) -> bool:
+        """Whether the peer is connected now.
+
+        Raises:
+            DialHeldBack: it may not be dialled yet, which is no fault of its own.
+        """
+        if self._warden.is_banned(peer):
+            return False
+        if peer in self._transport.peers():
+            return True
+        addresses = self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
+        try:
+            await self._warden.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
+        except DialHeldBack:
+            raise
+        except TransportError:
+            return False
+        return True
+
+    async def _ask(self, batch: _Batch, peer: PeerId, group_ids: Sequence[GroupId]) -> _Answer:
+        """Ask a peer for groups of a batch and take in what it gives; those leave `wanted`."""
+        if self._open[peer] >= REQUESTS_PER_PEER_MAX:
+            return _Answer.REFUSED
+        self._open[peer] += 1
+        answered = self._transport.counters.answered
+        try:
+            with trio.CancelScope() as scope:
+                batch.requests.add(scope)
+                reply = await self._request(peer, group_ids, batch.size_bytes(group_ids))
+            batch.requests.discard(scope)
+        finally:
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]
+        if scope.cancelled_caught and batch.given_up:
+            cut_off = self._transport.counters.answered == answered
+            return _Answer.CUT_OFF if cut_off else _Answer.NOTHING
+        if scope.cancelled_caught:
+            return _Answer.NOTHING  # others were quicker
+        return reply if isinstance(reply, _Answer) else await self._take_all_in(batch, peer, reply)
+
+    async def _request(
+        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
+    ) -> GroupsReply | _Answer:
+        counters = self._transport.counters
+        answered = counters.answered
+        reply = await self._try_request(peer, group_ids, size_bytes)
+        if reply is _Answer.SILENT and counters.answered == answered:
+            return _Answer.CUT_OFF
+        return reply
+
+    async def _try_request(
+        self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
+    ) -> GroupsReply | _Answer:
+        try:
+            if not await self._reach(peer):
+                return _Answer.SILENT
+        except DialHeldBack:
+            return _Answer.REFUSED
+        want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
+        try:
+            answer = await self._transport.request(
+                peer,
+                ROLLOUTS_PROTOCOL,
+                codec.encode(want),
+                timeout_s=self._rules.timeout_s(size_bytes),
+                response_bytes_max=GROUPS_REPLY_BYTES_MAX,
+            )
+            return codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self._ledger.reject(peer, error.reason)
+            return _Answer.BROKEN
+        except RequestRefused:
+            return _Answer.REFUSED
+        except TransportError:
+            return _Answer.SILENT
+
+    async def _take_all_in(self, batch: _Batch, peer: PeerId, reply: GroupsReply) -> _Answer:
+        good = 0
+        waiting: list[_Checked] = []  # groups that go into the pool together
+        since = trio.current_time()
+        try:
+            for record in reply.records:
+                if self._warden.is_banned(batch.producer):
+                    break  # for those before: the rest may cost as much
+                try:
+                    checked = await self._take_in(batch, peer, record)
+                except RemoteProtocolError:
+                    continue  # counted where it was found
+                good += 1
+                waiting += [checked] if checked else []
+                if trio.current_time() - since > POOL_AFTER_S:
+                    await self._keep(waiting)
+                    waiting, since = [], trio.current_time()
+        except ChildFailed:
+            await self._keep(waiting)
+            raise
+        await self._keep(waiting)
+        if good:
+            return _Answer.GOOD
+        return _Answer.BROKEN if reply.records else _Answer.NOTHING
+
+    async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> _Checked | None:
+        """Check one fetched record completely; None if somebody else delivered it before.
+
+        Raises:
+            RemoteProtocolError: it broke a rule; counted.
+            ChildFailed: it could not be verified, through our own fault.
+        """
+        group_id, group = self._decode(peer, record, batch.producer)
+        if all(offer.group_id != group_id for offer in batch.offers):
+            self._ledger.reject(peer, Reject.NOT_REQUESTED)
+            raise RemoteProtocolError(Reject.NOT_REQUESTED, "nobody asked for it")
+        offer = batch.claim(group_id)
+        if offer is None:
+            return None
+        try:
+            prompt, rewards = await self._judge_group(group, offer)
+        except RemoteProtocolError:
+            self._offers.drop(group_id, offer.producer)
+            raise
+        return record, VerifiedGroup(group_id, group, prompt, rewards)
+
+    async def _keep(self, checked: Sequence[_Checked]) -> None:
+        """Put groups into the pool, in one transaction, and settle their offers."""
+        if not checked:
+            return
+        results: list[AddResult] = await self._run_sync(
+            lambda: self._pool.add_all(checked, own=False, now_s=self._now_s())
+        )
+        for (_, verified), result in zip(checked, results, strict=True):
+            producer = verified.group.producer
+            self._offers.drop(verified.group_id, producer)
+            if result is AddResult.ADDED:
+                self._ledger.accept(producer)
+            elif result in POOL_REJECTS:
+                self._ledger.reject(producer, POOL_REJECTS[result])
+
+    def _decode(
+        self, peer: PeerId, record: bytes, producer: PeerId
+    ) -> tuple[GroupId, RolloutGroup]:
+        """The record's group. A bad one is the fault of the producer whose groups were asked for,
+        if it signed it; else of who gives it to us."""
+        try:
+            return codec.decode_group(record)
+        except RemoteProtocolError as error:
+            self._ledger.reject(producer if error.signer == producer else peer, error.reason)
+            raise
+
+    async def _judge_group(
+        self, group: RolloutGroup, offer: Offer
+    ) -> tuple[str, tuple[float, ...]]:
+        """Prompt and rewards. What is wrong is counted against the peer that advertised the group,
+        which need not be the one who made it; a group that aged on its way is nobody's fault."""
+        try:
+            self._check_group(group, offer)
+            return await self._verify(group)
+        except RemoteProtocolError as error:
+            if error.reason is not Reject.EXPIRED or self._now_s() < offer.expires_at_s:
+                self._ledger.reject(offer.producer, error.reason)
+            raise
+
+    def _check_group(self, group: RolloutGroup, offer: Offer) -> None:
+        if group.producer != offer.producer:
+            raise RemoteProtocolError(Reject.WRONG_PRODUCER, "advertised by another peer")
+        if group.run_id != self._rules.run_id:
+            raise RemoteProtocolError(Reject.WRONG_RUN, group.run_id)
+        if group.round != offer.round:
+            raise RemoteProtocolError(Reject.MALFORMED, "round differs from its advert")
+        if len(group.completions) > self._rules.group_size_max:
+            raise RemoteProtocolError(Reject.OVERSIZE, "more completions than the run allows")
+        codec.check_times(
+            group.created_at_s,
+            group.expires_at_s,
+            self._now_s(),
+            self._rules.record_life_s,
+            self._rules.clock_skew_s,
+        )

@@ -1,0 +1,108 @@
+"""Who else holds a group: looked for only when its producer does not deliver.
+
+Nobody announces what it holds, for that would cost every node bytes for every group of the swarm.
+A node that misses groups asks a few connected peers at once, with one small request, which of them
+they would serve now. Whoever fetched a group from its producer is such a holder, so a group
+outlives its producer, and it spreads from holder to holder.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from random import Random
+
+import trio
+
+from swarm.errors import RemoteProtocolError, TransportError
+from swarm.identity import PeerId
+from swarm.peers.ledger import Ledger
+from swarm.rollouts import GroupId
+from swarm.transport.base import Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    HAVE_REPLY_BYTES_MAX,
+    HOLDERS_PROTOCOL,
+    WANT_GROUPS_MAX,
+    Have,
+    HaveReply,
+)
+
+ASKED_MAX = 8  # peers, for one batch of missing groups
+FORWARDERS_MAX = 2  # of them, who forwarded the adverts: they heard of the groups early
+HAVE_TIMEOUT_S = 3.0
+SEARCHES_MAX = 4  # at a time; each asks a peer once, and 4 requests may be open at one peer
+RESTING_MAX = 256  # peers left alone as holders, the most recent ones
+
+Found = list[tuple[PeerId, frozenset[GroupId]]]
+
+
+class HolderSearch:
+    """Asks connected peers what they hold. Those that let us down are not asked for a while."""
+
+    def __init__(self, run_id: str, transport: Transport, ledger: Ledger, rng: Random) -> None:
+        self._run_id = run_id
+        self._transport = transport
+        self._ledger = ledger
+        self._rng = rng
+        self._rests_until: OrderedDict[PeerId, float] = OrderedDict()
+        self._searches = trio.Semaphore(SEARCHES_MAX)
+
+    def rest(self, peer: PeerId, seconds: float) -> None:
+        """Leave a peer alone that said it held something and did not deliver."""
+        self._rests_until[peer] = trio.current_time() + seconds
+        self._rests_until.move_to_end(peer)
+        while len(self._rests_until) > RESTING_MAX:
+            self._rests_until.popitem(last=False)
+
+    async def find(
+        self, wanted: Sequence[GroupId], forwarders: Sequence[PeerId], producer: PeerId
+    ) -> Found:
+        """Who would serve which of the wanted groups, those that would serve most first.
+
+        Comes back when somebody holds all of them, when all have answered, or `HAVE_TIMEOUT_S`
+        after it began, for which it may have to wait for other searches.
+        """
+        group_ids = list(wanted[:WANT_GROUPS_MAX])
+        have = codec.encode(Have(type="have", run_id=self._run_id, group_ids=tuple(group_ids)))
+        found: Found = []
+        async with self._searches, trio.open_nursery() as nursery:
+
+            async def ask(peer: PeerId) -> None:
+                held = await self._ask(peer, have, group_ids)
+                if held:
+                    found.append((peer, held))
+                if len(held) == len(group_ids):
+                    nursery.cancel_scope.cancel()
+
+            for peer in self._whom(forwarders, producer):
+                nursery.start_soon(ask, peer)
+        return sorted(found, key=lambda each: -len(each[1]))
+
+    def _whom(self, forwarders: Sequence[PeerId], producer: PeerId) -> list[PeerId]:
+        now = trio.current_time()
+        connected = [
+            peer
+            for peer in self._transport.peers()
+            if peer != producer and self._rests_until.get(peer, now) <= now
+        ]
+        first = [peer for peer in dict.fromkeys(forwarders) if peer in connected][:FORWARDERS_MAX]
+        others = [peer for peer in connected if peer not in first]
+        return first + self._rng.sample(others, min(len(others), ASKED_MAX - len(first)))
+
+    async def _ask(
+        self, peer: PeerId, have: bytes, group_ids: Sequence[GroupId]
+    ) -> frozenset[GroupId]:
+        try:
+            answer = await self._transport.request(
+                peer,
+                HOLDERS_PROTOCOL,
+                have,
+                timeout_s=HAVE_TIMEOUT_S,
+                response_bytes_max=HAVE_REPLY_BYTES_MAX,
+            )
+            reply = codec.decode(answer, HaveReply, HAVE_REPLY_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self._ledger.reject(peer, error.reason)
+            return frozenset()
+        except TransportError:
+            return frozenset()
+        return frozenset(group_ids[at] for at in reply.held if at < len(group_ids))

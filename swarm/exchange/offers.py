@@ -1,0 +1,251 @@
+"""What is on offer in the swarm, and which of it to fetch. Pure: no clock, no network.
+
+An offer is a group that a signed advert names. Only a producer's last few rounds stay on offer:
+a policy learns little from what a peer's much older policy wrote, and it bounds the table.
+
+A producer that did not deliver is left alone for a while, longer each time, and its offers with
+it. One that has never delivered, or not since it last failed, is unproven. Where others delivered
+in its place, only the producer is left alone and its offers are fetched from others. A producer
+that is heard again after a long silence (it slept, or was cut off) gets a trial at once.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from random import Random
+
+from swarm.identity import PeerId
+from swarm.rollouts import GroupId
+from swarm.wire.messages import AdvertBody
+
+
+@dataclass(frozen=True, slots=True)
+class OfferLimits:
+    """Bounds on the table; a producer over its own bound loses its oldest offers."""
+
+    producers_max: int = 1024
+    groups_per_producer_max: int = 128
+    rounds_max: int = 4  # a producer's newest rounds that stay on offer
+    choice_per_producer_max: int = 32  # a producer's newest offers, of which is chosen
+    attempts_max: int = 5  # fetches tried before an offer is given up
+    rest_s_max: float = 600.0
+
+
+@dataclass(slots=True)
+class Offer:
+    """One group that can be fetched."""
+
+    group_id: GroupId
+    producer: PeerId
+    round: int
+    size_bytes: int
+    expires_at_s: int
+    heard_from: PeerId  # who forwarded the advert: the second place to ask
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class _Producer:
+    round: int = 0
+    created_at_s: int = 0  # of its newest advert
+    addresses: tuple[str, ...] = ()
+    told_by: str = ""  # who handed over its first advert: a peer, or an address block
+    proven: bool = False
+    slow: bool = False  # its last fetch brought something, but late
+    failures: int = 0  # in a row
+    rests_until: float = -inf
+    rest_s: float = 0.0  # how long its last rest was meant to be
+    heard_at: float = -inf  # when its newest advert came
+    held_by_others: bool = False  # its last fetch was served by others in its place
+    offers: OrderedDict[GroupId, Offer] = field(default_factory=OrderedDict)
+
+
+class OfferTable:
+    """Offers by producer, least recently heard producer first."""
+
+    def __init__(self, limits: OfferLimits) -> None:
+        self._limits = limits
+        self._producers: OrderedDict[PeerId, _Producer] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(producer.offers) for producer in self._producers.values())
+
+    def hear(
+        self,
+        advert: AdvertBody,
+        heard_from: PeerId,
+        now: float,
+        told_by: str | None = None,
+        addresses: Sequence[str] = (),
+    ) -> int:
+        """Take in a checked advert. Returns how many groups are new on the table: none where the
+        producer has moved on, for an advert may travel slowly through no fault of anybody.
+
+        `told_by` is in whose name `heard_from` takes places on the table, None: its own.
+        `addresses` are those of the advert that may be dialled.
+
+        The advert that was made last says at which round the producer is: one that was set back,
+        to an older checkpoint or to an empty directory, is at a lower round than before."""
+        name = PeerId(advert.producer)
+        producer = self._producers.setdefault(name, _Producer(told_by=told_by or heard_from))
+        self._producers.move_to_end(name)
+        newest = (producer.created_at_s, producer.round)
+        if (advert.created_at_s, advert.round) >= newest:
+            producer.created_at_s, producer.round = advert.created_at_s, advert.round
+            producer.addresses = tuple(addresses)
+            if now - producer.heard_at >= producer.rest_s / 2:
+                producer.rests_until = -inf
+            producer.heard_at = now
+        elif advert.round <= producer.round - self._limits.rounds_max:
+            return 0
+        new = 0
+        for entry in advert.groups:
+            group_id = GroupId(entry.group_id)
+            if group_id in producer.offers:
+                continue
+            producer.offers[group_id] = Offer(
+                group_id, name, advert.round, entry.size_bytes, advert.expires_at_s, heard_from
+            )
+            new += 1
+        self._trim(producer)
+        while len(self._producers) > self._limits.producers_max:
+            del self._producers[self._superfluous()]
+        return new
+
+    def _superfluous(self) -> PeerId:
+        """Who leaves a full table: of the producers that never delivered, if there are any, those
+        of the teller that has most of them there; of these the one heard of least recently. So
+        invented names take places from each other."""
+        unproven = {name: p.told_by for name, p in self._producers.items() if not p.proven}
+        if not unproven:
+            return next(iter(self._producers))
+        ((crowd, _),) = Counter(unproven.values()).most_common(1)
+        return next(name for name, told_by in unproven.items() if told_by == crowd)
+
+    def _trim(self, producer: _Producer) -> None:
+        oldest = producer.round - self._limits.rounds_max
+        for offer in [o for o in producer.offers.values() if o.round <= oldest]:
+            del producer.offers[offer.group_id]
+        while len(producer.offers) > self._limits.groups_per_producer_max:
+            producer.offers.popitem(last=False)
+
+    def available(self, now: float) -> int:
+        """How many offers there are of producers that are not left alone."""
+        return sum(
+            len(producer.offers)
+            for producer in self._producers.values()
+            if now >= producer.rests_until or producer.held_by_others
+        )
+
+    def choose(
+        self,
+        count: int,
+        rng: Random,
+        now: float,
+        busy: Collection[PeerId] = (),
+        *,
+        proven_only: bool = False,
+        slow_last: bool = False,
+    ) -> list[Offer]:
+        """Up to `count` offers, uniformly without replacement over the groups of all producers
+        that are neither busy nor left alone; a flood counts no more than its newest few. With
+        `slow_last`, those of slow producers come after all others, where these do not suffice.
+
+        The order of arrival does not matter: offers are drawn from a list sorted by id.
+        """
+        newest: list[Offer] = []
+        slow: list[Offer] = []
+        for name, producer in self._producers.items():
+            rests = now < producer.rests_until and not producer.held_by_others
+            if name in busy or rests or (proven_only and not producer.proven):
+                continue
+            offers = reversed(producer.offers.values())
+            chosen_from = slow if slow_last and producer.slow else newest
+            chosen_from += islice(offers, self._limits.choice_per_producer_max)
+        found: list[Offer] = []
+        for offered in (newest, slow):
+            offered.sort(key=lambda offer: (offer.group_id, offer.producer))
+            found += rng.sample(offered, min(count - len(found), len(offered)))
+        return found
+
+    def is_proven(self, producer: PeerId) -> bool:
+        """Whether the last fetch from the producer brought something."""
+        known = self._producers.get(producer)
+        return known is not None and known.proven
+
+    def is_slow(self, producer: PeerId) -> bool:
+        """Whether what the last fetch from the producer brought came late."""
+        known = self._producers.get(producer)
+        return known is not None and known.slow
+
+    def delivered(self, producer: PeerId, *, late: bool = False) -> None:
+        """Note that a fetch brought a good group, in good time or `late`."""
+        known = self._producers.get(producer)
+        if known:
+            known.slow = late
+            known.proven, known.failures, known.rests_until = True, 0, -inf
+            known.held_by_others = False
+
+    def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
+        """Note that others had what the producer did not deliver: it is left alone for `rest_s`,
+        its offers are not."""
+        known = self._producers.get(producer)
+        if known:
+            known.proven, known.failures, known.held_by_others = True, 0, True
+            known.rest_s, known.rests_until = rest_s, now + rest_s
+
+    def is_resting(self, producer: PeerId, now: float) -> bool:
+        """Whether the producer itself is left alone at the moment."""
+        known = self._producers.get(producer)
+        return known is not None and now < known.rests_until
+
+    def rest(self, producer: PeerId, first_s: float, now: float) -> None:
+        """Leave the producer alone after a fetch that brought nothing: for `first_s`, and twice
+        as long after each further failure in a row."""
+        known = self._producers.get(producer)
+        if known:
+            known.proven = known.held_by_others = False
+            known.rest_s = min(self._limits.rest_s_max, first_s * 2.0 ** min(known.failures, 30))
+            known.failures += 1
+            known.rests_until = now + known.rest_s
+
+    def is_back(self, producer: PeerId, now: float) -> None:
+        """Note that a producer has just told us of new groups itself: a first failure, such as of
+        one that slept, is forgotten. One that failed again although it speaks stays left alone."""
+        known = self._producers.get(producer)
+        if known and known.failures == 1:
+            known.rests_until = min(known.rests_until, now)
+
+    def addresses(self, producer: PeerId) -> tuple[str, ...]:
+        """Where the producer may be dialled, by its newest advert."""
+        known = self._producers.get(producer)
+        return known.addresses if known else ()
+
+    def newest_round(self, producer: PeerId) -> int:
+        """The round of the producer's newest advert; 0 if none is known."""
+        known = self._producers.get(producer)
+        return known.round if known else 0
+
+    def forget(self, producer: PeerId) -> None:
+        """Take a producer off the table with all that it offers."""
+        self._producers.pop(producer, None)
+
+    def drop(self, group_id: GroupId, producer: PeerId) -> None:
+        """Take an offer off the table: fetched, or found worthless."""
+        known = self._producers.get(producer)
+        if known:
+            known.offers.pop(group_id, None)
+
+    def failed(self, offer: Offer) -> None:
+        """Count a fetch that brought nothing; gives the offer up after `attempts_max`."""
+        offer.attempts += 1
+        if offer.attempts >= self._limits.attempts_max:
+            self.drop(offer.group_id, offer.producer)
+
+    def expire(self, now_s: float) -> None:
+        """Forget offers past their expiry."""
+        for producer in self._producers.values():
+            for offer in [o for o in producer.offers.values() if o.expires_at_s <= now_s]:
+                del producer.offers[offer.group_id]

@@ -1,0 +1,483 @@
+"""The exchange of rollout groups: advert, choose, fetch, verify, pool.
+
+A producer signs its groups and gossips one small advert a round. Every node keeps a table of
+what is on offer and fetches, at random and only as much as it will soon use, from the producer or
+from whoever forwarded the advert. A fetched group enters the pool only after its signature, run,
+times and task were checked and its rewards were computed here.
+
+Nothing in here waits for anybody: a round samples what has arrived (`candidates`), and a peer
+that lies, stalls or vanishes costs a count.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Sequence
+from math import ceil
+from random import Random
+from typing import Any
+
+import trio
+
+from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
+from swarm.exchange.advert_cache import AdvertShelf
+from swarm.exchange.advert_sampling import ProducerSampler
+from swarm.exchange.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
+from swarm.exchange.offers import OfferTable
+from swarm.exchange.pool import AddResult, Candidate, OwnGroup, Pool
+from swarm.identity import Identity, PeerId
+from swarm.limits.byte_budget import ByteBudget
+from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
+from swarm.peers.address_book import of_peer, plausible
+from swarm.peers.connection_gater import Warden
+from swarm.peers.ledger import Ledger
+from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.transport.base import ServeLimits, Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    ADDRESSES_MAX,
+    ADVERT_GROUPS_MAX,
+    ADVERTS_PER_REPLY_MAX,
+    ADVERTS_PROTOCOL,
+    ADVERTS_REPLY_BYTES_MAX,
+    GROUP_BYTES_MAX,
+    GROUPS_REPLY_BYTES_MAX,
+    HAVE_REPLY_BYTES_MAX,
+    HOLDERS_PROTOCOL,
+    ROLLOUTS_PROTOCOL,
+    WANT_BYTES_MAX,
+    AdvertBody,
+    AdvertEntry,
+    AdvertsReply,
+    GroupsReply,
+    Have,
+    HaveReply,
+    RecentAdverts,
+    Want,
+    adverts_topic,
+)
+
+__all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
+
+Rewards = tuple[float, ...]
+
+REPLY_OVERHEAD_BYTES = 1_024
+CATCH_UP_LOOK_S = 1.0
+PRODUCERS_ENOUGH = 8  # to take in during a round, or more where much is wanted in stock:
+PRODUCERS_PER_STOCKED_GROUP = 0.5  # each brings a group or more, which stays on offer for rounds
+SAMPLED_ROUND_S = 60.0  # at most
+CATCH_UPS_PER_LOOK_MAX = 4
+STOPPED_S = 10.0  # a look that is this late: the process was stopped, or the machine slept
+SERVE_SLACK_S = 5.0
+SERVE_SHARE_OF_ONE_PEER = 0.25  # of the bytes served in a second
+SERVE_SHARE_OF_RELAYED = 0.5  # of all relayed peers together
+SERVE_SHARE_OF_ONE_RELAYED = 0.0625
+SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
+
+
+class Exchange:
+    """One node's side of the exchange. `run` serves and fetches until cancelled."""
+
+    def __init__(
+        self,
+        rules: ExchangeRules,
+        identity: Identity,
+        transport: Transport,
+        pool: Pool,
+        verify: Verify,
+        *,
+        now_s: Callable[[], float],
+        rng: Random,
+        run_sync: RunSync,
+        warden: Warden | None = None,
+    ) -> None:
+        """`warden` may come with rules of its own; it brings the ledger with it."""
+        self._rules = rules
+        self._identity = identity
+        self._transport = transport
+        self._pool = pool
+        self._now_s = now_s
+        self._rng = rng
+        self._run_sync = run_sync
+        self._offers = OfferTable(rules.offers)
+        self._shelf = AdvertShelf(
+            rules.recent_adverts_max,
+            rules.recent_adverts_per_producer_max,
+            identity.peer_id,
+            self._offers.is_proven,
+        )
+        enough = ceil(PRODUCERS_PER_STOCKED_GROUP * rules.stock_groups)
+        self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
+        self._round_began = trio.current_time()
+        self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
+        self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
+        self.warden = warden or Warden(transport, Ledger())
+        self.ledger = self.warden.ledger
+        self._fetcher = Fetcher(
+            rules,
+            transport,
+            pool,
+            verify,
+            self._offers,
+            self.warden,
+            self.candidates,
+            now_s=now_s,
+            rng=rng,
+            run_sync=run_sync,
+        )
+
+    @property
+    def verifier_failures(self) -> int:
+        """How often our own verifier failed on fetched groups, which are then fetched again."""
+        return self._fetcher.verifier_failures
+
+    def catching_up(self) -> tuple[int, int] | None:
+        """See `Fetcher.catching_up`."""
+        return self._fetcher.catching_up()
+
+    # --- what the round asks for -----------------------------------------------------------
+
+    async def share(
+        self, groups: Sequence[RolloutGroup], prompts: Sequence[str], rewards: Sequence[Rewards]
+    ) -> list[VerifiedGroup]:
+        """Sign, keep and advertise own groups. Returns when the adverts are handed to gossip.
+
+        The rewards stay here: they are never sent. A group for a task that this node has shared
+        before, in a round that a crash undid, is not shared a second time.
+        """
+        signed: list[tuple[bytes, VerifiedGroup]] = []
+        for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
+            group_id, record = codec.sign_group(group, self._identity)
+            signed.append((record, VerifiedGroup(group_id, group, prompt, tuple(group_rewards))))
+        results: list[AddResult] = await self._run_sync(
+            lambda: self._pool.add_all(signed, own=True, now_s=self._now_s())
+        )
+        added = [s for s, result in zip(signed, results, strict=True) if result is AddResult.ADDED]
+        shared = [verified for _, verified in added]
+        entries = [
+            AdvertEntry(group_id=verified.group_id, size_bytes=len(record))
+            for record, verified in added
+        ]
+        self._next_round()
+        for start in range(0, len(entries), ADVERT_GROUPS_MAX):
+            example = groups[start]
+            if example.expires_at_s <= self._now_s():
+                break  # the machine slept while the groups were made: nobody would take them
+            record = self._advertise(
+                example.round,
+                example.created_at_s,
+                example.expires_at_s,
+                entries[start : start + ADVERT_GROUPS_MAX],
+            )
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
+        return shared
+
+    def _advertise(
+        self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[AdvertEntry]
+    ) -> bytes:
+        """The signed advert, which is on the shelf from now on."""
+        body = AdvertBody(
+            type="advert",
+            run_id=self._rules.run_id,
+            producer=self._identity.peer_id,
+            round=round_,
+            addresses=self._transport.addresses()[:ADDRESSES_MAX],
+            groups=tuple(entries),
+            created_at_s=created_at_s,
+            expires_at_s=expires_at_s,
+        )
+        record = codec.sign_advert(body, self._identity)
+        self._shelf.put(codec.decode_advert(record)[0], record, body)
+        return record
+
+    async def _advertise_again(self) -> None:
+        """Put what this node shared before it was restarted on the shelf: a crash may have come
+        before anybody had heard of it, and whoever connects asks for adverts."""
+        own: list[OwnGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
+        newest = own[0].round if own else 0
+        rounds: dict[tuple[int, int, int], list[AdvertEntry]] = {}
+        for group in reversed(own):  # as they were shared, so that the adverts are the same again
+            if newest - self._rules.offers.rounds_max < group.round <= newest:
+                key = (group.round, group.created_at_s, group.expires_at_s)
+                entry = AdvertEntry(group_id=group.group_id, size_bytes=group.size_bytes)
+                rounds.setdefault(key, []).append(entry)
+        for key, entries in rounds.items():
+            for start in range(0, len(entries), ADVERT_GROUPS_MAX):
+                self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
+
+    async def _tell_again(self) -> None:
+        """Gossip what was put on the shelf after a restart, once somebody is there to hear it."""
+        records = self._shelf.choose(len(self._shelf), self._now_s(), self._rng)
+        while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
+            await trio.sleep(CATCH_UP_LOOK_S)
+        await trio.sleep(CATCH_UP_LOOK_S)  # until gossip knows who listens
+        for record in reversed(records):
+            await self._transport.publish(adverts_topic(self._rules.run_id), record)
+
+    async def candidates(self) -> list[Candidate]:
+        """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
+        producer that is not banned."""
+        eligible: list[Candidate] = await self._run_sync(self._eligible)
+        oldest = self._rules.offers.rounds_max
+        return [
+            c
+            for c in eligible
+            if c.round > self._offers.newest_round(c.producer) - oldest
+            and not self.warden.is_banned(c.producer)
+        ]
+
+    async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
+        """Hand groups out for training. They are marked first, and durably: a crash between here
+        and the checkpoint loses them, and no group is ever trained on twice."""
+        groups: list[VerifiedGroup] = await self._run_sync(self._take, group_ids, round_)
+        for verified in groups:
+            self.ledger.of(verified.group.producer).trained += 1
+        self._fetcher.wake()
+        return groups
+
+    def _eligible(self) -> list[Candidate]:
+        rounds = self._rules.offers.rounds_max
+        return self._pool.eligible(own=False, now_s=self._now_s(), rounds_max=rounds)
+
+    def _take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
+        self._pool.mark_trained(group_ids, round_)
+        return self._pool.groups(group_ids)
+
+    # --- serving ---------------------------------------------------------------------------
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve, listen and fetch until cancelled."""
+        self._transport.serve(
+            ROLLOUTS_PROTOCOL,
+            self._serve_groups,
+            ServeLimits(
+                WANT_BYTES_MAX,
+                GROUPS_REPLY_BYTES_MAX,
+                concurrent_max=16,
+                # no sooner than the requester, who allows for the slowest uplink
+                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(GROUP_BYTES_MAX),
+            ),
+        )
+        self._transport.serve(
+            HOLDERS_PROTOCOL,
+            self._serve_holders,
+            ServeLimits(WANT_BYTES_MAX, HAVE_REPLY_BYTES_MAX, concurrent_max=16),
+        )
+        self._transport.serve(
+            ADVERTS_PROTOCOL,
+            self._serve_adverts,
+            ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
+        )
+        await self._advertise_again()
+        topic = adverts_topic(self._rules.run_id)
+        heard = await self._transport.subscribe(
+            topic, self._judge_gossip, self._admits, self._sampler.asks
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.warden.run)
+            nursery.start_soon(self._drain, heard)
+            nursery.start_soon(self._expire_forever)
+            nursery.start_soon(self._tell_again)
+            if self._rules.stock_groups > 0:
+                nursery.start_soon(self._catch_up_forever)
+                nursery.start_soon(self._fetcher.run)
+            task_status.started()
+
+    async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.WANT, peer)
+        want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
+        self._check_run(peer, want.run_id)
+        self._check_budget(peer)
+        wanted = list(dict.fromkeys(want.group_ids))
+        banned = self.warden.banned_peers()
+        records: list[bytes] = await self._run_sync(self._records, wanted, banned)
+        self._spend(peer, records)
+        return codec.encode(GroupsReply(type="groups", records=tuple(records)))
+
+    async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.HAVE, peer)
+        asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
+        self._check_run(peer, asked.run_id)
+        held: set[bytes] = set()
+        if not self._is_spent(peer):
+            banned = self.warden.banned_peers()
+            held = await self._run_sync(self._pool.held, asked.group_ids, self._now_s(), banned)
+        at = tuple(at for at, group_id in enumerate(asked.group_ids) if group_id in held)
+        return codec.encode(HaveReply(type="have_reply", held=at))
+
+    def _check_budget(self, peer: PeerId) -> None:
+        if self._is_spent(peer):
+            raise RequestRefused("the serving budget is spent")
+
+    def _is_spent(self, peer: PeerId) -> bool:
+        return any(budget.is_spent(trio.current_time()) for budget in self._budgets(peer))
+
+    def _spend(self, peer: PeerId, records: Sequence[bytes]) -> None:
+        for budget in self._budgets(peer):
+            budget.spend(sum(map(len, records)), trio.current_time())
+
+    def _budgets(self, peer: PeerId) -> list[ByteBudget]:
+        """The serving budget and what of it the peer may take, so that it leaves something to
+        others; the peers of one block take one share. Relayed peers share one part of it, which
+        no single one of them can take alone."""
+        shares: dict[str, float] = {self.warden.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
+        if self.warden.is_relayed(peer):
+            shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
+        return [self._serve_budget, *(self._budget_of(*share) for share in shares.items())]
+
+    def _budget_of(self, name: str, part: float) -> ByteBudget:
+        budget = self._peer_budgets.get(name)
+        if budget is None:
+            rate = part * self._rules.serve_bytes_per_s
+            budget = self._peer_budgets[name] = ByteBudget(rate, trio.current_time())
+        self._peer_budgets.move_to_end(name)
+        while len(self._peer_budgets) > SERVED_PEERS_MAX:
+            self._peer_budgets.popitem(last=False)
+        return budget
+
+    def _records(self, group_ids: Sequence[bytes], banned: Container[PeerId]) -> list[bytes]:
+        records: list[bytes] = []
+        room = GROUPS_REPLY_BYTES_MAX - REPLY_OVERHEAD_BYTES
+        for group_id in group_ids:
+            record = self._pool.record(GroupId(group_id), self._now_s(), without=banned)
+            if record is not None and len(record) <= room:
+                records.append(record)
+                room -= len(record) + 8
+        return records
+
+    async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
+        self.warden.check_quota(Kind.CATCH_UP, peer)
+        asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
+        self._check_run(peer, asked.run_id)
+        self._check_budget(peer)
+        records = self._shelf.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        self._spend(peer, records)
+        return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
+
+    def _check_run(self, peer: PeerId, run_id: str) -> None:
+        if run_id != self._rules.run_id:
+            self.ledger.reject(peer, Reject.OTHER_RUN)
+            raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
+
+    # --- hearing adverts -------------------------------------------------------------------
+
+    def _admits(self, peer: PeerId) -> bool:
+        """Whether to hear one more advert of a forwarder."""
+        return not self.warden.is_banned(peer) and self.warden.allows(Kind.ADVERT, peer)
+
+    def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
+        return self._hear_gossip(peer, payload, sampled=True)
+
+    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
+        try:
+            return self._hear(peer, payload, sampled=sampled)
+        except RemoteProtocolError:
+            self.warden.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
+            return False
+
+    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
+        """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
+        beyond enough are passed by. What is wrong with its bytes is counted
+        against its signer; that it is handed over here and now, against the peer that does so."""
+        if self._shelf.holds(record):
+            return False
+        advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
+        if advert.producer == self._identity.peer_id:
+            return False
+        self._check_advert(advert, peer)
+        producer = PeerId(advert.producer)
+        if self.warden.is_banned(producer):
+            return False
+        if sampled and not self._sampler.wants(producer, self._rng):
+            return False
+        told_by = self.warden.share_of(peer)
+        if not self._shelf.put(advert_id, record, advert, told_by):
+            return False
+        addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
+        if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
+            if peer == producer:
+                self._offers.is_back(producer, trio.current_time())
+            self._fetcher.wake()
+        return True
+
+    def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
+        if advert.run_id != self._rules.run_id:
+            self.ledger.reject(peer, Reject.WRONG_RUN)
+            raise RemoteProtocolError(Reject.WRONG_RUN, advert.run_id)
+        try:
+            codec.check_times(
+                advert.created_at_s,
+                advert.expires_at_s,
+                self._now_s(),
+                self._rules.record_life_s,
+                self._rules.clock_skew_s,
+            )
+        except RemoteProtocolError as error:
+            if peer == advert.producer:  # it may have aged on its way through others' hands
+                self.ledger.reject(peer, error.reason)
+            raise
+
+    def _next_round(self) -> None:
+        self._sampler.next_round()
+        self._round_began = trio.current_time()
+
+    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
+        async for _ in heard:  # the validator has taken each advert in already
+            pass
+
+    async def _catch_up_forever(self) -> None:
+        """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while
+        there is little to choose from. When this process was stopped for a while, all peers are as
+        good as new, and whatever there was to choose from is old."""
+        asked: set[PeerId] = set()
+        last = next_any = stopped_until = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            while True:
+                now, peers = trio.current_time(), self._transport.peers()
+                if now - last > STOPPED_S:
+                    stopped_until = now + self._rules.catch_up_interval_s
+                    asked.clear()
+                asked.intersection_update(peers)
+                short = now < stopped_until or self._fetcher.is_short_of_offers()
+                fresh = [peer for peer in peers if peer not in asked] if short else []
+                ask = self._rng.sample(fresh, min(len(fresh), CATCH_UPS_PER_LOOK_MAX))
+                if now >= next_any and peers:
+                    next_any = now + self._rules.catch_up_interval_s
+                    if short:
+                        ask.append(self._rng.choice(peers))
+                for peer in dict.fromkeys(ask):
+                    asked.add(peer)
+                    nursery.start_soon(self._catch_up, peer, asked)
+                last = now
+                await trio.sleep(CATCH_UP_LOOK_S)
+
+    async def _catch_up(self, peer: PeerId, asked: set[PeerId]) -> None:
+        ask = codec.encode(RecentAdverts(type="recent_adverts", run_id=self._rules.run_id))
+        try:
+            answer = await self._transport.request(
+                peer,
+                ADVERTS_PROTOCOL,
+                ask,
+                timeout_s=self._rules.fetch_timeout_s,
+                response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
+            )
+            reply = codec.decode(answer, AdvertsReply, ADVERTS_REPLY_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self.ledger.reject(peer, error.reason)
+            return
+        except RequestTimeout:
+            asked.discard(peer)  # it is cut off: ask again until it is not
+            return
+        except TransportError:
+            return
+        for record in reversed(reply.records):  # oldest first, so that the newest round wins
+            if self._admits(peer):
+                self._hear_gossip(peer, record)
+
+    async def _expire_forever(self) -> None:
+        while True:
+            await trio.sleep(self._rules.expire_interval_s)
+            now_s = self._now_s()
+            self._offers.expire(now_s)
+            self._shelf.expire(now_s)
+            if trio.current_time() - self._round_began >= SAMPLED_ROUND_S:
+                self._next_round()  # shares seldom, or never
+            await self._run_sync(self._pool.expire, now_s)

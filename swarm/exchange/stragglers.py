@@ -1,0 +1,74 @@
+"""How much of its fetching a node leaves to peers that are slow. Pure.
+
+A batch that is late no longer keeps a place from others, but it counts among those that are under
+way, and these are bounded. Whoever answers everything as late as it may would fill them all, with
+many names at little cost. So late batches are fewer than there may be under way, those that wait
+for one peer or one address block fewer still, and when there is one too many, the oldest of the
+most crowded block is given up.
+
+Producers whose last batch was late, or of whom nothing came yet, may be honest, with a slow uplink
+or new. They get places too, but not all of them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.limits.quotas import RELAYED
+
+BATCHES_FACTOR = 4  # times `fetch_parallel`: batches under way, the late ones included
+LATE_FACTOR = 3  # of them, late ones
+LATE_OF_ONE_FACTOR = 1  # of these, those that wait for one peer, or for the peers of one block
+LATE_OF_RELAYED_SHARE = 0.5  # of all late ones, those that wait for relayed peers
+
+
+def to_give_up(waiting_for: Sequence[str], parallel: int) -> int | None:
+    """Which of the late batches to give up; None: there are not too many.
+
+    `waiting_for` says for each, the oldest first, whose it is: a peer's, a block's, `RELAYED`.
+    """
+    most = LATE_FACTOR * parallel
+    crowds = Counter(waiting_for)
+
+    def is_over(whose: str) -> bool:
+        part = LATE_OF_RELAYED_SHARE * most
+        return crowds[whose] > (part if whose == RELAYED else LATE_OF_ONE_FACTOR * parallel)
+
+    over = [whose for whose in crowds if is_over(whose)]
+    if not over and len(waiting_for) <= most:
+        return None
+    return waiting_for.index(max(over or crowds, key=lambda whose: crowds[whose]))
+
+
+@dataclass(slots=True)
+class Trials:
+    """How many more producers may be tried now of whom it is doubtful that they deliver in time."""
+
+    unproven: int  # of those that have delivered nothing yet, or not since they last failed
+    slow: int  # of those that delivered late
+    doubtful: int  # of both together
+
+    @classmethod
+    def left(cls, parallel: int, unproven: Sequence[bool], slow: Sequence[bool]) -> "Trials":
+        """What is left beside those under way, given as whether each is late: half of the places
+        for each kind, and one for neither; half of all batches for the unproven."""
+        half = max(1, parallel // 2)
+        unproven_in_place, slow_in_place = unproven.count(False), slow.count(False)
+        return cls(
+            unproven=min(half - unproven_in_place, BATCHES_FACTOR * parallel // 2 - len(unproven)),
+            slow=half - slow_in_place,
+            doubtful=max(1, parallel - 1) - unproven_in_place - slow_in_place,
+        )
+
+    def take(self, is_proven: bool, is_slow: bool) -> bool:
+        """Whether one more may be tried, which is counted; who is neither always may."""
+        if is_proven and not is_slow:
+            return True
+        if self.doubtful <= 0 or (self.slow if is_proven else self.unproven) <= 0:
+            return False
+        self.doubtful -= 1
+        if is_proven:
+            self.slow -= 1
+        else:
+            self.unproven -= 1
+        return True

@@ -1,0 +1,1 @@
+"""Feeding a central learner: leases, the staleness bound, submissions, the coordinator's plans."""

@@ -1,0 +1,490 @@
+"""A learner's side of being fed: it grants leases, judges what comes in, and keeps it until a step
+consumes it.
+
+What may be granted and consumed, `leases` and `staleness` decide; what a group is worth, the
+`Checks` of the node. The checks of a submission go from cheap to dear: quota, size, signature,
+schema, lease, task, versions, then the rewards, and of some groups whether the log-probs are those
+of the policy that they claim. A worker in good standing has fewer looked at so closely.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Protocol
+
+import trio
+
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.leasing.known_worker import WorkerAccount
+from swarm.leasing.leases import Answer, Lease, LeaseBook, Submission, TrialState
+from swarm.leasing.staleness import Denial
+from swarm.leasing.trial import Place
+from swarm.limits.quotas import RELAYED, Kind
+from swarm.peers.connection_gater import Warden
+from swarm.rollouts import GroupId, RolloutGroup, version_spans
+from swarm.transport.base import ServeLimits, Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    DETAIL_CHARS_MAX,
+    LEASE_MS_MAX,
+    LEASE_REPLY_BYTES_MAX,
+    LEASES_PROTOCOL,
+    SUBMISSION_BYTES_MAX,
+    SUBMISSION_REPLY_BYTES_MAX,
+    SUBMISSIONS_PROTOCOL,
+    WANT_LEASE_BYTES_MAX,
+    LeaseReply,
+    SubmissionReply,
+    WantLease,
+)
+
+RETRY_S: Final[dict[Denial, float]] = {
+    Denial.NO_CREDIT: 0.5,
+    Denial.TRIAL_FULL: 2.0,
+    Denial.WOULD_BE_STALE: 0.5,  # the next version may be on its way to the worker
+    Denial.UNKNOWN_VERSION: 2.0,
+    Denial.LEASES_OPEN: 1.0,
+    Denial.WORKERS_FULL: 60.0,
+}
+STANDBY_RETRY_S: Final = 5.0
+BLOCK_PART: Final = 0.25  # of the credits on trial, for the workers of one address block
+RELAYED_PART: Final = 0.5  # for all relayed ones
+STANDBY: Final = "standby"  # why a worker that is not wanted gets no lease
+NO_LEASE: Final = bytes(16)
+ANSWER_TIMEOUT_S: Final = 50.0  # for all checks of one submission
+CHECKED_AT_ONCE_MAX: Final = 64
+CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
+FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
+STANDINGS_MAX: Final = 4096
+GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
+
+
+class Checks(Protocol):
+    """What only the learner's node can tell of a group."""
+
+    async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """The prompt of a group's task and the reward of each completion.
+
+        Raises:
+            RemoteProtocolError: it is not the task at its place in the lease, or no group that can
+                be scored.
+            ChildFailed, ConfigError: it could not be looked at, through our own fault; it may be
+                handed in again.
+        """
+        ...
+
+    async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
+        """Why the group's tokens and log-probs cannot be those of the versions that it claims;
+        None: they can. An empty text: it could not be found out.
+
+        Raises:
+            ChildFailed, ConfigError: as `reward`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeRules:
+    """What a learner takes."""
+
+    run_id: str
+    group_size: int
+    tokenizer: str  # fingerprint; groups of another one are refused
+    temperature: float
+    top_p: float
+    rescored_share: float  # of the groups of a worker in good standing, 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A group that may be trained on, with what was worked out here."""
+
+    group_id: GroupId
+    group: RolloutGroup
+    prompt: str
+    rewards: tuple[float, ...]
+
+    @property
+    def oldest_version(self) -> int:
+        """Of any of its tokens."""
+        return min(_versions(self.group))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A group that waits to be consumed, and what it is kept as across a restart."""
+
+    admitted: Admitted
+    record: bytes  # signed
+    spans: bytes  # as they travelled
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeCounts:
+    """The account at one moment."""
+
+    buffered: int
+    leased: int  # granted and not in
+    on_trial: int  # of these, in the hands of workers that have nothing to show yet
+    granted: int  # ever, as all below
+    consumed: int
+    consumed_by_staleness: dict[int, int]
+    discarded: dict[str, int]  # by reason
+    denied: dict[str, int]  # leases that were asked for and not granted, by reason
+    rescored: dict[str, int]  # passed, failed, unknown
+    rates: dict[str, float]  # admitted groups a second, by worker
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What closer looks at a worker's groups have shown."""
+
+    passed: int = 0
+
+    def share(self, least: float) -> float:
+        """Of its groups that are looked at closely: all at first, less the more have passed."""
+        return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
+
+
+class Intake:
+    """Takes groups in for one learner. `run` serves until cancelled."""
+
+    def __init__(
+        self,
+        rules: IntakeRules,
+        book: LeaseBook,
+        transport: Transport,
+        warden: Warden,
+        checks: Checks,
+        rng: Random,
+        now_s: Callable[[], float] = trio.current_time,
+    ) -> None:
+        """`now_s`: of the clock that `book` is told."""
+        self._rules = rules
+        self._book = book
+        self._transport = transport
+        self._warden = warden
+        self._checks = checks
+        self._rng = rng
+        self._now_s = now_s
+        self._kept: dict[bytes, _Kept] = {}  # those buffered in the account, by id
+        self._checking: set[tuple[bytes, int]] = set()  # leases and places
+        self.check_failures = 0  # groups that could not be looked at, through our own fault
+        self.last_check_failure = ""
+        self.faulty = 0  # groups that did not stand up to verification
+        self.last_fault = ""
+        self._standings: dict[str, _Standing] = {}
+        self._rescored: Counter[str] = Counter()
+        self._arrived = trio.Event()
+        self.group_bytes = 0  # of an admitted group as it travelled, in the mean
+        self.standby: frozenset[str] = frozenset()  # who gets no leases
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Answer workers until cancelled."""
+        self._transport.serve(
+            LEASES_PROTOCOL,
+            self._serve_lease,
+            ServeLimits(WANT_LEASE_BYTES_MAX, LEASE_REPLY_BYTES_MAX, concurrent_max=64),
+        )
+        self._transport.serve(
+            SUBMISSIONS_PROTOCOL,
+            self._serve_submission,
+            ServeLimits(
+                SUBMISSION_BYTES_MAX,
+                SUBMISSION_REPLY_BYTES_MAX,
+                concurrent_max=CHECKED_AT_ONCE_MAX,
+                concurrent_per_peer_max=CHECKED_AT_ONCE_PER_PEER_MAX,
+                timeout_s=ANSWER_TIMEOUT_S,
+            ),
+        )
+        task_status.started()
+        while True:
+            self._book.expire(self._now_s())
+            await trio.sleep(1.0)
+
+    # --- for the learner -------------------------------------------------------------------
+
+    def staleness_buffered(self) -> int | None:
+        """Steps since the oldest version in what waits to be consumed; None: nothing waits."""
+        waiting = (each.admitted.oldest_version for each in self._kept.values())
+        oldest = min(waiting, default=None)
+        return None if oldest is None else max(0, self.version - oldest)
+
+    @property
+    def version(self) -> int:
+        """Of the learner's policy."""
+        return self._book.account.version
+
+    async def take(self) -> list[Admitted]:
+        """A step's worth of groups, each within the bound at this moment; waits until there are
+        enough. The step is over with `advance`."""
+        while True:
+            batch = self._book.account.consume()
+            taken = [self._kept.pop(each.group_id).admitted for each in batch]
+            self._forget_gone()
+            if taken:
+                return taken
+            self._arrived = trio.Event()
+            await self._arrived.wait()
+
+    @property
+    def pacing(self) -> int:
+        """The staleness that leases aim at."""
+        return self._book.account.pacing
+
+    def set_pacing(self, depth: int) -> None:
+        """Aim at that from now on, or at the bound if that is less."""
+        self._book.account.set_pacing(depth)
+
+    @property
+    def credits(self) -> int:
+        """Groups that may be granted and buffered together."""
+        return self._book.account.rules.groups_max
+
+    def set_credits(self, groups: int) -> None:
+        """So many from now on."""
+        self._book.account.set_groups_max(groups)
+
+    def accounts(self) -> list[WorkerAccount]:
+        """What is known of each worker."""
+        return self._book.accounts()
+
+    def trial_state(self) -> TrialState:
+        """How things stand with workers that have nothing to show yet."""
+        return self._book.trial_state(self._now_s())
+
+    def advance(self, version: int) -> None:
+        """The learner's policy is of this version now; the same as before where a step failed."""
+        self._book.account.finish_step(version, self._now_s())
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Drop what the account no longer holds."""
+        for group_id in self._kept.keys() - self._book.account.buffered_ids():
+            del self._kept[group_id]
+
+    def counts(self) -> IntakeCounts:
+        """How things stand."""
+        account = self._book.account
+        return IntakeCounts(
+            buffered=account.buffered,
+            leased=account.reserved,
+            on_trial=account.on_trial,
+            granted=account.granted,
+            consumed=account.consumed,
+            consumed_by_staleness=dict(sorted(account.consumed_by_staleness.items())),
+            discarded={str(why): count for why, count in sorted(account.discarded.items())},
+            denied={str(why): count for why, count in sorted(self._book.denied.items())},
+            rescored=dict(sorted(self._rescored.items())),
+            rates=self._book.rates(),
+        )
+
+    # --- leases ----------------------------------------------------------------------------
+
+    async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
+        self._warden.check_quota(Kind.LEASE, peer)
+        judge = self._warden.ledger.judge
+        asked: WantLease = judge(peer, codec.decode, payload, WantLease, WANT_LEASE_BYTES_MAX)
+        if asked.run_id != self._rules.run_id:
+            self._warden.ledger.reject(peer, Reject.OTHER_RUN)
+            raise RemoteProtocolError(Reject.OTHER_RUN, asked.run_id)
+        await trio.lowlevel.checkpoint()
+        now_s = self._now_s()
+        if str(peer) in self.standby:
+            self._book.stand_by(str(peer), asked.version, now_s)
+            return self._no_lease(STANDBY, STANDBY_RETRY_S)
+        lease = self._book.request(str(peer), asked.version, now_s, self._place_of(peer))
+        if isinstance(lease, Denial):
+            return self._no_lease(str(lease), RETRY_S[lease])
+        return codec.encode(
+            LeaseReply(
+                type="lease",
+                lease=lease.lease_id,
+                learner_version=self.version,
+                stream=lease.stream,
+                groups=lease.groups,
+                life_ms=min(LEASE_MS_MAX, int(1e3 * (lease.deadline - now_s))),
+                retry_ms=0,
+                reason="",
+            )
+        )
+
+    def _place_of(self, peer: PeerId) -> Place:
+        """Behind a private address there may be many honest workers, and all of them new: it has no
+        limit of its own, but its workers come after those of other places."""
+        share = self._warden.share_of(peer)
+        if share == RELAYED:
+            return Place(share, RELAYED_PART)
+        if share == peer:
+            return Place(self._transport.ip_of(peer) or share)
+        return Place(share, BLOCK_PART)
+
+    def _no_lease(self, reason: str, retry_s: float) -> bytes:
+        return codec.encode(
+            LeaseReply(
+                type="lease",
+                lease=NO_LEASE,
+                learner_version=self.version,
+                stream="",
+                groups=0,
+                life_ms=0,
+                retry_ms=int(1e3 * retry_s * (0.75 + 0.5 * self._rng.random())),
+                reason=reason,
+            )
+        )
+
+    # --- submissions -----------------------------------------------------------------------
+
+    async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
+        self._warden.check_quota(Kind.SUBMISSION, peer)
+        lease_id, group_id, record, spans, group = self._warden.ledger.judge(
+            peer, codec.decode_submission, payload
+        )
+        self._check_form(peer, group)
+        task = (lease_id, group.task.index)
+        if task in self._checking:
+            return self._reply("again", "", "a group of that task is being looked at")
+        self._checking.add(task)
+        try:
+            answer, admitted = await self._judge(peer, lease_id, group_id, group)
+        except (ChildFailed, ConfigError) as error:
+            self.check_failures += 1
+            self.last_check_failure = str(error)
+            return self._reply("again", "", "it could not be looked at")
+        finally:
+            self._checking.discard(task)
+        if admitted is not None:
+            self._kept[group_id] = _Kept(admitted, record, spans)
+            share = GROUP_BYTES_EWMA_SHARE if self.group_bytes else 1.0
+            self.group_bytes += int(share * (len(payload) - self.group_bytes))
+            self._arrived.set()
+        if answer.admitted:
+            return self._reply("accepted", "", "")
+        return self._reply("refused", str(answer.reason), answer.detail)
+
+    def _check_form(self, peer: PeerId, group: RolloutGroup) -> None:
+        """Faults that no honest worker of this run makes."""
+        rules, fault = self._rules, None
+        if group.producer != peer:
+            fault = (Reject.WRONG_PRODUCER, f"{peer} handed in a group of {group.producer}")
+        elif group.run_id != rules.run_id:
+            fault = (Reject.WRONG_RUN, group.run_id)
+        elif len(group.completions) != rules.group_size:
+            fault = (
+                Reject.MALFORMED,
+                f"{len(group.completions)} completions instead of {rules.group_size}",
+            )
+        elif not all(completion.token_ids for completion in group.completions):
+            fault = (Reject.MALFORMED, "a completion without tokens")
+        elif group.tokenizer != rules.tokenizer:
+            fault = (Reject.MALFORMED, "of another tokenizer")
+        elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):
+            fault = (Reject.MALFORMED, "sampled by other rules")
+        if fault is not None:
+            self._warden.ledger.reject(peer, fault[0])
+            raise RemoteProtocolError(fault[0], fault[1][:DETAIL_CHARS_MAX])
+
+    async def _judge(
+        self, peer: PeerId, lease_id: bytes, group_id: GroupId, group: RolloutGroup
+    ) -> tuple[Answer, Admitted | None]:
+        """The answer to a submission, and the group where it is new to the account."""
+        worker = str(peer)
+        lease = self._book.lease(lease_id)
+        place = group.task.index
+        seed = lease.seeds[place] if lease is not None and place < lease.groups else -1
+        submission = Submission(lease_id, worker, seed, group_id, _versions(group))
+        answer = self._book.judge(submission, self._now_s())
+        if answer is not None or lease is None:
+            return self._book.submit(submission, self._now_s()), None
+        try:
+            prompt, rewards = await self._checks.reward(lease, group)
+            await self._look_closer(peer, group, prompt)
+        except RemoteProtocolError as error:
+            self._warden.ledger.reject(peer, error.reason)
+            fault = error.detail or str(error.reason)
+            self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
+            return self._book.submit(submission, self._now_s(), fault), None
+        answer = self._book.submit(submission, self._now_s())
+        if not answer.admitted or answer.repeated:
+            return answer, None
+        self._warden.ledger.accept(peer)
+        return answer, Admitted(group_id, group, prompt, rewards)
+
+    async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:
+        """Re-score a share of what a worker hands in.
+
+        Raises:
+            RemoteProtocolError: FALSE_LOGPROBS.
+        """
+        standing = self._standings.setdefault(str(peer), _Standing())
+        while len(self._standings) > STANDINGS_MAX:
+            del self._standings[next(iter(self._standings))]
+        if self._rng.random() >= standing.share(self._rules.rescored_share):
+            return
+        fault = await self._checks.rescore(group, prompt)
+        if fault is None:
+            standing.passed += 1
+            self._rescored["passed"] += 1
+        elif not fault:
+            self._rescored["unknown"] += 1
+        else:
+            standing.passed = 0
+            self._rescored["failed"] += 1
+            raise RemoteProtocolError(Reject.FALSE_LOGPROBS, fault)
+
+    def _reply(self, verdict: Any, reason: str, detail: str) -> bytes:
+        return codec.encode(
+            SubmissionReply(
+                type="submission_reply",
+                verdict=verdict,
+                reason=reason,
+                detail=detail[:DETAIL_CHARS_MAX],
+                learner_version=self.version,
+            )
+        )
+
+    # --- across a restart ------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        """Leases, counters and what is buffered, as plain values."""
+        return {
+            "book": self._book.to_record(self._now_s()),
+            "groups": [
+                [group_id, each.record, each.spans, each.admitted.prompt, [*each.admitted.rewards]]
+                for group_id, each in self._kept.items()
+            ],
+            "standings": {name: each.passed for name, each in self._standings.items()},
+            "rescored": dict(self._rescored),
+        }
+
+    def restore(self, book: LeaseBook, record: dict[str, Any] | None) -> None:
+        """Go on with another book and what the record that it is of holds; None: with nothing.
+
+        Raises:
+            LocalProtocolError: no record of an intake.
+        """
+        self._book = book
+        self._kept = {}
+        if record is None:
+            return
+        try:
+            for group_id, signed, spans, prompt, rewards in record["groups"]:
+                _, group = codec.decode_group(signed)
+                group = codec.with_spans(group, spans)
+                admitted = Admitted(group_id, group, prompt, tuple(rewards))
+                self._kept[group_id] = _Kept(admitted, signed, spans)
+            self._standings = {n: _Standing(passed) for n, passed in record["standings"].items()}
+            self._rescored = Counter(record["rescored"])
+        except (KeyError, TypeError, ValueError, RemoteProtocolError) as error:
+            raise LocalProtocolError(f"no record of an intake: {error!r}") from None
+        self._forget_gone()
+        if self._kept.keys() != self._book.account.buffered_ids():
+            raise LocalProtocolError("groups and account of an intake do not go together")
+
+
+def _versions(group: RolloutGroup) -> tuple[int, ...]:
+    """Those of all tokens, each once; of a group without a token, those that it names."""
+    found = {run[0] for each in group.completions for run in version_spans(each)}
+    return tuple(sorted(found)) or tuple(sorted({c.policy_version for c in group.completions}))

@@ -1,0 +1,162 @@
+"""A worker's side of feeding a learner: leases are asked for, groups handed in.
+
+The learner's side is `intake`. A submission is sent again until it is answered or its lease has
+ended; the learner counts it once, however often it comes.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+from typing import Final, TypeVar
+
+import trio
+
+from swarm.errors import RemoteProtocolError, RequestRefused, TransportError
+from swarm.identity import Identity, PeerId
+from swarm.peers.ledger import Ledger
+from swarm.rollouts import RolloutGroup
+from swarm.transport.base import Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    LEASE_REPLY_BYTES_MAX,
+    LEASES_PROTOCOL,
+    SUBMISSION_REPLY_BYTES_MAX,
+    SUBMISSIONS_PROTOCOL,
+    LeaseReply,
+    SubmissionReply,
+    Verdict,
+    WantLease,
+    WireModel,
+)
+
+M = TypeVar("M", bound=WireModel)
+
+LEASE_TIMEOUT_S: Final = 15.0
+SUBMIT_TIMEOUT_S: Final = 60.0  # a learner answers once it has scored the group
+AGAIN_S: Final = 1.0  # after a failure; doubled at each in a row
+AGAIN_S_MAX: Final = 30.0
+TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it the second time, and
+# one that finds it malformed would ban who goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What to generate: the tasks at places 0 to `groups` - 1 of a stream."""
+
+    id: bytes  # 16
+    learner_version: int  # when it was granted
+    stream: str
+    groups: int
+    ends_s: float  # on the loop's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """No lease: why, and when to ask again."""
+
+    reason: str
+    retry_s: float
+
+
+class WorkSource:
+    """The learner of a run, as its workers see it."""
+
+    def __init__(
+        self,
+        run_id: str,
+        learner: PeerId,
+        identity: Identity,
+        transport: Transport,
+        ledger: Ledger,
+        rng: Random,
+    ) -> None:
+        self.learner = learner
+        self._run_id = run_id
+        self._identity = identity
+        self._transport = transport
+        self._ledger = ledger
+        self._rng = rng
+        self._refusals = 0  # in a row
+        self.failures = 0  # requests that got no answer of any use
+        self.verdicts: Counter[str] = Counter()  # accepted, why refused, undelivered or turned_away
+        self.learner_version = 0  # the newest that was heard of
+
+    async def lease(self, version: int) -> Lease | Declined:
+        """Ask for tasks, with the policy version that serves here."""
+        request = WantLease(type="want_lease", run_id=self._run_id, version=version)
+        asked_s = trio.current_time()
+        try:
+            reply = await self._ask(
+                LEASES_PROTOCOL,
+                codec.encode(request),
+                LeaseReply,
+                LEASE_REPLY_BYTES_MAX,
+                LEASE_TIMEOUT_S,
+            )
+        except RequestRefused as error:
+            why = str(error).strip("'")
+            return Declined(f"the learner turns requests away ({why})", self._wait_s())
+        except TransportError:
+            return Declined("the learner does not answer", self._wait_s())
+        except RemoteProtocolError as error:
+            return Declined(f"the learner's answer is no lease: {error.detail}", self._wait_s())
+        self._refusals = 0
+        self.learner_version = max(self.learner_version, reply.learner_version)
+        if not reply.groups:
+            return Declined(reply.reason, max(0.05, reply.retry_ms / 1e3))
+        return Lease(
+            id=reply.lease,
+            learner_version=reply.learner_version,
+            stream=reply.stream,
+            groups=reply.groups,
+            ends_s=asked_s + reply.life_ms / 1e3,
+        )
+
+    async def submit(self, lease: Lease, group: RolloutGroup) -> Verdict | None:
+        """Hand a group in. None: it could not be delivered before the lease ended, or was turned
+        away unread or as malformed."""
+        payload = codec.encode_submission(lease.id, group, self._identity)
+        wait_s, turned_away = AGAIN_S, 0
+        while True:
+            try:
+                reply = await self._ask(
+                    SUBMISSIONS_PROTOCOL,
+                    payload,
+                    SubmissionReply,
+                    SUBMISSION_REPLY_BYTES_MAX,
+                    SUBMIT_TIMEOUT_S,
+                )
+            except RequestRefused:
+                turned_away += 1
+                if turned_away == TURNED_AWAY_MAX:
+                    self.verdicts["turned_away"] += 1
+                    return None
+            except (TransportError, RemoteProtocolError):
+                self.failures += 1
+            else:
+                self.learner_version = max(self.learner_version, reply.learner_version)
+                if reply.verdict != "again":
+                    self.verdicts[reply.reason or reply.verdict] += 1
+                    verdict: Verdict = reply.verdict
+                    return verdict
+            left_s = lease.ends_s - trio.current_time()
+            if left_s <= 0:
+                self.verdicts["undelivered"] += 1
+                return None
+            await trio.sleep(min(wait_s * (0.5 + self._rng.random()), left_s))
+            wait_s = min(AGAIN_S_MAX, 2.0 * wait_s)
+
+    async def _ask(
+        self, protocol: str, payload: bytes, kind: type[M], bytes_max: int, timeout_s: float
+    ) -> M:
+        answer = await self._transport.request(
+            self.learner, protocol, payload, timeout_s=timeout_s, response_bytes_max=bytes_max
+        )
+        reply: M = self._ledger.judge(self.learner, codec.decode, answer, kind, bytes_max)
+        return reply
+
+    def _wait_s(self) -> float:
+        """Until the next try after a failure: longer at each in a row."""
+        wait_s = min(AGAIN_S_MAX, AGAIN_S * 2.0**self._refusals)
+        self._refusals = min(self._refusals + 1, 16)
+        return wait_s * (0.5 + self._rng.random())

@@ -1,0 +1,1 @@
+"""How much a peer, an address block or an endpoint may ask of us. Pure."""

@@ -1,0 +1,1 @@
+"""Who is out there, where, and whether to talk to them."""

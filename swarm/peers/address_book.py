@@ -1,0 +1,195 @@
+"""Where peers may be reached: what worked, kept across restarts, and hearsay, kept apart."""
+
+import json
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from swarm.identity import PeerId
+from swarm.limits.address_blocks import GLOBAL, NOWHERE, THIS_MACHINE, reach_of_ip
+from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
+from swarm.wire.messages import ADDRESSES_MAX
+
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
+
+BOOK_PEERS_MAX = 512  # that we were connected to
+HEARSAY_PEERS_MAX = 128
+HEARSAY_PER_TELLER_MAX = 32  # and of the peers of one address block together
+
+
+@dataclass(slots=True)
+class _Entry:
+    addresses: tuple[str, ...]
+    failures: int = 0
+    due_s: float = 0.0  # not dialled before; by the clock of whoever dials
+    told_by: str = ""  # of hearsay: a peer, or the address block of several
+
+
+@dataclass(slots=True)
+class AddressBook:
+    """Peers and where they may be reached, newest last, bounded.
+
+    `entries` are peers that we were connected to, saved as one JSON file; `hearsay` are peers
+    that others named, and takes no place from them. A peer that worked is dialled ever more
+    rarely while it does not answer, but forgotten only when the book is full.
+    """
+
+    path: Path | None = None
+    entries: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
+    hearsay: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
+    changed: bool = False  # since it was saved
+
+    @classmethod
+    def load(cls, path: Path) -> "AddressBook":
+        """Read the book; a missing or damaged one is an empty one."""
+        book = cls(path)
+        try:
+            stored = json.loads(path.read_text())
+            for peer, addresses in list(stored.items())[-BOOK_PEERS_MAX:]:
+                texts = tuple(str(address) for address in addresses[:ADDRESSES_MAX])
+                book.entries[PeerId(str(peer))] = _Entry(texts)
+        except (OSError, ValueError, AttributeError, TypeError):
+            book.entries.clear()
+        return book
+
+    def save(self) -> None:
+        """Write the book atomically. Does nothing for a book without a file."""
+        if self.path is not None:
+            self.changed = False
+            _write(self.path, self._saved())
+
+    async def save_if_changed(self, run_sync: RunSync) -> None:
+        """As `save`, off the event loop, and only where there is something new."""
+        if self.path is not None and self.changed:
+            self.changed = False
+            await run_sync(_write, self.path, self._saved())
+
+    def _saved(self) -> dict[PeerId, tuple[str, ...]]:
+        return {peer: entry.addresses for peer, entry in self.entries.items()}
+
+    def learn(
+        self, peer: PeerId, addresses: Sequence[str], *, worked: bool, told_by: str = ""
+    ) -> None:
+        """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
+        who has told much replaces its own."""
+        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]), told_by=told_by)
+        known = self.entries.get(peer)
+        if worked:
+            self._learn_worked(peer, entry, known)
+        elif known is None and addresses:
+            self.hearsay[peer] = entry
+            same = [name for name, each in self.hearsay.items() if each.told_by == told_by]
+            for name in same[:-HEARSAY_PER_TELLER_MAX]:
+                del self.hearsay[name]
+            while len(self.hearsay) > HEARSAY_PEERS_MAX:
+                self.hearsay.popitem(last=False)
+
+    def _learn_worked(self, peer: PeerId, entry: _Entry, known: _Entry | None) -> None:
+        heard = self.hearsay.pop(peer, None)
+        if not entry.addresses:
+            entry = known or heard or entry
+        if not entry.addresses:
+            return
+        self.changed |= known is None or known.addresses != entry.addresses
+        self.entries[peer] = _Entry(entry.addresses)
+        self.entries.move_to_end(peer)
+        while len(self.entries) > BOOK_PEERS_MAX:
+            self.entries.popitem(last=False)
+
+    def failed(self, peer: PeerId, now_s: float) -> None:
+        """Count a dial that failed; hearsay is forgotten, others are left alone for a while."""
+        self.hearsay.pop(peer, None)
+        entry = self.entries.get(peer)
+        if entry is not None:
+            entry.due_s = now_s + min(DIAL_AGAIN_S * 2**entry.failures, DIAL_AGAIN_MAX_S)
+            entry.failures = min(entry.failures + 1, 30)
+
+    def draw(
+        self,
+        number: int,
+        excluded: Container[PeerId],
+        rng: Random,
+        now_s: float,
+        may_dial: Callable[[str], bool] = lambda address: True,
+    ) -> list[PeerId]:
+        """Up to `number` peers to dial; hearsay gets at most half, unless little else is known. Of
+        each one address at least `may_dial` now: who cannot be dialled takes no turn of others."""
+        worked = sorted(
+            peer
+            for peer, entry in self.entries.items()
+            if peer not in excluded
+            and entry.due_s <= now_s
+            and any(may_dial(address) for address in entry.addresses)
+        )
+        heard = sorted(
+            peer
+            for peer, entry in self.hearsay.items()
+            if peer not in excluded and any(may_dial(address) for address in entry.addresses)
+        )
+        from_worked = min(len(worked), number - min(len(heard), number // 2))
+        from_heard = min(len(heard), number - from_worked)
+        return rng.sample(worked, from_worked) + rng.sample(heard, from_heard)
+
+    def addresses(self, peer: PeerId) -> tuple[str, ...]:
+        """Where a peer may be reached."""
+        entry = self.entries.get(peer) or self.hearsay.get(peer)
+        return entry.addresses if entry else ()
+
+
+def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+    """Those under which this peer and nobody else may answer."""
+    return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
+
+
+def _write(path: Path, saved: Mapping[PeerId, Sequence[str]]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("w") as file:
+        file.write(json.dumps(saved))
+        file.flush()
+        os.fsync(file.fileno())  # else a power cut may leave the new name with nothing in it
+    temporary.replace(path)
+
+
+# --- what may be believed ----------------------------------------------------------------------
+
+
+_PEER = r"/p2p/[1-9A-HJ-NP-Za-km-z]{1,64}"
+_NUMBERS = re.compile(
+    rf"/(?:ip[46]/(?P<ip>[0-9A-Fa-f:.]{{2,45}})/tcp/[0-9]{{1,5}}|memory/[0-9]{{1,9}})"
+    rf"(?:{_PEER}(?:{CIRCUIT}[1-9A-HJ-NP-Za-km-z]{{1,64}})?)?"
+)
+_NAME = re.compile(r"/dns(?:4|6|addr)?/[^/]")
+
+
+def reach_of(address: str) -> int:
+    """From how far an address can be dialled; of one through a relay: from how far the relay. A
+    name is GLOBAL. What is written in another way than we write addresses is NOWHERE: those who
+    parse multiaddrs for us overlook slashes that are missing or too many.
+    """
+    numbers = _NUMBERS.fullmatch(address)
+    if numbers is None:
+        return GLOBAL if _NAME.match(address) else NOWHERE
+    return GLOBAL if numbers["ip"] is None else reach_of_ip(numbers["ip"])
+
+
+def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:
+    """Addresses that make sense coming from a peer at this IP; None: somewhere on the internet.
+
+    A peer elsewhere cannot mean our own machine or our own local network, whatever it says: it
+    must not make us knock on our neighbours' doors.
+    """
+    return not_nearer(addresses, GLOBAL if teller_ip is None else reach_of_ip(teller_ip))
+
+
+def not_nearer(addresses: Sequence[str], nearest: int) -> tuple[str, ...]:
+    """Those that can be dialled from at least that far. No name is among them, whoever gave it: it
+    may stand for any address, and to look it up is work that others could give us."""
+    numbers = (address for address in addresses if not _NAME.match(address))
+    least = max(nearest, THIS_MACHINE)
+    return tuple(address for address in numbers if reach_of(address) >= least)

@@ -1,0 +1,327 @@
+"""A distributed hash table of who takes part in which run (Kademlia).
+
+One known node of any run is enough to find the nodes of one's own: each node tells those whose ids
+are closest to the run's key that it takes part, and asks the same ones who else does. Ids and keys
+are points of 256 bits, and closeness is their XOR.
+
+What may be stored is narrow on purpose, so that little can be abused: a peer can say of itself
+alone, over a connection that proved its id, that it takes part in a run. All answers are hearsay,
+bounded, and cost at most a dial. Only peers that answered themselves are passed on.
+
+Upstream's table is not used: it dials what strangers name, wherever that is, and keeps values of
+any kind for them.
+"""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import trio
+
+from swarm.errors import (
+    ConfigError,
+    DialHeldBack,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
+from swarm.identity import PeerId, public_key_of
+from swarm.limits.quotas import Kind
+from swarm.peers.address_book import plausible
+from swarm.peers.connection_gater import Warden
+from swarm.transport.base import ServeLimits, Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    ADDRESSES_MAX,
+    CLOSER_PER_REPLY_MAX,
+    PROVIDERS_BYTES_MAX,
+    PROVIDERS_PER_REPLY_MAX,
+    PROVIDERS_PROTOCOL,
+    PROVIDERS_REPLY_BYTES_MAX,
+    FindProviders,
+    KnownPeer,
+    ProvidersReply,
+)
+
+KEY_DOMAIN: Final = b"swarm/dht/run/1\x00"
+PEER_DOMAIN: Final = b"swarm/dht/peer/1\x00"
+BUCKET_PEERS_MAX: Final = 8
+BUCKETS_MAX: Final = 32  # by the number of leading bits that are ours; the last holds the rest
+KEYS_MAX: Final = 512
+PROVIDERS_PER_KEY_MAX: Final = 64
+KEYS_PER_PROVIDER_MAX: Final = 4
+PROVIDER_LIFE_S: Final = 1_800.0
+SAID_MAX: Final = 256
+LOOKUP_PEERS_MAX: Final = 24  # that one lookup asks
+LOOKUP_PARALLEL: Final = 3
+HOLDERS: Final = 4  # that are told of us: the closest that answered
+REQUEST_TIMEOUT_S: Final = 10.0
+DIAL_TIMEOUT_S: Final = 5.0
+DIAL_ADDRESSES_MAX: Final = 2  # of one peer
+LONELY_LOOKUP_S: Final = 60.0
+LOOKUP_S: Final = 600.0
+FIRST_LOOKUP_S: Final = 3.0
+
+
+def key_of(run_id: str) -> bytes:
+    """Where a run is in the space of ids."""
+    return hashlib.sha256(KEY_DOMAIN + run_id.encode()).digest()
+
+
+def point_of(peer: PeerId) -> bytes:
+    """Where a peer is. It follows from its key: nobody can choose a place but by making keys."""
+    return hashlib.sha256(PEER_DOMAIN + peer.encode()).digest()
+
+
+def distance(one: bytes, other: bytes) -> int:
+    """XOR, as a number."""
+    return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
+
+
+@dataclass(slots=True)
+class Table:
+    """Peers that answered, by their distance from us: few far ones and many near ones, bounded.
+
+    A full bucket keeps those that it has for as long as they answer.
+    """
+
+    own: bytes
+    buckets: dict[int, OrderedDict[PeerId, tuple[str, ...]]] = field(default_factory=dict)
+
+    def _bucket(self, peer: PeerId) -> OrderedDict[PeerId, tuple[str, ...]]:
+        shared_bits = 256 - distance(self.own, point_of(peer)).bit_length()
+        return self.buckets.setdefault(min(shared_bits, BUCKETS_MAX - 1), OrderedDict())
+
+    def add(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Note a peer that answered."""
+        bucket = self._bucket(peer)
+        if peer in bucket or len(bucket) < BUCKET_PEERS_MAX:
+            bucket[peer] = tuple(addresses[:ADDRESSES_MAX])
+
+    def drop(self, peer: PeerId) -> None:
+        """Forget a peer that does not answer."""
+        self._bucket(peer).pop(peer, None)
+
+    def closest(self, key: bytes, number: int) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """The peers closest to a key."""
+        known = [entry for bucket in self.buckets.values() for entry in bucket.items()]
+        return sorted(known, key=lambda entry: distance(key, point_of(entry[0])))[:number]
+
+
+@dataclass(slots=True)
+class Store:
+    """Who says that it takes part in which run, for a while, bounded in every direction."""
+
+    providers: OrderedDict[bytes, OrderedDict[PeerId, tuple[float, tuple[str, ...]]]] = field(
+        default_factory=OrderedDict
+    )
+
+    def put(self, key: bytes, peer: PeerId, addresses: Sequence[str], now_s: float) -> None:
+        """Keep what a peer says of itself. The oldest goes where there is too much."""
+        mine = [each for each, providers in self.providers.items() if peer in providers]
+        if key not in mine and len(mine) >= KEYS_PER_PROVIDER_MAX:
+            self._remove(mine[0], peer)
+        providers = self.providers.setdefault(key, OrderedDict())
+        providers[peer] = (now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX]))
+        providers.move_to_end(peer)
+        self.providers.move_to_end(key)
+        while len(providers) > PROVIDERS_PER_KEY_MAX:
+            providers.popitem(last=False)
+        while len(self.providers) > KEYS_MAX:
+            self.providers.popitem(last=False)
+
+    def _remove(self, key: bytes, peer: PeerId) -> None:
+        del self.providers[key][peer]
+        if not self.providers[key]:
+            del self.providers[key]
+
+    def of(self, key: bytes, now_s: float) -> list[tuple[PeerId, tuple[str, ...]]]:
+        """Who takes part, as far as is known and not too old."""
+        for peer, (until_s, _) in list(self.providers.get(key, {}).items()):
+            if until_s <= now_s:
+                self._remove(key, peer)
+        return [(peer, where) for peer, (_, where) in self.providers.get(key, {}).items()]
+
+
+@dataclass(slots=True)
+class _Lookup:
+    """One walk towards a key."""
+
+    key: bytes
+    where: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
+    asked: set[PeerId] = field(default_factory=set)
+    answered: list[PeerId] = field(default_factory=list)
+
+    def next(self, number: int) -> list[PeerId]:
+        """Whom to ask now: of those not asked yet the closest, until enough were asked."""
+        left = min(number, LOOKUP_PEERS_MAX - len(self.asked))
+        open_ones = [peer for peer in self.where if peer not in self.asked]
+        chosen = sorted(open_ones, key=lambda p: distance(self.key, point_of(p)))[: max(0, left)]
+        self.asked.update(chosen)
+        return chosen
+
+
+Found = Callable[[PeerId, Sequence[str]], None]
+
+
+class Dht:
+    """One node's part in the table. `run` works until cancelled."""
+
+    def __init__(
+        self,
+        key: bytes,
+        transport: Transport,
+        warden: Warden,
+        bootstrap: Sequence[str],
+        found: Found,
+        is_lonely: Callable[[], bool],
+        *,
+        rng: Random,
+        serves: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`serves` False: a client, which asks and is not asked, for nobody can dial it."""
+        self._key = key
+        self._transport = transport
+        self._warden = warden
+        self._bootstrap = tuple(bootstrap)
+        self._found = found
+        self._is_lonely = is_lonely
+        self._rng = rng
+        self._serves = serves
+        self._said: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()  # where askers are
+        self.table = Table(point_of(transport.peer_id))
+        self.store = Store()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve others; look for peers of our run and tell that we are one."""
+        self._transport.serve(
+            PROVIDERS_PROTOCOL,
+            self._serve,
+            ServeLimits(PROVIDERS_BYTES_MAX, PROVIDERS_REPLY_BYTES_MAX, concurrent_per_peer_max=2),
+        )
+        task_status.started()
+        await trio.sleep(FIRST_LOOKUP_S * (0.5 + self._rng.random()))
+        while True:
+            await self.look()
+            pause_s = LONELY_LOOKUP_S if self._is_lonely() else LOOKUP_S
+            await trio.sleep(pause_s * (0.75 + 0.5 * self._rng.random()))
+
+    async def look(self) -> None:
+        """Walk to the nodes closest to our run's key; tell them of us, hear of others."""
+        lookup = _Lookup(self._key)
+        for address in self._bootstrap:
+            lookup.where[PeerId(address.rpartition("/")[2])] = (address,)
+        for peer in self._transport.peers():
+            lookup.where.setdefault(peer, self._said.get(peer, ()))
+        lookup.where |= dict(self.table.closest(self._key, LOOKUP_PEERS_MAX))
+        lookup.where.pop(self._transport.peer_id, None)
+        while batch := lookup.next(LOOKUP_PARALLEL):
+            async with trio.open_nursery() as nursery:
+                for peer in batch:
+                    nursery.start_soon(self._ask, lookup, peer, False)
+        closest = sorted(lookup.answered, key=lambda p: distance(self._key, point_of(p)))
+        async with trio.open_nursery() as nursery:
+            for peer in closest[:HOLDERS]:
+                nursery.start_soon(self._ask, lookup, peer, True)
+
+    async def _ask(self, lookup: _Lookup, peer: PeerId, provide: bool) -> None:
+        request = FindProviders(
+            type="find_providers",
+            key=lookup.key,
+            intent="provide" if provide else "find",
+            addresses=self._transport.addresses()[:ADDRESSES_MAX],
+        )
+        try:
+            if not await self._connect(peer, lookup.where[peer]):
+                return
+            answer = await self._transport.request(
+                peer, PROVIDERS_PROTOCOL, codec.encode(request),
+                timeout_s=REQUEST_TIMEOUT_S, response_bytes_max=PROVIDERS_REPLY_BYTES_MAX,
+            )  # fmt: skip
+            reply = codec.decode(answer, ProvidersReply, PROVIDERS_REPLY_BYTES_MAX)
+            for known in (*reply.providers, *reply.closer):
+                public_key_of(known.peer_id)  # an honest node has had an answer from each
+        except RemoteProtocolError as error:
+            self._warden.ledger.reject(peer, error.reason)
+            return
+        except TransportError:
+            self.table.drop(peer)
+            return
+        if not provide:
+            lookup.answered.append(peer)
+            self.table.add(peer, lookup.where[peer])
+        teller_ip = self._transport.ip_of(peer)
+        for other, where in _sensible(reply.providers, teller_ip):
+            if other != self._transport.peer_id:
+                self._found(other, where)
+        for other, where in _sensible(reply.closer, teller_ip):
+            if other != self._transport.peer_id and where:
+                lookup.where.setdefault(other, where)
+
+    async def _connect(self, peer: PeerId, addresses: Sequence[str]) -> bool:
+        """Whether the peer is connected now. Who does not answer is forgotten; who may not be
+        dialled yet is not."""
+        if peer in self._transport.peers():
+            return True
+        if self._warden.is_banned(peer):
+            self.table.drop(peer)
+            return False
+        given = next((each for each in addresses if each in self._bootstrap), None)
+        try:
+            if given is not None:  # a person named it, and walks keep a pace of their own
+                await self._transport.connect(given, timeout_s=DIAL_TIMEOUT_S)
+            else:
+                where = addresses[:DIAL_ADDRESSES_MAX]
+                await self._warden.dial_one_of(where, timeout_s=DIAL_TIMEOUT_S)
+        except DialHeldBack:
+            return False
+        except (TransportError, ConfigError):
+            self.table.drop(peer)
+            return False
+        return True
+
+    async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
+        self._warden.check_quota(Kind.PROVIDERS, peer)
+        asked = self._warden.ledger.judge(
+            peer, codec.decode, payload, FindProviders, PROVIDERS_BYTES_MAX
+        )
+        now_s = trio.current_time()
+        if not self._serves():
+            raise RequestRefused("a client of the table")
+        own = tuple(a for a in asked.addresses if a.endswith(f"/p2p/{peer}"))
+        where = plausible(own, self._transport.ip_of(peer))
+        if where:
+            self._remember(peer, where)
+        if where and asked.intent == "provide":
+            self.store.put(asked.key, peer, where, now_s)
+        known = [entry for entry in self.store.of(asked.key, now_s) if entry[0] != peer]
+        chosen = self._rng.sample(known, min(len(known), PROVIDERS_PER_REPLY_MAX))
+        closer = [e for e in self.table.closest(asked.key, CLOSER_PER_REPLY_MAX) if e[0] != peer]
+        reply = ProvidersReply(
+            type="providers", providers=_named(chosen), closer=_named(e for e in closer if e[1])
+        )
+        return codec.encode(reply)
+
+    def _remember(self, peer: PeerId, where: tuple[str, ...]) -> None:
+        self._said[peer] = where
+        self._said.move_to_end(peer)
+        while len(self._said) > SAID_MAX:
+            self._said.popitem(last=False)
+
+
+def _named(entries: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[KnownPeer, ...]:
+    return tuple(KnownPeer(peer_id=peer, addresses=where) for peer, where in entries)
+
+
+def _sensible(
+    named: Sequence[KnownPeer], teller_ip: str | None
+) -> list[tuple[PeerId, tuple[str, ...]]]:
+    """Peers, and those of their addresses that may be dialled."""
+    found = []
+    for known in named:
+        own = [a for a in known.addresses if a.endswith(f"/p2p/{known.peer_id}")]
+        found.append((PeerId(known.peer_id), plausible(own, teller_ip)))
+    return found

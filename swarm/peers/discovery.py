@@ -1,0 +1,445 @@
+"""Finding peers and keeping in touch: bootstrap, hello, heartbeat, address book.
+
+Every peer that we are connected to gets a signed `Hello` on connecting and then as a heartbeat;
+its answer names other peers to dial. The address book keeps what worked across restarts, so that
+a node comes back without any bootstrap peer. A peer that takes part in another run is left.
+
+A swarm that was cut in two grows together again: nobody who worked once is forgotten, and a node
+that has peers enough still dials one more now and then.
+
+What peers say of others is hearsay: it is kept apart from what worked, a little from each, and
+dialling it delays no hello.
+
+A hello also guards the identity: peers hand a newcomer the newest hello that they heard from
+another process under the newcomer's own key. Only the key's holder can have signed it, and its
+time shows whether that process is alive now.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import trio
+
+from swarm.errors import (
+    DialHeldBack,
+    IdentityInUse,
+    Reject,
+    RemoteProtocolError,
+    TransportError,
+)
+from swarm.identity import Identity, PeerId, public_key_of
+from swarm.limits.quotas import Kind
+from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, of_peer, plausible
+from swarm.peers.connection_gater import Warden
+from swarm.transport.base import ServeLimits, Transport
+from swarm.wire import codec
+from swarm.wire.messages import (
+    ADDRESSES_MAX,
+    HELLO_BYTES_MAX,
+    HELLO_PROTOCOL,
+    HELLO_REPLY_BYTES_MAX,
+    Hello,
+    HelloReply,
+    KnownPeer,
+)
+
+HEARTBEAT_S = 5.0
+HELLO_TIMEOUT_S = 10.0
+DIAL_TIMEOUT_S = 10.0
+DIALS_AT_A_TIME_MAX = 6
+BOOTSTRAP_DIALS_MAX = 6  # at a time, beside those: peers from the book keep no place from them
+HELLOS_PER_BEAT_MAX = 4  # to those not greeted for longest; new peers come on top
+KNOWN_PEERS_TOLD = 8  # in one answer, drawn at random: it is asked for often
+DIAL_ADDRESSES_MAX = 2  # of one peer; they share `DIAL_TIMEOUT_S`
+NEW_PEER_LOOK_S = 1.0
+PEERS_WANTED = 12  # connections that a node seeks by itself; it accepts more
+HEARSAY_PER_REPLY_MAX = 8
+INSTANCES_MAX = 256
+LOOK_AROUND_S = 60.0  # so often a node with peers enough dials one more
+LOOKED_AROUND_MAX = 4  # connections beyond those enough that it keeps from this
+SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
+
+
+@dataclass(slots=True)
+class PeerInfo:
+    """What a peer said in its last hello or reply."""
+
+    agent: str
+    addresses: tuple[str, ...]
+
+
+class Discovery:
+    """One node's membership in the swarm. `run` works until cancelled."""
+
+    def __init__(
+        self,
+        run_id: str,
+        agent: str,
+        identity: Identity,
+        instance: bytes,
+        transport: Transport,
+        bootstrap: Sequence[str],
+        book: AddressBook,
+        warden: Warden,
+        *,
+        now_s: Callable[[], float],
+        rng: Random,
+        run_sync: RunSync,
+    ) -> None:
+        self._run_id = run_id
+        self._agent = agent
+        self._identity = identity
+        self._instance = instance
+        self._started_at_s = int(now_s())
+        self._transport = transport
+        self._bootstrap = tuple(bootstrap)
+        self._book = book
+        self._warden = warden
+        self._ledger = warden.ledger
+        self._now_s = now_s
+        self._rng = rng
+        self._run_sync = run_sync
+        self._dialled: dict[PeerId, str] = {}  # connected peers, by the address that answered
+        self._looked_at: float = trio.current_time()
+        self._looked_around: deque[PeerId] = deque()
+        self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
+        # The newest hello of each instance, by peer: at most two instances each
+        self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
+        self._strangers: set[PeerId] = set()  # of other runs; never dialled again
+        self.peers: dict[PeerId, PeerInfo] = {}  # connected peers that answered a hello
+        self._dialling: set[PeerId] = set()
+        self._greeted_at: dict[PeerId, float] = {}
+        self._unreachable: dict[str, str] = {}  # bootstrap addresses, with what is wrong there
+        self.sought: PeerId | None = None  # dialled whenever it is known and not connected
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know, e.g. that a bootstrap peer cannot be reached."""
+        return [f"cannot join through {text}" for text in sorted(self._unreachable.values())]
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Join, and stay joined.
+
+        Raises:
+            IdentityInUse: an older live process runs under our key.
+        """
+        self._transport.serve(
+            HELLO_PROTOCOL,
+            self._serve_hello,
+            ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX, concurrent_max=32),
+        )
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._dial_regularly)
+            nursery.start_soon(self._save_regularly)
+            await self._greet_regularly(nursery)
+
+    def _beat_s(self) -> float:
+        return HEARTBEAT_S * (0.9 + 0.2 * self._rng.random())
+
+    async def _save_regularly(self) -> None:
+        while True:
+            await trio.sleep(self._beat_s())
+            await self._book.save_if_changed(self._run_sync)
+
+    # --- dialling --------------------------------------------------------------------------
+
+    async def _dial_regularly(self) -> None:
+        for address in self._bootstrap:
+            if address.endswith(f"/p2p/{self._identity.peer_id}"):
+                raise IdentityInUse(
+                    f"{address} is this node's own peer id: give --peer another node's address, "
+                    "or start with another key (--key-file or --data-dir)"
+                )
+        next_beat = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            while True:
+                on_beat = trio.current_time() >= next_beat
+                if on_beat:
+                    next_beat = trio.current_time() + self._beat_s()
+                    self._dial_bootstrap_peers(nursery)
+                    self._dial_sought(nursery)
+                    self._look_around(nursery)
+                if on_beat or self._transport.peers():  # who is cut off tries more slowly
+                    self._dial_more(nursery)
+                await trio.sleep(NEW_PEER_LOOK_S)
+
+    def _dial_bootstrap_peers(self, nursery: trio.Nursery) -> None:
+        connected, room = self._transport.peers(), BOOTSTRAP_DIALS_MAX
+        waiting: dict[PeerId, str] = {}
+        for address in self._bootstrap:
+            peer = PeerId(address.rpartition("/")[2])
+            if peer in self._strangers:
+                self._unreachable[address] = f"{address} (it takes part in another run)"
+            elif peer in connected:
+                self._unreachable.pop(address, None)
+            elif peer in self._dialling:
+                room -= 1
+            else:
+                waiting.setdefault(peer, address)
+        chosen = list(waiting.items())
+        if len(chosen) > room:  # others each time: some may never answer
+            chosen = self._rng.sample(chosen, max(0, room))
+        for peer, address in chosen:
+            self._dialling.add(peer)
+            nursery.start_soon(self._dial_bootstrap, peer, address)
+
+    def _dial_sought(self, nursery: trio.Nursery) -> None:
+        peer = self.sought
+        if peer is None or peer in self._not_to_dial():
+            return
+        if any(map(self._warden.may_dial(), self._book.addresses(peer))):
+            self._start_dial(nursery, peer)
+
+    def _dial_more(self, nursery: trio.Nursery) -> None:
+        """Dial until there are peers enough. Who does not answer holds up nobody else."""
+        under_way = len(self._dialling)
+        missing = PEERS_WANTED - len(self._transport.peers()) - under_way
+        for peer in self._draw(min(missing, DIALS_AT_A_TIME_MAX - under_way)):
+            self._start_dial(nursery, peer)
+
+    def _look_around(self, nursery: trio.Nursery) -> None:
+        """With peers enough, dial one more now and then: it may be of a part of the swarm that
+        none of them knows."""
+        connected = self._transport.peers()
+        now = trio.current_time()
+        if len(connected) < PEERS_WANTED or now - self._looked_at < LOOK_AROUND_S:
+            return
+        if len(self._dialling) >= DIALS_AT_A_TIME_MAX:
+            return
+        nursery.start_soon(self._leave_looked_around, connected)
+        for peer in self._draw(1):
+            self._looked_around.append(peer)
+            self._start_dial(nursery, peer)
+
+    def _draw(self, number: int) -> list[PeerId]:
+        if number <= 0:
+            return []
+        now_s, may_dial = trio.current_time(), self._warden.may_dial()
+        return self._book.draw(number, self._not_to_dial(), self._rng, now_s, may_dial)
+
+    def _not_to_dial(self) -> set[PeerId]:
+        """Who is connected, on its way, banned, of another run, or this node."""
+        excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
+        return excluded | {self._identity.peer_id} | self._warden.banned_peers()
+
+    def _start_dial(self, nursery: trio.Nursery, peer: PeerId) -> None:
+        self._looked_at = trio.current_time()
+        self._dialling.add(peer)
+        nursery.start_soon(self._dial, peer, self._some(self._book.addresses(peer)))
+
+    async def _leave_looked_around(self, connected: Collection[PeerId]) -> None:
+        """Leave the oldest of the connections that looking around made, where there are enough."""
+        while len(self._looked_around) >= LOOKED_AROUND_MAX:
+            peer = self._looked_around.popleft()
+            if peer in connected and len(self._transport.peers()) > PEERS_WANTED:
+                await self._transport.disconnect(peer)
+
+    def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Of those that may be dialled the first, which its owner prefers, and any other ones."""
+        able = list(filter(self._warden.may_dial(), addresses))
+        number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
+        return (*able[:1], *self._rng.sample(able[1:], number))
+
+    async def _dial_bootstrap(self, peer: PeerId, address: str) -> None:
+        try:
+            peer = await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
+        except TransportError as error:
+            self._unreachable[address] = f"{address} ({error})"
+        else:
+            self._unreachable.pop(address, None)
+            self._dialled[peer] = address
+            self._warden.note_answer(address)
+        finally:
+            self._dialling.discard(peer)
+
+    async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        timeout_s = DIAL_TIMEOUT_S / max(1, len(addresses))
+        try:
+            self._dialled[peer] = await self._warden.dial_one_of(addresses, timeout_s=timeout_s)
+        except DialHeldBack:
+            pass  # another peer is dialled at that address, or was a moment ago
+        except TransportError:
+            if self._transport.peers():  # else the fault may be our own link's
+                self._book.failed(peer, trio.current_time())
+        finally:
+            self._dialling.discard(peer)
+
+    # --- hello -----------------------------------------------------------------------------
+
+    async def _greet_regularly(self, nursery: trio.Nursery) -> None:
+        """Say hello to a new peer soon and to some of the others at every beat, whatever others
+        make us wait: what this costs does not grow with the number of connections."""
+        next_beat = trio.current_time()
+        while True:
+            now, connected = trio.current_time(), self._transport.peers()
+            for known in (self.peers, self._dialled, self._greeted_at):
+                for gone in known.keys() - set(connected):
+                    del known[gone]
+            due = [peer for peer in connected if peer not in self._greeted_at]
+            if now >= next_beat:
+                greeted = sorted(self._greeted_at, key=lambda peer: (self._greeted_at[peer], peer))
+                due += greeted[:HELLOS_PER_BEAT_MAX]
+                next_beat = now + self._beat_s()
+            record = self._own_hello() if due else b""
+            for peer in due:
+                self._greeted_at[peer] = now
+                if peer not in self._asked:
+                    self._asked.add(peer)
+                    nursery.start_soon(self._hello, peer, record)
+            await trio.sleep(max(0.0, min(NEW_PEER_LOOK_S, next_beat - trio.current_time())))
+
+    def _own_hello(self) -> bytes:
+        body = Hello(
+            type="hello",
+            run_id=self._run_id,
+            instance=self._instance,
+            started_at_s=self._started_at_s,
+            sent_at_s=int(self._now_s()),
+            agent=self._agent,
+            addresses=self._transport.addresses()[:ADDRESSES_MAX],
+        )
+        return codec.sign_hello(body, self._identity)
+
+    async def _hello(self, peer: PeerId, record: bytes) -> None:
+        try:
+            answer = await self._transport.request(
+                peer,
+                HELLO_PROTOCOL,
+                record,
+                timeout_s=HELLO_TIMEOUT_S,
+                response_bytes_max=HELLO_REPLY_BYTES_MAX,
+            )
+            reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
+            for known in reply.known_peers:
+                public_key_of(known.peer_id)  # an honest node is connected to each
+        except RemoteProtocolError as error:
+            self._ledger.reject(peer, error.reason)
+            return
+        except TransportError:
+            return
+        finally:
+            self._asked.discard(peer)
+        if reply.run_id != self._run_id:
+            await self._leave(peer)
+            return
+        self._strangers.discard(peer)  # it may have come back with our run
+        addresses = self._plausible(peer, peer, reply.addresses)
+        self.peers[peer] = PeerInfo(reply.agent, addresses)
+        worked = [self._dialled[peer]] if peer in self._dialled else []
+        self._book.learn(peer, list(dict.fromkeys([*worked, *addresses])), worked=True)
+        self._learn_hearsay(peer, reply.known_peers)
+        if reply.other_hello is not None:
+            self._check_other(peer, reply.other_hello)
+
+    def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
+        """What a connected peer says of where a peer is, as far as it can know and we can dial."""
+        return plausible(of_peer(peer, addresses), self._transport.ip_of(teller))
+
+    def _learn_hearsay(self, teller: PeerId, known_peers: Sequence[KnownPeer]) -> None:
+        """Keep a few names that are new: one peer must not fill our book."""
+        new = [
+            known
+            for known in known_peers
+            if not self._book.addresses(PeerId(known.peer_id))
+            and known.peer_id != self._identity.peer_id
+        ]
+        told_by = self._warden.share_of(teller)
+        for known in new[:HEARSAY_PER_REPLY_MAX]:
+            peer = PeerId(known.peer_id)
+            addresses = self._plausible(teller, peer, known.addresses)
+            self._book.learn(peer, addresses, worked=False, told_by=told_by)
+
+    def learn_found(self, peer: PeerId, addresses: Sequence[str], *, by: str) -> None:
+        """Take note of a peer that was found in another way than by a peer's word: hearsay too."""
+        if peer != self._identity.peer_id:
+            self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
+
+    async def _leave(self, peer: PeerId) -> None:
+        self._ledger.reject(peer, Reject.OTHER_RUN)
+        if len(self._strangers) < BOOK_PEERS_MAX:
+            self._strangers.add(peer)
+        self.peers.pop(peer, None)
+        await self._transport.disconnect(peer)
+
+    def _check_other(self, peer: PeerId, record: bytes) -> None:
+        """Stop if the record proves that an older process than ours is alive under our key."""
+        try:
+            signer, other = codec.decode_hello(record)
+        except RemoteProtocolError as error:
+            self._ledger.reject(peer, error.reason)
+            return
+        if signer != self._identity.peer_id or other.instance == self._instance:
+            self._ledger.reject(peer, Reject.MALFORMED)
+            return
+        alive_now = other.sent_at_s > self._started_at_s + SAME_KEY_MARGIN_S
+        is_older = (other.started_at_s, other.instance) < (self._started_at_s, self._instance)
+        if alive_now and is_older:
+            raise IdentityInUse(
+                f"another live node runs under this key ({self._identity.peer_id}): stop it, or "
+                "start this one with its own --data-dir or --key-file"
+            )
+
+    async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
+        self._warden.check_quota(Kind.HELLO, peer)
+        try:
+            hello = _own_hello_of(peer, payload)
+        except RemoteProtocolError as error:
+            self._ledger.reject(peer, error.reason)
+            raise
+        if hello.run_id != self._run_id:
+            self._ledger.reject(peer, Reject.OTHER_RUN)
+        else:
+            addresses = self._plausible(peer, peer, hello.addresses)
+            self.peers[peer] = PeerInfo(hello.agent, addresses)
+            told_by = self._warden.share_of(peer)
+            self._book.learn(peer, addresses, worked=False, told_by=told_by)
+        reply = HelloReply(
+            type="hello_reply",
+            run_id=self._run_id,
+            agent=self._agent,
+            addresses=self._transport.addresses()[:ADDRESSES_MAX],
+            known_peers=self._known_peers(peer),
+            other_hello=self._note_instance(peer, hello.instance, payload),
+        )
+        return _encode_fitting(reply)
+
+    def _known_peers(self, asker: PeerId) -> tuple[KnownPeer, ...]:
+        known = [
+            KnownPeer(peer_id=peer, addresses=info.addresses[:ADDRESSES_MAX])
+            for peer, info in sorted(self.peers.items())
+            if peer != asker and info.addresses
+        ]
+        return tuple(self._rng.sample(known, min(len(known), KNOWN_PEERS_TOLD)))
+
+    def _note_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
+        """Keep this hello; give back the newest one of another instance under the same peer id."""
+        instances = self._heard.setdefault(peer, OrderedDict())
+        self._heard.move_to_end(peer)
+        instances[instance] = record
+        instances.move_to_end(instance)
+        while len(instances) > 2:
+            instances.popitem(last=False)
+        while len(self._heard) > INSTANCES_MAX:
+            self._heard.popitem(last=False)
+        return next((r for i, r in instances.items() if i != instance), None)
+
+
+def _encode_fitting(reply: HelloReply) -> bytes:
+    """The reply with as many known peers as fit: what peers said never puts us over our limit."""
+    encoded = codec.encode(reply)
+    while len(encoded) > HELLO_REPLY_BYTES_MAX and reply.known_peers:
+        fewer = reply.known_peers[: len(reply.known_peers) // 2]
+        reply = reply.model_copy(update={"known_peers": fewer})
+        encoded = codec.encode(reply)
+    return encoded
+
+
+def _own_hello_of(peer: PeerId, record: bytes) -> Hello:
+    """The hello of the peer that sent it, not one that it heard from somebody else."""
+    signer, hello = codec.decode_hello(record)
+    if signer != peer:
+        raise RemoteProtocolError(Reject.WRONG_PRODUCER, "hello of another peer")
+    return hello

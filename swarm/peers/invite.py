@@ -1,0 +1,170 @@
+"""Invitations to a swarm, and the key that keeps a private one private.
+
+An invitation is one line of text: where a swarm is, which run it trains, and, for a private swarm,
+its join key. Whoever holds the key can join and invite others, so it is kept in a file that only
+its owner may read, and never shown in logs, errors or the status.
+
+The key itself is never used on the wire: each purpose gets a key of its own, derived from it.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import base58
+from pydantic import Field
+
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import public_key_of
+from swarm.wire import codec
+from swarm.wire.messages import Addresses, RunId, WireModel
+
+INVITE_PREFIX = "swarm1-"
+INVITE_BYTES_MAX = 2048
+INVITE_CHARS_MAX = 4096
+INVITE_ADDRESSES_MAX = 4
+CHECKSUM_BYTES = 4
+JOIN_KEY_BYTES = 32
+HANDSHAKE_DOMAIN = b"swarm/join-key/handshake/1\x00"
+DISCOVERY_DOMAIN = b"swarm/join-key/discovery/1\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class JoinKey:
+    """The secret that all members of a private swarm share."""
+
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        assert len(self.secret) == JOIN_KEY_BYTES
+
+    @classmethod
+    def generate(cls) -> "JoinKey":
+        """A new key from the operating system's randomness."""
+        return cls(os.urandom(JOIN_KEY_BYTES))
+
+    def handshake_key(self) -> bytes:
+        """32 bytes that both ends of a connection must know."""
+        return hashlib.sha256(HANDSHAKE_DOMAIN + self.secret).digest()
+
+    def discovery_key(self) -> bytes:
+        """32 bytes under which members recognise each other on a local network."""
+        return hashlib.sha256(DISCOVERY_DOMAIN + self.secret).digest()
+
+    def save(self, path: Path) -> None:
+        """Write the key to a new file, readable by its owner alone (0600).
+
+        Raises:
+            ConfigError: the file exists, or cannot be written.
+        """
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(self.secret.hex().encode() + b"\n")
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.link(temporary, path)
+            finally:
+                temporary.unlink()
+        except OSError as error:
+            raise ConfigError(f"join key {path}: {error.strerror}") from None
+
+    @classmethod
+    def load(cls, path: Path) -> "JoinKey | None":
+        """The key in a file, or None where there is no file.
+
+        Raises:
+            ConfigError: unreadable, readable by others, or no key.
+        """
+        try:
+            if path.stat().st_mode & 0o077:
+                raise ConfigError(f"join key {path} can be read by others: run chmod 600 {path}")
+            text = path.read_text()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"join key {path} cannot be read: {error}") from None
+        try:
+            return cls(bytes.fromhex(text.strip()))
+        except (ValueError, AssertionError):
+            raise ConfigError(
+                f"join key {path} is damaged: delete it and join by an invitation again"
+            ) from None
+
+
+class _Body(WireModel):
+    run_id: RunId
+    addresses: Addresses
+    key: Annotated[bytes, Field(min_length=JOIN_KEY_BYTES, max_length=JOIN_KEY_BYTES)] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where a swarm is. `key` None: it is open to everybody."""
+
+    run_id: str
+    addresses: tuple[str, ...]
+    key: JoinKey | None = None
+
+    def encode(self) -> str:
+        """The invitation as one word."""
+        body = _Body(
+            run_id=self.run_id,
+            addresses=self.addresses[:INVITE_ADDRESSES_MAX],
+            key=self.key.secret if self.key else None,
+        )
+        raw = codec.encode(body)
+        return INVITE_PREFIX + base58.b58encode(raw + _checksum(raw)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "Invitation":
+        """Read what `encode` wrote.
+
+        Raises:
+            ConfigError: the text is no whole invitation. Nothing of it is quoted.
+        """
+        text = text.strip()
+        if not text.startswith(INVITE_PREFIX) or len(text) > INVITE_CHARS_MAX:
+            raise ConfigError(f"no invitation: it starts with {INVITE_PREFIX}; copy it whole")
+        try:
+            raw = base58.b58decode(text.removeprefix(INVITE_PREFIX))
+            raw, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+            if checksum != _checksum(raw):
+                raise ConfigError("the invitation is damaged or cut short: copy it whole")
+            body = codec.decode(raw, _Body, INVITE_BYTES_MAX)
+            for address in body.addresses:
+                public_key_of(address.rpartition("/p2p/")[2])
+        except (ValueError, RemoteProtocolError):
+            raise ConfigError("the invitation is of another version or damaged") from None
+        return cls(body.run_id, body.addresses, JoinKey(body.key) if body.key else None)
+
+
+def _checksum(raw: bytes) -> bytes:
+    return hashlib.sha256(raw).digest()[:CHECKSUM_BYTES]
+
+
+def read_allow_list(path: Path) -> frozenset[str]:
+    """The peer ids in a file: one a line, text after `#` and empty lines aside.
+
+    Raises:
+        ConfigError: unreadable, or a line is no peer id.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--allow {path}: cannot be read: {error}") from None
+    allowed = set()
+    for number, line in enumerate(lines, 1):
+        peer = line.partition("#")[0].strip()
+        if not peer:
+            continue
+        try:
+            public_key_of(peer)
+        except RemoteProtocolError as error:
+            raise ConfigError(f"--allow {path}: line {number}: {error.detail}") from None
+        allowed.add(peer)
+    return frozenset(allowed)

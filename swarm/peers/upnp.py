@@ -1,0 +1,124 @@
+"""Asking the home router to forward our port (UPnP), where it can.
+
+miniupnpc waits for routers' answers in blocking calls, so each runs in a thread and within a time
+limit; a router that never answers costs that thread its time and the node nothing: the next call
+waits for it, so that there is one such thread at most, apart from those that all else uses. What
+a router says of our address is a claim: it counts once peers have dialled it.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import miniupnpc
+import trio
+
+from swarm.limits.address_blocks import GLOBAL, reach_of_ip
+
+SEARCH_MS: Final = 2_000  # for routers to answer
+CALL_TIMEOUT_S: Final = 15.0  # for all of one conversation with the router
+LEASE_S: Final = 3_600
+AGAIN_S: Final = 600.0  # without a router, or after it refused
+NAME: Final = "swarm-node"
+
+_limiter: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("port_mapping")
+
+
+class NoRouter(Exception):
+    """No router does this; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """The router forwards `port` of its address to the same port here. `is_public` False: there
+    is another router behind it, and this is of little use."""
+
+    external_ip: str
+    port: int
+
+    @property
+    def is_public(self) -> bool:
+        return reach_of_ip(self.external_ip) == GLOBAL
+
+
+def _router(interface: str | None) -> Any:
+    """The router on the local network. `interface` is an IP address of ours; None: any."""
+    upnp = miniupnpc.UPnP(multicastif=interface, discoverdelay=SEARCH_MS)
+    try:
+        upnp.discover()
+        upnp.selectigd()
+    except Exception as error:  # noqa: BLE001  what miniupnpc raises is Exception itself
+        # Where none is there, it names the last error of the system, which may be none.
+        why = str(error)
+        raise NoRouter("none answers" if why in ("", "Success") else why) from None
+    return upnp
+
+
+def _map(port: int, interface: str | None) -> Mapping:
+    upnp = _router(interface)
+    try:
+        external_ip = upnp.externalipaddress()
+        upnp.addportmapping(port, "TCP", upnp.lanaddr, port, NAME, "", LEASE_S)
+    except Exception as error:  # noqa: BLE001  as above
+        raise NoRouter(f"the router refuses: {error}") from None
+    return Mapping(str(external_ip), port)
+
+
+def _unmap(port: int, interface: str | None) -> None:
+    upnp = _router(interface)
+    try:
+        upnp.deleteportmapping(port, "TCP")
+    except Exception as error:  # noqa: BLE001  as above
+        raise NoRouter(str(error)) from None
+
+
+async def _in_thread(
+    call: Callable[[int, str | None], Any], port: int, interface: str | None
+) -> Any:
+    try:
+        limiter = _limiter.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(1)
+        _limiter.set(limiter)
+    try:
+        with trio.fail_after(CALL_TIMEOUT_S):
+            return await trio.to_thread.run_sync(
+                call, port, interface, abandon_on_cancel=True, limiter=limiter
+            )
+    except trio.TooSlowError:
+        raise NoRouter(f"no answer within {CALL_TIMEOUT_S:.0f} s") from None
+
+
+async def map_port(port: int, interface: str | None = None) -> Mapping:
+    """Have the router forward a TCP port for `LEASE_S`.
+
+    Raises:
+        NoRouter: none does.
+    """
+    mapping: Mapping = await _in_thread(_map, port, interface)
+    return mapping
+
+
+async def keep_mapped(
+    port: int, tell: Callable[[Mapping | None], None], interface: str | None = None
+) -> None:
+    """Keep a port forwarded until cancelled, and take it back then.
+
+    `tell` hears of each change; at first it is not.
+    """
+    before: Mapping | None = None
+    try:
+        while True:
+            mapping = None
+            with suppress(NoRouter):
+                mapping = await map_port(port, interface)
+            if mapping != before:
+                tell(mapping)
+            before = mapping
+            await trio.sleep(AGAIN_S if mapping is None else LEASE_S / 2)
+    finally:
+        if before is not None:
+            with trio.move_on_after(CALL_TIMEOUT_S / 5, shield=True):
+                with suppress(NoRouter):  # the lease ends by itself
+                    await _in_thread(_unmap, port, interface)

@@ -1,0 +1,1 @@
+"""What must hold whatever goes wrong: invariants, bounds, deliveries."""

@@ -1,0 +1,1 @@
+"""Broadcasts of weights on simulated links."""

@@ -1,0 +1,1 @@
+"""What nodes tell those who watch, by MQTT and on a page."""

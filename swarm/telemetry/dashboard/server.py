@@ -1,0 +1,410 @@
+"""The page over HTTP: Starlette on uvicorn, in a thread with a loop of its own.
+
+The caller's loop makes one frame each interval and leaves it at the `Board`; all who watch get the
+same bytes. Whoever reads slowly skips frames, so nothing waits for anybody. uvicorn, because it
+brings two packages and Hypercorn, which could share the caller's loop, seven.
+"""
+
+import functools
+import hmac
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from random import Random
+from typing import Any, Final
+
+import anyio
+import trio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from swarm.errors import ConfigError
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.dashboard.listening import Listening
+from swarm.telemetry.dashboard.state import Source, State
+from swarm.telemetry.fleet_view import NodeView, Watch
+from swarm.telemetry.web_hosts import WebHosts
+
+STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
+CONNECTIONS_MAX: Final = 128
+ACTION_BYTES_MAX: Final = 4_096
+INTERVAL_S: Final = 0.5  # between two frames
+PAUSE_S: Final = 0.1  # until a stream looks whether there is another one
+LEISURE: Final = 7  # times as long as a frame took to make, the loop is left to others at least
+RETRY_MS: Final = 2_000  # after which a browser asks again for a stream that broke
+LEAVE_TIMEOUT_S: Final = 2
+PORT_DEFAULT: Final = 8080
+TOKEN_CHARS_MIN: Final = 16
+
+# Nothing but this server's own files runs or is shown, and nobody may frame the page.
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = (
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+)
+TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+Action = Callable[[Mapping[str, Any]], str]
+"""Does what was asked and says so in one sentence; raises ConfigError where it cannot. It is called
+in a thread of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What whoever has the token may do, by name."""
+
+    token: str
+    actions: Mapping[str, Action]
+
+    def __post_init__(self) -> None:
+        if len(self.token) < TOKEN_CHARS_MIN:
+            raise ConfigError(f"the token is too short: at least {TOKEN_CHARS_MIN} characters")
+
+
+class Board:
+    """The newest frame, put there by one thread and read in the server's. Neither waits for the
+    other: streams look for themselves, every `PAUSE_S`."""
+
+    def __init__(self) -> None:
+        self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
+        self._closed = False
+        self.streams = 0
+        self.streams_refused = 0
+        self.frames_skipped = 0  # by who reads slowly
+
+    def put(self, frame: bytes) -> None:
+        """Replace the frame. From one thread; returns at once."""
+        self._newest = (self._newest[0] + 1, frame)
+
+    @property
+    def frame(self) -> bytes:
+        """Empty: there was none yet."""
+        return self._newest[1]
+
+    def close(self) -> None:
+        """End all streams, so that the server can. From any thread."""
+        self._closed = True
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The frame now, and each that is the newest when the one before was taken."""
+        sent = 0
+        while not self._closed:
+            number, frame = self._newest
+            if number > sent:
+                self.frames_skipped += number - sent - 1 if sent else 0
+                sent = number
+                yield frame
+            else:
+                await anyio.sleep(PAUSE_S)
+
+
+def application(board: Board, *, hosts: WebHosts, guarded: Guarded | None = None) -> ASGIApp:
+    """The web application. `hosts`: by which names it may be called."""
+
+    async def state(_: Request) -> Response:
+        if not board.frame:
+            return JSONResponse({"error": "nothing was heard yet"}, 503, {"retry-after": "1"})
+        return Response(board.frame, media_type="application/json")
+
+    routes = [Route("/api/state", state), Route("/api/stream", functools.partial(_stream, board))]
+    if guarded is not None:
+        act = functools.partial(_act, guarded)
+        routes.append(Route("/api/actions/{name}", act, methods=["POST"]))
+    for name, content in page_files().items():
+        path = "/" if name == "index.html" else f"/{name}"
+        routes.append(Route(path, functools.partial(_file, name, content)))
+    middleware = [
+        Middleware(_Headers),
+        Middleware(_OurNames, hosts=hosts),
+    ]
+    return Starlette(routes=routes, middleware=middleware)
+
+
+def page_files() -> dict[str, bytes]:
+    """The page's files by name. Read once: they are part of the package."""
+    folder = files("swarm.telemetry.dashboard") / "static"
+    return {each.name: each.read_bytes() for each in folder.iterdir() if _suffix(each.name)}
+
+
+def _suffix(name: str) -> str | None:
+    return TYPES.get(f".{name.rpartition('.')[2]}")
+
+
+async def _file(name: str, content: bytes, _: Request) -> Response:
+    return Response(content, headers={"content-type": _suffix(name) or ""})
+
+
+async def _stream(board: Board, _: Request) -> Response:
+    if board.streams >= STREAMS_MAX:
+        board.streams_refused += 1
+        return JSONResponse({"error": "too many watch"}, 503, {"retry-after": "10"})
+
+    async def events() -> AsyncIterator[bytes]:
+        board.streams += 1
+        try:
+            yield b"retry: %d\n\n" % RETRY_MS
+            async for frame in board.frames():
+                yield b"data: " + frame + b"\n\n"
+        finally:
+            board.streams -= 1
+
+    return StreamingResponse(events(), media_type="text/event-stream")
+
+
+async def _act(guarded: Guarded, request: Request) -> Response:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(), guarded.token.encode()):
+        return JSONResponse({"error": "that is not the token"}, 401)
+    action = guarded.actions.get(request.path_params["name"])
+    if action is None:
+        return JSONResponse({"error": "there is no such action"}, 404)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > ACTION_BYTES_MAX:
+            return JSONResponse({"error": "too much was sent"}, 413)
+    try:
+        done = await anyio.to_thread.run_sync(action, _wanted(bytes(body)))
+    except (ConfigError, ValueError) as error:
+        return JSONResponse({"error": str(error)}, 400)
+    return JSONResponse({"done": done})
+
+
+def _wanted(body: bytes) -> Mapping[str, Any]:
+    wanted = json.loads(body)
+    if not isinstance(wanted, dict):
+        raise ConfigError("what was sent is no JSON object")
+    return wanted
+
+
+class _Headers:
+    """The same protecting headers on all answers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)
+
+
+class _OurNames:
+    """Answers to names that are ours alone."""
+
+    def __init__(self, app: ASGIApp, hosts: WebHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Request(scope).headers
+            refusal = self._hosts.objection(headers.getlist("host"), headers.getlist("origin"))
+            if refusal is not None:
+                await PlainTextResponse(refusal.text, refusal.status)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+# --- running it --------------------------------------------------------------------------------
+
+
+def frame_of(state: Mapping[str, Any]) -> bytes:
+    """A state as it is sent: one line of JSON."""
+    return json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Frames:
+    """Makes frames of what is watched. That came from strangers: where no frame can be made of it,
+    the last good one is shown again, with `failing` set, and counted."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._good: Mapping[str, Any] | None = None
+        self.failed = 0
+
+    def make(
+        self, nodes: Sequence[NodeView], told: Mapping[str, int], source: Source, now_s: float
+    ) -> bytes | None:
+        """The next frame; None where there has been none that could be made."""
+        try:
+            state = self._state.look(nodes, {**told, "frames_failed": self.failed}, source, now_s)
+            frame = frame_of(state)
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            self.failed += 1
+            if self._good is None:
+                return None
+            told = {**told, "frames_failed": self.failed}
+            return frame_of({**self._good, "telemetry": told, "failing": True})
+        self._good = state
+        return frame
+
+
+def listen_on(address: str) -> socket.socket:
+    """A socket at `host:port`, `[v6]:port` or `port`; without a host for this machine alone. Port 0
+    is any.
+
+    Raises:
+        ConfigError: it is no address, or it is taken.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]") or "127.0.0.1"
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"{address}: is no address to listen on; say 127.0.0.1:{PORT_DEFAULT}")
+    try:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where a browser on this machine finds it."""
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
+    """By which names it may be called; see `WebHosts`."""
+    return WebHosts(listener.getsockname()[0], [socket.gethostname(), *names])
+
+
+async def serve(
+    watch: Watch,
+    listen: str,
+    source: Callable[[], Source],
+    *,
+    unix_s: Callable[[], float],
+    counters: Callable[[], Mapping[str, int]] = dict,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    interval_s: float = INTERVAL_S,
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Show what is watched until cancelled; reports the page's address once it answers.
+
+    `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
+    further ones of the page, as of `WebHosts`.
+
+    Raises:
+        ConfigError: it cannot listen there, as itself or in a group.
+    """
+    listener, board = listen_on(listen), Board()
+    frames = Frames(State(can_act=guarded is not None))
+    async with trio.open_nursery() as nursery:
+        served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
+        url = await nursery.start(served)
+        task_status.started(url)
+        while True:
+            now_s, began_s = unix_s(), trio.current_time()
+            told = {**telemetry_of(watch), **counters()}
+            told |= {"pages_open": board.streams, "pages_refused": board.streams_refused}
+            told["frames_skipped"] = board.frames_skipped
+            frame = frames.make(watch.nodes(now_s), told, source(), now_s)
+            if frame is not None:
+                board.put(frame)
+            took_s = trio.current_time() - began_s
+            await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
+
+
+async def serve_broker(
+    broker: Broker,
+    listen: str,
+    *,
+    unix_s: Callable[[], float],
+    rng: Random,
+    run_id: str | None = None,
+    counters: Mapping[str, int] | None = None,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
+    `counters`: further ones to show.
+
+    Raises:
+        ConfigError: as of `serve`; or the broker's certificates cannot be read.
+    """
+    watch = Watch(run_id)
+    listening = Listening(broker, watch, unix_s=unix_s, rng=rng)
+
+    def counted() -> dict[str, int]:
+        return {**listening.counters(), **(counters or {})}
+
+    page = functools.partial(serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listening.run)
+        task_status.started(await nursery.start(page, watch, listen, listening.source))
+
+
+def telemetry_of(watch: Watch) -> dict[str, int]:
+    """What was taken, and what was not and why."""
+    dropped = {f"dropped_{reason}": count for reason, count in sorted(watch.dropped.items())}
+    return {
+        "reports_taken": watch.taken,
+        "reports_lost": watch.lost,
+        "reports_repeated": watch.repeated,
+        "nodes_forgotten": watch.forgotten,
+        **dropped,
+    }
+
+
+async def serve_board(
+    listener: socket.socket,
+    board: Board,
+    *,
+    guarded: Guarded | None = None,
+    names: Sequence[str] = (),
+    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
+    listener."""
+    config = uvicorn.Config(
+        application(board, guarded=guarded, hosts=hosts_of(listener, names)),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=LEAVE_TIMEOUT_S,
+    )
+    server = uvicorn.Server(config)
+
+    async def leave() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            board.close()
+            server.should_exit = True
+
+    with listener:
+        task_status.started(url_of(listener))  # who comes from now on waits in its backlog
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(server.run, [listener])
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,1 @@
+"""Real sockets: py-libp2p, with what of it has to be replaced. Nobody else imports libp2p."""

@@ -1,0 +1,1 @@
+"""From a socket to an admitted connection: the only way in, and the only way out."""

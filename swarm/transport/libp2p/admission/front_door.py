@@ -1,0 +1,447 @@
+"""The front door: everything between a socket and an admitted connection, in both directions.
+
+    accepted or dialled -> multistream-select about Noise -> Noise -> multistream-select about the
+    muxer -> the gate -> a place -> admitted
+
+One deadline runs from the first byte to the end. Until then a stranger may send a few short lines
+and three messages of the handshake; what that costs is put to its address's account
+(`metering.py`). Before and after, it holds a place (`places.py`) until its socket is closed.
+
+Upstream collects a line of any announced length, and tries as many protocols as a stranger likes;
+it appends a connection that died while it was being admitted to those that live, and counts it for
+ever; and it keeps one task and one of its inbound places for every connection that ever came in.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn, ITransport
+from libp2p.crypto.keys import KeyPair
+from libp2p.crypto.x25519 import create_new_key_pair as create_x25519_key_pair
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.security.noise.transport import Transport as NoiseTransport
+from libp2p.stream_muxer.yamux import yamux
+from libp2p.transport.exceptions import (
+    MuxerUpgradeFailure,
+    SecurityUpgradeFailure,
+    UpgradeFailure,
+)
+from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
+
+from swarm.errors import RequestRefused
+from swarm.identity import PeerId
+from swarm.limits.address_blocks import canonical_ip
+from swarm.transport.libp2p.connection.negotiation import (
+    Offer,
+    Readable,
+    Reader,
+    Write,
+    agree,
+    proposal,
+)
+from swarm.transport.libp2p.connection.noise import SOCKET_READ_BYTES, Noise
+from swarm.transport.libp2p.connection.workarounds import Workarounds
+from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, OnEnd
+from swarm.transport.metering import HANDSHAKE_S, Payer, WorkMeter
+from swarm.transport.places import Place, Places, origin_of
+
+log = logging.getLogger(__name__)
+
+ADMISSION_TIMEOUT_S = 15.0  # from accept, or from the end of a dial, to admitted
+CLOSE_TIMEOUT_S = 5.0
+AHEAD_BYTES = 4_096  # that are read at a time before anything is known of a stranger
+TRIES_MAX = 8  # protocols that a stranger may ask for, each time
+NO_LIMIT = 2**31  # upstream's own counts, which go wrong, are not used
+
+
+class BoundedRawConnection(RawConnection):
+    """A socket or a circuit, read by bounded pieces, whose far end is asked for once.
+
+    Upstream passes lengths that a stranger chose on to the socket, which allocates them. It asks
+    the socket for the address each time, which a socket that was reset does not tell, and takes
+    those of IPv6 for none: whoever has no address counts as one that came through a relay.
+    """
+
+    def __init__(self, stream: ReadWriteCloser, initiator: bool) -> None:
+        super().__init__(stream, initiator)
+        self._remote = _far_end(stream)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the socket was reset before anybody asked where it comes from."""
+        return self._remote is None and isinstance(self.stream, TrioTCPStream)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return self._remote
+
+    async def read(self, n: int | None = None) -> bytes:
+        return await super().read(SOCKET_READ_BYTES if n is None else min(n, SOCKET_READ_BYTES))
+
+
+class HardUpgrader(TransportUpgrader):
+    """Noise and Yamux and nothing else; upstream hard-codes its own Yamux class.
+
+    Whatever a stranger's bytes bring about in here comes out as `UpgradeFailure`.
+    """
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        workarounds: Workarounds,
+        network_key: bytes | None,
+        on_end: OnEnd,
+        meter: WorkMeter,
+    ) -> None:
+        self._noise: Noise | NoiseTransport = Noise(keys, network_key)
+        if not workarounds.fast_noise:
+            assert network_key is None, "upstream has no private swarms"
+            static = create_x25519_key_pair().private_key
+            self._noise = NoiseTransport(keys, noise_privkey=static)
+        super().__init__({NOISE_PROTOCOL: self._noise}, {})
+        self._workarounds = workarounds
+        self._on_end = on_end
+        self._meter = meter
+
+    async def upgrade_security(
+        self, raw_conn: IRawConnection, is_initiator: bool, peer_id: ID | None = None
+    ) -> ISecureConn:
+        """Agree on Noise and shake hands; as the end that dialled with the peer that is expected.
+
+        Raises:
+            SecurityUpgradeFailure: whatever goes wrong.
+        """
+        if type(raw_conn) is RawConnection:  # of a dial: upstream bounds no read of it
+            raw_conn = BoundedRawConnection(raw_conn.stream, raw_conn.is_initiator)
+            if raw_conn.is_gone:
+                raise SecurityUpgradeFailure("the connection was reset")
+        ahead_bytes = AHEAD_BYTES if isinstance(self._noise, Noise) else 0
+        try:
+            rest = await _negotiate(raw_conn, str(NOISE_PROTOCOL), is_initiator, ahead_bytes)
+            await self._meter.settle(origin_of(_ip_of(raw_conn)), "", HANDSHAKE_S)
+            return await self._secure(raw_conn, peer_id if is_initiator else None, rest)
+        except UpgradeFailure:
+            raise
+        except Exception as error:  # boundary: libp2p's parsers on foreign bytes
+            raise SecurityUpgradeFailure("the handshake failed") from error
+
+    async def _secure(
+        self, raw_conn: IRawConnection, expected: ID | None, rest: bytes
+    ) -> ISecureConn:
+        if isinstance(self._noise, Noise):
+            return await self._noise.secure(raw_conn, expected, rest)
+        if expected is None:
+            return await self._noise.secure_inbound(raw_conn)
+        return await self._noise.secure_outbound(raw_conn, expected)
+
+    async def upgrade_connection(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """Agree on Yamux.
+
+        Raises:
+            MuxerUpgradeFailure: whatever goes wrong.
+        """
+        try:
+            await _negotiate(conn, yamux.PROTOCOL_ID, conn.is_initiator, 0)
+        except Exception as error:  # boundary: libp2p's parsers on foreign bytes
+            raise MuxerUpgradeFailure("no common stream muxer") from error
+        if not self._workarounds.hard_yamux:
+            return MuxedConnection(conn, peer_id)
+        origin = origin_of(_ip_of(conn))
+        return HardYamux(conn, peer_id, self._on_end, Payer(self._meter, origin, str(peer_id)))
+
+
+async def _negotiate(
+    conn: IRawConnection | ISecureConn, protocol: str, is_initiator: bool, ahead_bytes: int
+) -> bytes:
+    """Agree on a protocol. Returns what was read beyond that.
+
+    Raises:
+        RequestRefused: the other end does not speak it.
+        RemoteProtocolError: it does not keep to the rules.
+        BaseLibp2pError: it is gone.
+    """
+    source: Readable = conn
+    write: Write = conn.write
+    reader = Reader(source, ahead_bytes)
+    if is_initiator:
+        await write(proposal(protocol))
+        await agree(reader, protocol)
+    else:
+        offer = Offer(reader, write)
+        if await offer.choice({protocol}, TRIES_MAX) is None:
+            raise RequestRefused(f"{protocol} is not spoken")
+        await offer.flush()
+    return reader.rest
+
+
+def _far_end(stream: ReadWriteCloser) -> tuple[str, int] | None:
+    """Address and port, IPv4 always written as such; None through a relay, or if it is gone."""
+    if not isinstance(stream, TrioTCPStream):
+        return stream.get_remote_address()
+    try:
+        ip, port = stream.stream.socket.getpeername()[:2]
+    except OSError:
+        return None
+    return canonical_ip(ip) or ip, port
+
+
+def _ip_of(conn: IRawConnection | ISecureConn) -> str | None:
+    """The address at the far end, without the zone that link-local ones carry."""
+    remote = conn.get_remote_address()
+    return None if remote is None else remote[0].partition("%")[0]
+
+
+def remote_ip(muxed: IMuxedConn) -> str | None:
+    """The address at the far end of a connection; None through a relay."""
+    return _ip_of(muxed.secured_conn) if isinstance(muxed, HardYamux) else None
+
+
+class NoAutoConnector(AutoConnector):
+    """Dials nobody: whom to know is decided above the transport."""
+
+    async def maybe_connect(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def record_disconnect(self, peer_id: ID) -> None:
+        """Upstream keeps a note of every peer that ever left, until it dials for itself."""
+
+
+class HardSwarm(Swarm):
+    """The swarm with a front door, and without its own ideas about whom to dial.
+
+    Upstream dials known peers by itself while it has few; and runs a nursery of callbacks for each
+    stream. Addresses are dialled as given: upstream's `dial_peer` waits 250 ms after success,
+    prefers other addresses than the one asked for, and blacklists a failed peer for a minute.
+    """
+
+    def __init__(
+        self,
+        keys: KeyPair,
+        self_id: ID,
+        workarounds: Workarounds,
+        admits: Callable[[ID, str | None], bool],
+        network_key: bytes | None,
+        on_end: OnEnd,
+    ) -> None:
+        peerstore = PeerStore()
+        peerstore.add_key_pair(self_id, keys)
+        transports: list[ITransport] = [TCP()]
+        self.meter = WorkMeter()
+        self.places = Places()
+        super().__init__(
+            self_id,
+            peerstore,
+            HardUpgrader(keys, workarounds, network_key, on_end, self.meter),
+            transports,
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=ConnectionConfig(
+                max_connections=NO_LIMIT,
+                high_watermark=NO_LIMIT,
+                low_watermark=0,
+                min_connections=0,
+            ),
+        )
+        self._workarounds = workarounds
+        self._admits = admits
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.meter.run)
+            await super().run()
+            nursery.cancel_scope.cancel()
+
+    # --- from outside -----------------------------------------------------------------------
+
+    async def _handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
+    ) -> None:
+        """Admit one accepted socket and wait for its end; the listener closes it then."""
+        if not self._workarounds.reap_inbound:
+            await super()._handle_inbound_connection(read_write_closer, maddr)
+            return
+        raw = BoundedRawConnection(read_write_closer, False)
+        if raw.is_gone:
+            self.places.failed["reset"] += 1
+            return
+        try:
+            muxed = await self.upgrade_inbound_raw_conn(raw, maddr)
+            assert isinstance(muxed, MuxedConnection)
+            await muxed.event_closed.wait()
+        except SwarmException as error:
+            log.debug("inbound connection refused: %r", error)
+        finally:
+            with trio.CancelScope(shield=True):
+                await raw.close()
+
+    async def upgrade_inbound_raw_conn(
+        self, raw_conn: IRawConnection, maddr: Multiaddr
+    ) -> IMuxedConn:
+        """Admit whoever is at the other end.
+
+        Raises:
+            SwarmException: there is no place for one more, or it is not admitted.
+        """
+        place = self.places.enter(_ip_of(raw_conn))
+        conn: SwarmConn | None = None
+        if place is not None:
+            try:
+                with place.scope:
+                    conn = await self._admit(raw_conn, None)
+            finally:
+                self.places.leave(place)
+        if conn is None:
+            await _close(raw_conn)
+            raise SwarmException("no place for one more handshake")
+        return conn.muxed_conn
+
+    # --- from here --------------------------------------------------------------------------
+
+    async def _dial_addr_single_attempt(
+        self, addr: Multiaddr, peer_id: ID, source: tuple[str, int] | None = None
+    ) -> SwarmConn:
+        """Upstream refuses to dial where its own count, which only grows, is full."""
+        transport: Any = self.transport_manager.transport_for_dialing(addr)
+        if transport is None:
+            raise SwarmException(f"nothing here dials {addr}")
+        try:
+            if source is None:
+                raw = await transport.dial(addr)
+            else:
+                raw = await transport.dial_with_source(addr, source)
+        except Exception as error:  # boundary: resolvers and parsers of addresses that peers name
+            raise SwarmException(f"cannot connect to {addr}") from error
+        return await self.upgrade_outbound_raw_conn(raw, peer_id)
+
+    async def upgrade_outbound_raw_conn(
+        self, raw_conn: IRawConnection, peer_id: ID, pre_scope: Any = None
+    ) -> SwarmConn:
+        """Admit the peer that was dialled.
+
+        Raises:
+            SwarmException: it is not the one expected, does not keep to the rules, or takes long.
+        """
+        return await self._admit(raw_conn, peer_id)
+
+    # --- both -------------------------------------------------------------------------------
+
+    async def _admit(self, raw_conn: IRawConnection, expected: ID | None) -> SwarmConn:
+        direction = "inbound" if expected is None else "outbound"
+        try:
+            with trio.fail_after(ADMISSION_TIMEOUT_S):
+                secured = await self.upgrader.upgrade_security(
+                    raw_conn, expected is not None, expected
+                )
+                peer = secured.get_remote_peer()
+                muxed = await self.upgrader.upgrade_connection(secured, peer)
+                return await self.add_conn(muxed, direction)
+        except BaseException as error:
+            if expected is None:
+                self.places.failed[_step_of(error)] += 1
+            await _close(raw_conn)
+            if isinstance(error, trio.TooSlowError):
+                text = f"not admitted within {ADMISSION_TIMEOUT_S:.0f} s"
+                raise SwarmException(text) from None
+            if isinstance(error, BaseLibp2pError) and not isinstance(error, SwarmException):
+                raise SwarmException(str(error)) from error
+            raise
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """Give a connection a place until it ends.
+
+        Upstream puts a connection among those that live after it has started it, and takes it out
+        when it ends, in this order also where it ends first.
+
+        Raises:
+            SwarmException: it is refused, or is over already.
+        """
+        assert isinstance(muxed_conn, MuxedConnection)
+        objection = self._objection(muxed_conn)
+        place = None
+        if objection is None:
+            place = self.places.admit(
+                PeerId(str(muxed_conn.peer_id)),
+                remote_ip(muxed_conn),
+                inbound=not muxed_conn.is_initiator,
+            )
+        if place is None:
+            with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                await muxed_conn.close()
+            raise SwarmException(objection or "all places for connections are taken")
+        conn = SwarmConn(muxed_conn, self, direction=direction)
+        conn.set_transport_info(
+            muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type()
+        )
+        self.connections.setdefault(muxed_conn.peer_id, []).append(conn)
+        self.manager.run_task(self._live, conn, muxed_conn, place)
+        try:
+            await muxed_conn.event_started.wait()
+        except trio.Cancelled:
+            place.scope.cancel()
+            raise
+        if not muxed_conn.alive:
+            raise SwarmException("the connection ended while it was admitted")
+        await self.notify_connected(conn)
+        return conn
+
+    def _objection(self, muxed: MuxedConnection) -> str | None:
+        if muxed.peer_id == self.self_id:
+            return "the peer runs under our own key"
+        if not self._admits(muxed.peer_id, remote_ip(muxed)):
+            return "the connection is refused"
+        return None
+
+    async def _live(self, conn: SwarmConn, muxed: MuxedConnection, place: Place) -> None:
+        """Run a connection; at its end nothing of it is left, whatever ended it."""
+        try:
+            with place.scope:
+                self.manager.run_task(conn.start)
+                await muxed.start()
+        finally:
+            muxed.event_started.set()  # whoever waits for that shall see that it is over
+            with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                await conn.close()
+            with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                await muxed.secured_conn.close()
+            muxed.event_closed.set()
+            self.remove_conn(conn)
+            self.places.leave(place)
+
+    async def notify_opened_stream(self, stream: INetStream) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def notify_closed_stream(self, stream: INetStream) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def _init_connection_management(self) -> None:
+        super()._init_connection_management()
+        self.auto_connector = NoAutoConnector(swarm=self)
+
+
+def _step_of(error: BaseException) -> str:
+    """At which step a newcomer failed."""
+    steps = {
+        trio.TooSlowError: "deadline",
+        trio.Cancelled: "gave_way",
+        SecurityUpgradeFailure: "handshake",
+        MuxerUpgradeFailure: "muxer",
+    }
+    return next((step for kind, step in steps.items() if isinstance(error, kind)), "admission")
+
+
+async def _close(raw_conn: IRawConnection) -> None:
+    with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+        await raw_conn.close()

@@ -1,0 +1,1 @@
+"""One connection, from Noise to its streams."""

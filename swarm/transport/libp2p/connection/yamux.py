@@ -1,0 +1,530 @@
+"""Yamux: what upstream does on the wire, without its stalls, and with bounds on what a peer sends.
+
+Upstream writes each frame from the task that made it, polls for window, fails a stream whose reader
+pauses, credits every partial read with a frame, formats a log line for every frame that nobody
+reads, and stores whatever a peer sends beyond its window.
+"""
+
+import struct
+from collections.abc import Callable
+
+import trio
+from libp2p.abc import ISecureConn
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
+from libp2p.stream_muxer.yamux.yamux import (
+    DEFAULT_WINDOW_SIZE,
+    FLAG_ACK,
+    FLAG_FIN,
+    FLAG_RST,
+    FLAG_SYN,
+    GO_AWAY_NORMAL,
+    HEADER_SIZE,
+    MAX_WINDOW_SIZE,
+    TYPE_DATA,
+    TYPE_GO_AWAY,
+    TYPE_PING,
+    TYPE_WINDOW_UPDATE,
+    Yamux,
+    YamuxStream,
+)
+
+from swarm.transport.libp2p.connection.buffers import Outbox, Piece, ReceiveBuffer
+from swarm.transport.libp2p.connection.frame_rates import (
+    FRAME_BYTES_SMALL,
+    Ended,
+    FrameError,
+    FrameRates,
+)
+from swarm.transport.libp2p.connection.noise import RECORD_PLAIN_BYTES_MAX, NoiseSession
+from swarm.transport.metering import FRAME_S, RECORD_S, STREAM_S, Payer
+
+FRAME_BYTES_MAX = 4 * RECORD_PLAIN_BYTES_MAX  # its data fills whole records, and any window
+INBOUND_STREAMS_MAX = 512  # of one connection that are not over; more are reset
+WINDOWS_BYTES_MAX = 33_554_432  # of one connection, over the first window of each stream
+FRAME_BYTES_METERED = 8_192  # a frame that carries less is counted as work
+FRAMES_PER_TURN = 256  # that are taken in before other tasks have their turn
+WINDOW_WAIT_MAX_S = 120.0  # how long a receiver may pause before its stream is given up
+WRITE_STALL_MAX_S = 60.0  # a socket that takes no byte for so long counts as dead
+WRITE_STEP_BYTES = 16_384  # in which progress shows where the socket does not tell of it
+PING_INTERVAL_S = 10.0
+PING_TIMEOUT_S = 30.0  # of silence; generous: a peer that trains on one core answers late
+CLOSE_FLUSH_S = 0.5
+RTT_UNKNOWN_S = 0.001
+
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream, length
+
+Stream = YamuxStream
+
+OnEnd = Callable[[ID, Ended], None]
+
+
+def ignore_end(peer: ID, reason: Ended) -> None:
+    """For who does not care why a connection ends."""
+
+
+class MuxedConnection(Yamux):
+    """A connection as upstream makes it: what tests compare with."""
+
+    @property
+    def alive(self) -> bool:
+        return not self.event_shutting_down.is_set()
+
+
+# --- streams -------------------------------------------------------------------------------
+
+
+class EventStream(YamuxStream):
+    """A stream that waits for its window by an event, and credits the sender in large steps.
+
+    Upstream polls the window every 10 ms and fails the stream when the receiver pauses for 5 s;
+    it sends a WINDOW_UPDATE for every partial read; and lets two writers interleave their frames
+    within one message.
+    """
+
+    conn: "HardYamux"
+
+    def __init__(self, stream_id: int, conn: "HardYamux", is_initiator: bool) -> None:
+        self._lot = trio.lowlevel.ParkingLot()
+        self._closed = False
+        self._write_lock = trio.Lock()
+        self.buffer = ReceiveBuffer()
+        super().__init__(stream_id, conn, is_initiator)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        self._closed = value
+        self._lot.unpark_all()
+
+    def credit(self, size: int) -> None:
+        """The receiver takes so much more."""
+        self.send_window += size
+        self._lot.unpark_all()
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data if isinstance(data, bytes) else bytes(data))
+        try:
+            self._write_lock.acquire_nowait()  # `acquire` would give way to all other tasks
+        except trio.WouldBlock:
+            await self._write_lock.acquire()
+        try:
+            while view:
+                await self._wait_for_window()
+                size = min(len(view), self.send_window, FRAME_BYTES_MAX)
+                self.send_window -= size
+                header = HEADER.pack(0, TYPE_DATA, 0, self.stream_id, size)
+                await self.conn.outbox.put(header, view[:size])
+                view = view[size:]
+        finally:
+            self._write_lock.release()
+
+    async def _wait_for_window(self) -> None:
+        if self.send_window <= 0:
+            with trio.move_on_after(WINDOW_WAIT_MAX_S):
+                while self.send_window <= 0 and not (self._closed or self.send_closed):
+                    await self._lot.park()
+        if self._closed or self.send_closed:
+            raise MuxedStreamError("stream is closed for sending")
+        if self.send_window <= 0:
+            raise MuxedStreamError(f"receiver took nothing for {WINDOW_WAIT_MAX_S:.0f} s")
+
+    async def read(self, n: int | None = -1) -> bytes:
+        """Up to `n` bytes, or all there are; waits for the first.
+
+        Upstream takes the lock of all streams several times for each read.
+        """
+        if self.buffer:
+            await trio.lowlevel.checkpoint()
+        while not self.buffer:
+            if self.reset_received:
+                raise MuxedStreamReset("stream was reset")
+            if self.recv_closed or self.stream_id not in self.conn.streams:
+                raise MuxedStreamEOF("stream is closed for receiving")
+            if self._closed:
+                raise MuxedStreamReset("stream is closed")
+            await self.conn.stream_events[self.stream_id].wait()
+            if self.stream_id in self.conn.stream_events:
+                self.conn.stream_events[self.stream_id] = trio.Event()
+        data = self.buffer.take(len(self.buffer) if n is None or n < 0 else n)
+        if self._closed and not self.buffer:
+            self.conn._finalize_stream_locked(self, fully_closed=True)
+        elif not (self.recv_closed or self._closed):
+            self._credit_sender()
+        return data
+
+    async def reset(self) -> None:
+        """Upstream keeps what nobody will read for a minute more."""
+        try:
+            await super().reset()
+        finally:
+            self.buffer.take(len(self.buffer))
+            self.conn._finalize_stream_locked(self, fully_closed=True)
+
+    def _credit_sender(self) -> None:
+        """Open the window again once half of it is used, and wider if that took no time at all."""
+        held = self.recv_window + len(self.buffer) + self.conn.to_come(self)
+        if self.target_recv_window - held < self.target_recv_window // 2:
+            return
+        now_s = trio.current_time()
+        round_trips_s = 4 * (self.conn.rtt() or RTT_UNKNOWN_S)
+        if not self.epoch_start or now_s - self.epoch_start < round_trips_s:
+            self.target_recv_window = self.conn.wider(self.target_recv_window)
+        self.epoch_start = now_s
+        increment = self.target_recv_window - held
+        self.recv_window += increment
+        header = HEADER.pack(0, TYPE_WINDOW_UPDATE, 0, self.stream_id, increment)
+        self.conn.send_control(header)
+
+
+# --- connections ---------------------------------------------------------------------------
+
+
+class HardYamux(MuxedConnection):
+    """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
+
+    def __init__(
+        self,
+        conn: ISecureConn,
+        peer_id: ID,
+        on_end: OnEnd = ignore_end,
+        payer: Payer | None = None,
+    ) -> None:
+        """`on_end` hears of it once if it is we who end the connection; `payer` is who pays for
+        what the peer has us do."""
+        super().__init__(conn, peer_id, is_initiator=conn.is_initiator)
+        self.payer = payer or Payer()
+        self.outbox = Outbox()
+        self._on_end = on_end
+        self._why_ended: Ended | None = None
+        self._cleaned = False
+        self._heard_s = trio.current_time()  # when the last bytes of the peer came
+        self._rates = FrameRates(self._heard_s)
+        self._frames = 0
+        self._small_frames = 0  # not yet held against the peer
+        self._head = bytearray()  # of a header whose end has not come yet
+        self._flags = 0  # of the frame whose data is being read
+        self._stream: EventStream | None = None  # that this data is for; none if it is over
+        self._data_left = 0
+
+    async def start(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._write_frames)
+            await super().start()
+            nursery.cancel_scope.cancel()
+
+    # --- writing ---
+
+    async def _write_frame(self, data: bytes) -> None:
+        """For upstream's own frames: the header alone. One that ends a stream stays in order."""
+        if data[3] & FLAG_FIN:
+            await self.outbox.put(data)
+        else:
+            await trio.lowlevel.checkpoint()
+            self.outbox.put_control(data)
+
+    def send_control(self, header: bytes) -> None:
+        """Send a control frame, unless the connection is gone."""
+        if self.alive and not self.outbox.closed:
+            try:
+                self.outbox.put_control(header)
+            except ConnectionClosedError:
+                self._tell_end(Ended.UNREAD)
+                self._shut()
+
+    async def _write_frames(self) -> None:
+        try:
+            while True:
+                await self._write_batch(await self.outbox.take())
+        except trio.TooSlowError:
+            self._tell_end(Ended.STALLED)
+            await self._cleanup_on_error()
+        except (BaseLibp2pError, OSError):
+            await self._cleanup_on_error()
+
+    async def _write_batch(self, batch: list[Piece]) -> None:
+        """Write, however long it takes, as long as the socket takes something now and then.
+
+        Raises:
+            trio.TooSlowError: it does not.
+        """
+        with trio.fail_after(WRITE_STALL_MAX_S) as scope:
+
+            def moved() -> None:
+                scope.deadline = trio.current_time() + WRITE_STALL_MAX_S
+
+            session = self.secured_conn
+            if isinstance(session, NoiseSession):
+                await session.write_pieces(batch, moved)
+                return
+            data = b"".join(batch)
+            for at in range(0, len(data), WRITE_STEP_BYTES):
+                await session.write(data[at : at + WRITE_STEP_BYTES])
+                moved()
+
+    # --- reading ---
+
+    async def handle_incoming(self) -> None:
+        """Read frames until the connection ends, by whatever side or fault."""
+        try:
+            while self.alive:
+                pieces, small_records = await self._receive()
+                self._heard_s = trio.current_time()
+                for piece in pieces:
+                    await self._take_piece(piece)
+                if self.payer.owe(small_records * RECORD_S):
+                    await self.payer.pay()
+        except FrameError as error:
+            if error.reason is not None:
+                self._tell_end(error.reason)
+        except (BaseLibp2pError, OSError, trio.ClosedResourceError):
+            pass
+        finally:
+            await self._cleanup_on_error()
+
+    async def _receive(self) -> tuple[list[memoryview], int]:
+        """What comes next, and in how many small records."""
+        if isinstance(self.secured_conn, NoiseSession):
+            return await self.secured_conn.receive()
+        data = await self.secured_conn.read()
+        if not data:
+            raise ConnectionClosedError("connection closed by peer", transport="tcp")
+        return [memoryview(data)], 0
+
+    async def _take_piece(self, piece: memoryview) -> None:
+        at = 0
+        while at < len(piece):
+            if self._data_left:
+                data = piece[at : at + self._data_left]
+                at += len(data)
+                self._take_data(data)
+                continue
+            missing = HEADER_SIZE - len(self._head)
+            self._head += piece[at : at + missing]
+            at += missing
+            if len(self._head) == HEADER_SIZE:
+                header = HEADER.unpack(self._head)
+                self._head.clear()
+                if self._count_frame(*header):
+                    await self.payer.pay()  # a read may bring twenty thousand
+                opened = self._take_header(*header)
+                if opened is not None:
+                    await self.new_stream_send_channel.send(opened)
+
+    def _count_frame(
+        self, version: int, kind: int, flags: int, stream_id: int, length: int
+    ) -> bool:
+        """Whether it is time for other tasks to have their turn."""
+        self._frames += 1
+        small = kind != TYPE_DATA or length < FRAME_BYTES_SMALL
+        self._small_frames += small
+        opens = kind in (TYPE_DATA, TYPE_WINDOW_UPDATE) and flags & FLAG_SYN
+        metered = kind != TYPE_DATA or length < FRAME_BYTES_METERED
+        due = self.payer.owe(FRAME_S * metered + (STREAM_S if opens else 0.0))
+        if self._frames % FRAMES_PER_TURN:
+            return due
+        self._rates.small_frames(self._small_frames, trio.current_time())
+        self._small_frames = 0
+        return True
+
+    def _take_header(
+        self, version: int, kind: int, flags: int, stream_id: int, length: int
+    ) -> EventStream | None:
+        """Act on a frame's header. Returns the stream that it opens, if any."""
+        if version != 0:
+            raise FrameError("version")
+        if kind == TYPE_PING:
+            self._take_ping(flags, length)
+            return None
+        if kind not in (TYPE_DATA, TYPE_WINDOW_UPDATE):
+            leaves = kind == TYPE_GO_AWAY
+            raise FrameError("goodbye" if leaves else "kind", None if leaves else Ended.RULES)
+        opened = self._accept(stream_id) if flags & FLAG_SYN else None
+        stream = self.streams.get(stream_id)
+        assert stream is None or isinstance(stream, EventStream)
+        if kind == TYPE_WINDOW_UPDATE:
+            if stream is not None:
+                stream.credit(length)
+                self._take_flags(stream, flags)
+            return opened
+        if length > (MAX_WINDOW_SIZE if stream is None else stream.recv_window):
+            raise FrameError("more data than the window has room for")
+        self._stream, self._flags, self._data_left = stream, flags, length
+        if stream is not None:
+            stream.recv_window -= length
+            if not length:
+                self._take_flags(stream, flags)
+        return opened
+
+    def _take_data(self, data: memoryview) -> None:
+        self._data_left -= len(data)
+        stream = self._stream
+        if stream is None or stream.stream_id not in self.streams:
+            return  # it is over
+        stream.buffer.append(data)
+        self.stream_events[stream.stream_id].set()
+        if not self._data_left:
+            self._take_flags(stream, self._flags)
+
+    def _take_flags(self, stream: EventStream, flags: int) -> None:
+        """What a frame says besides its data: that a side is closed, or the stream reset."""
+        if not flags & (FLAG_FIN | FLAG_RST):
+            return
+        if flags & FLAG_FIN:
+            stream.recv_closed = True
+            stream.closed = stream.closed or stream.send_closed
+        if flags & FLAG_RST:
+            stream.reset_received = True
+            stream.closed = True
+        self.stream_events[stream.stream_id].set()
+        if stream.closed:
+            self._finalize_stream_locked(stream, fully_closed=True)
+
+    def _accept(self, stream_id: int) -> EventStream | None:
+        """A stream that the peer opens; `None` if it has too many already."""
+        ours = stream_id % 2 == self.next_stream_id % 2
+        if ours or not stream_id or stream_id in self.streams:
+            raise FrameError("opens a stream under a wrong id")
+        self._rates.open_stream(trio.current_time())
+        if sum(not s.is_initiator for s in self.streams.values()) >= INBOUND_STREAMS_MAX:
+            self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_RST, stream_id, 0))
+            return None
+        stream = self._add_stream(stream_id, is_initiator=False)
+        self.send_control(HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_ACK, stream_id, 0))
+        return stream
+
+    def _take_ping(self, flags: int, value: int) -> None:
+        if flags & FLAG_SYN:
+            self._rates.ping(trio.current_time())
+            self.send_control(HEADER.pack(0, TYPE_PING, FLAG_ACK, 0, value))
+        elif value == self._ping_id and not self._ping_event.is_set():
+            rtt_s = trio.current_time() - self._ping_sent_time
+            self._rtt = (self._rtt + rtt_s) / 2 if self._rtt else rtt_s
+            self._ping_event.set()
+
+    # --- streams ---
+
+    def to_come(self, stream: EventStream) -> int:
+        """What of a frame is not there yet; its whole length is taken off the window already."""
+        return self._data_left if stream is self._stream else 0
+
+    def wider(self, window_bytes: int) -> int:
+        """Twice a stream's window, if the connection's budget for windows has room for that."""
+        used = sum(s.target_recv_window - DEFAULT_WINDOW_SIZE for s in self.streams.values())
+        fits = used + window_bytes <= WINDOWS_BYTES_MAX and 2 * window_bytes <= MAX_WINDOW_SIZE
+        return 2 * window_bytes if fits else window_bytes
+
+    def _add_stream(self, stream_id: int, *, is_initiator: bool) -> EventStream:
+        stream = EventStream(stream_id, self, is_initiator)
+        self.streams[stream_id] = stream
+        # Upstream asks only whether there is something in it.
+        self.stream_buffers[stream_id] = stream.buffer  # type: ignore[assignment]
+        self.stream_events[stream_id] = trio.Event()
+        return stream
+
+    async def open_stream(self) -> YamuxStream:
+        """Upstream leaks the stream and its place if the opening task is cancelled."""
+        await self.stream_backlog_semaphore.acquire()
+        if not self.alive:
+            self.stream_backlog_semaphore.release()
+            raise MuxedStreamError("connection is shutting down")
+        stream = self._add_stream(self.next_stream_id, is_initiator=True)
+        stream._owns_backlog_slot = True
+        self.next_stream_id += 2
+        header = HEADER.pack(0, TYPE_WINDOW_UPDATE, FLAG_SYN, stream.stream_id, 0)
+        try:
+            await self._write_frame(header)
+        except BaseException:
+            self._finalize_stream_locked(stream, fully_closed=True)
+            raise
+        return stream
+
+    # --- the end ---
+
+    def _tell_end(self, reason: Ended) -> None:
+        """Tell why we end the connection, unless its end has begun already."""
+        if self._why_ended is None and not self._cleaned:
+            self._why_ended = reason
+            self._on_end(self.peer_id, reason)
+
+    def _shut(self) -> None:
+        """Make the tasks of the connection end it."""
+        self.event_shutting_down.set()
+        self.outbox.close()
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    async def _cleanup_on_error(self) -> None:
+        """Once: upstream tells of the same end as often as it is noticed."""
+        if not self._cleaned:
+            self._cleaned = True
+            self.outbox.close()
+            with trio.CancelScope(shield=True):
+                await super()._cleanup_on_error()
+
+    async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
+        """Say goodbye if the socket takes it quickly, then close.
+
+        Upstream holds a lock over the goodbye, and so waits as long as a stalled peer likes.
+        """
+        if self.alive:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLOSE_FLUSH_S):
+                await self._say_goodbye(error_code)
+            await self._cleanup_on_error()
+
+    async def _say_goodbye(self, error_code: int) -> None:
+        try:
+            await self.outbox.flushed()
+            self.outbox.put_control(HEADER.pack(0, TYPE_GO_AWAY, 0, 0, error_code))
+            await self.outbox.flushed()
+        except ConnectionClosedError:
+            pass  # the peer was faster
+
+    async def _measure_rtt_loop(self) -> None:
+        """Upstream measures the round trip but keeps a peer that never answers.
+
+        One that stops in the middle of a frame cannot answer either. Our own uplink may be slow,
+        too: a ping counts from when it has been written, not while it waits behind data that moves.
+        """
+        while self.alive:
+            self._ping_id += 1
+            self._ping_event = trio.Event()
+            self._ping_sent_time = trio.current_time()
+            self.send_control(HEADER.pack(0, TYPE_PING, FLAG_SYN, 0, self._ping_id))
+            await self.outbox.wait_written()
+            if not await self._shows_life():
+                self._tell_end(Ended.SILENT)
+                await self._cleanup_on_error()
+                return
+            with trio.move_on_after(PING_INTERVAL_S):
+                await self.event_shutting_down.wait()
+
+    async def _shows_life(self) -> bool:
+        """Wait for the answer to our ping, for as long as anything at all comes of the peer.
+
+        Over a slow link the answer may queue for minutes behind data that the peer sends.
+        """
+        asked_s = trio.current_time()
+        while not self._ping_event.is_set():
+            silent_since_s = max(asked_s, self._heard_s)
+            if trio.current_time() >= silent_since_s + PING_TIMEOUT_S:
+                return False
+            with trio.move_on_at(silent_since_s + PING_TIMEOUT_S):
+                await self._ping_event.wait()
+            await trio.lowlevel.checkpoint()  # if we slept, what came meanwhile is read first
+        return True
+
+
+def put_back(stream: Stream, data: bytes) -> None:
+    """Undo a read."""
+    if isinstance(stream, EventStream):
+        stream.buffer.put_back(data)
+    elif (buffer := stream.conn.stream_buffers.get(stream.stream_id)) is not None:
+        buffer[:0] = data
+    if (event := stream.conn.stream_events.get(stream.stream_id)) is not None:
+        event.set()

@@ -1,0 +1,638 @@
+"""The real transport: one libp2p host over TCP, Noise and Yamux, and GossipSub 1.1.
+
+libp2p is imported in this package and nowhere else.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+from typing import NoReturn
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from libp2p.tools.anyio_service import background_trio_service
+from multiaddr import Multiaddr
+
+from swarm.errors import (
+    ConfigError,
+    LocalProtocolError,
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    RequestTimeout,
+)
+from swarm.identity import Identity, PeerId
+from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
+from swarm.transport.base import (
+    GOSSIP_BYTES_MAX,
+    GOSSIP_QUEUE_MAX,
+    REFUSED_CONNECTIONS,
+    Admit,
+    Asks,
+    Gate,
+    GossipMessage,
+    Handler,
+    Report,
+    Sent,
+    ServeLimits,
+    TransportCounters,
+    Validator,
+    admit_all,
+    ask_always,
+    untold,
+)
+from swarm.transport.libp2p.addresses import (
+    dial_each,
+    own_addresses,
+    parse_listen,
+    parse_peer_address,
+    parse_tcp_address,
+    probe_port,
+    split_circuit,
+    usable,
+)
+from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p.admission.upstream_host import HardHost
+from swarm.transport.libp2p.connection.frame_rates import FLOODS, Ended
+from swarm.transport.libp2p.connection.streams import (
+    INLINE_BYTES_MAX,
+    InboundStream,
+    Sending,
+    finish,
+    receive,
+    reset,
+)
+from swarm.transport.libp2p.connection.workarounds import (
+    ALL_WORKAROUNDS,
+    Workarounds,
+    require_version,
+)
+from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
+from swarm.transport.libp2p.gossip import Gossip, Router
+from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
+from swarm.transport.libp2p.reach.relay import dial_through
+from swarm.transport.places import PlaceFigures
+from swarm.transport.request_slots import Place, Served, Share
+
+STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
+NEGOTIATION_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+IDS_KEPT_MAX = 1_024
+ANSWER_BYTES_LARGE = 16_384  # an answer that is worth its stream: asking for it is no small work
+PLAIN_PROTOCOLS = frozenset(("/ipfs/id/1.0.0", "/ipfs/ping/1.0.0"))
+
+log = logging.getLogger(__name__)
+
+
+@lru_cache(IDS_KEPT_MAX)
+def id_of(peer: str) -> ID:
+    """A peer id as upstream has it. To decode one takes longer than all else in looking it up."""
+    return ID.from_base58(peer)
+
+
+@dataclass(slots=True)
+class _Subscription:
+    validate: Validator
+    admit: Admit
+    asks: Asks
+    send: trio.MemorySendChannel[GossipMessage]
+
+
+class Libp2pTransport:
+    """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        workarounds: Workarounds,
+        announce: Sequence[str],
+        network_key: bytes | None,
+        reach: ReachRules | None,
+        rng: Random,
+    ) -> None:
+        keys = create_new_key_pair(identity.seed)
+        self._id = ID.from_pubkey(keys.public_key)
+        assert str(self._id) == identity.peer_id, "libp2p derives another peer id from this key"
+        self._peer_id = identity.peer_id
+        self._announce = tuple(announce)
+        self._counters = TransportCounters()
+        self._served: dict[str, Served] = {}
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._dials: dict[PeerId, trio.Lock] = {}
+        self._plain_quotas = Quotas()  # of what libp2p serves by itself
+        self._gate: Gate | None = None
+        self._report: Report | None = None
+        self._network = HardSwarm(
+            keys, self._id, workarounds, self._admits, network_key, self._on_end
+        )
+        self._reach = None if reach is None else Reach(self, self._network, reach, rng)
+        self._host = HardHost(self._network, self.addresses)
+        self._network.set_stream_handler(self._on_stream)
+        self._router = Router(workarounds, self._asks_gossip)
+        self._gossip = Gossip(
+            self._host, self._router, self._admits_gossip, self._deliver, self.blame, workarounds
+        )
+        self._nursery: trio.Nursery
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._peer_id
+
+    @property
+    def counters(self) -> TransportCounters:
+        return self._counters
+
+    def addresses(self) -> tuple[str, ...]:
+        outside, relayed = [*self._announce], []
+        if self._reach is not None:
+            outside += self._reach.summary.addresses
+            relayed = self._reach.relayed_addresses()
+        return usable(self.own_addresses(), outside, relayed, self._peer_id)
+
+    def own_addresses(self) -> list[str]:
+        """Where this machine listens, without the peer id."""
+        listeners = self._network.listeners.values()
+        return own_addresses(a for listener in listeners for a in listener.get_addrs())
+
+    @property
+    def reach(self) -> ReachSummary | None:
+        """What is known of being reached; None where nothing is done about it."""
+        return None if self._reach is None else self._reach.summary
+
+    @property
+    def door(self) -> PlaceFigures | None:
+        return self._network.places.figures()
+
+    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
+        return tuple(self._network.places.admitted())
+
+    def peers(self) -> tuple[PeerId, ...]:
+        found = {str(peer) for peer in self._network.connections if self._connection(peer)}
+        return tuple(PeerId(peer) for peer in sorted(found))
+
+    def ip_of(self, peer: PeerId) -> str | None:
+        conn = self._connection(id_of(peer))
+        return None if conn is None else remote_ip(conn.muxed_conn)
+
+    def set_gate(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def report_to(self, report: Report) -> None:
+        self._report = report
+
+    def blame(self, peer: ID, reason: Reject) -> None:
+        """Report a peer, which must be the one at the other end of a connection."""
+        if self._report is not None:
+            self._report(PeerId(str(peer)), reason)
+
+    def _on_end(self, peer: ID, reason: Ended) -> None:
+        """Count why we ended a connection; no slow link makes a flood."""
+        self._counters.ended[reason] += 1
+        if reason in FLOODS:
+            self.blame(peer, Reject.FLOOD)
+
+    def _admits(self, peer: ID, ip: str | None) -> bool:
+        if self._gate is None or self._gate(PeerId(str(peer)), ip):
+            return True
+        self._counters.refused[REFUSED_CONNECTIONS] += 1
+        return False
+
+    def _connection(self, peer: ID) -> SwarmConn | None:
+        """The newest live connection to a peer."""
+        for conn in reversed(self._network.connections.get(peer, [])):
+            assert isinstance(conn, SwarmConn)
+            assert isinstance(conn.muxed_conn, MuxedConnection)
+            if conn.muxed_conn.alive and not conn.is_closed:
+                return conn
+        return None
+
+    def check_reach(self) -> None:
+        """Ask peers again whether they can dial us."""
+        if self._reach is not None:
+            self._reach.ask_again()
+
+    async def connect(self, address: str, *, timeout_s: float = 15.0) -> PeerId:
+        dial, peer = self._dialler(address)
+        if peer == self._peer_id:
+            raise PeerUnreachable(f"{address} is this node's own address")
+        lock = self._dials.setdefault(peer, trio.Lock())
+        try:
+            with trio.fail_after(timeout_s):
+                async with lock:
+                    if self._connection(id_of(peer)) is None:
+                        await dial()
+        except trio.TooSlowError:
+            raise PeerUnreachable(f"{address} did not answer within {timeout_s} s") from None
+        except (BaseLibp2pError, OSError) as error:
+            raise PeerUnreachable(f"{address}: {_reason(error)}") from error
+        finally:
+            if not lock.statistics().tasks_waiting and not lock.locked():
+                self._dials.pop(peer, None)
+        return peer
+
+    def _dialler(self, address: str) -> tuple[Callable[[], Awaitable[object]], PeerId]:
+        """How to dial an address, and whom to expect there.
+
+        Raises:
+            ConfigError: it is no address.
+        """
+        relay, rest = split_circuit(address)
+        if relay is None:
+            target, peer = parse_peer_address(rest)
+            key = id_of(peer)
+            failures = (BaseLibp2pError, OSError)
+            return lambda: dial_each(
+                target, lambda where: self._network.dial_addr(where, key), failures
+            ), peer
+        parse_peer_address(relay)
+        _, peer = parse_peer_address(f"{relay.partition('/p2p/')[0]}/p2p/{rest}")
+        return lambda: self._dial_through(relay, id_of(peer)), peer
+
+    async def _dial_through(self, relay_address: str, target: ID) -> None:
+        relay = await self.connect(relay_address)
+        conn = self._connection(id_of(relay))
+        if conn is None:
+            raise PeerUnreachable(f"the relay {relay} is gone")
+        try:
+            circuit = await dial_through(conn, target)
+        except RemoteProtocolError as error:
+            self.blame(conn.muxed_conn.peer_id, error.reason)
+            raise PeerUnreachable(f"the relay {relay} answers nonsense") from error
+        raw = BoundedRawConnection(circuit, True)
+        await self._network.upgrade_outbound_raw_conn(raw, target)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        await self._close_all(list(self._network.connections.get(id_of(peer), [])))
+
+    async def _close_all(self, connections: Sequence[object]) -> None:
+        with trio.move_on_after(CLOSE_TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                for conn in connections:
+                    assert isinstance(conn, SwarmConn)
+                    nursery.start_soon(conn.close)
+
+    # --- serving ---
+
+    def serve(
+        self, protocol: str, handler: Handler, limits: ServeLimits, sent: Sent = untold
+    ) -> None:
+        if protocol in self._served:
+            raise LocalProtocolError(f"{protocol} is served already")
+        self._served[protocol] = Served(handler, limits, sent)
+        self._host.set_stream_handler(TProtocol(protocol), _never_called)
+
+    def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
+        """Have streams of a protocol that is no request and answer handled as they are."""
+        self._host.set_stream_handler(TProtocol(protocol), handler)
+
+    async def _on_stream(self, stream: INetStream) -> None:
+        """Answer one inbound stream.
+
+        What a peer sends ends at most its stream; upstream lets it end the host. What our own
+        handlers raise propagates.
+        """
+        assert isinstance(stream, NetStream)
+        assert isinstance(stream.muxed_stream, Stream)
+        inbound = InboundStream(stream.muxed_stream)
+        peer = PeerId(str(stream.muxed_conn.peer_id))
+        handlers = self._host.multiselect.handlers
+        protocol = None
+        try:
+            if stream.swarm_conn and len(stream.swarm_conn.streams) <= STREAMS_PER_CONNECTION_MAX:
+                with trio.fail_after(NEGOTIATION_TIMEOUT_S):
+                    protocol = await inbound.negotiate(handlers)  # type: ignore[arg-type]
+            if protocol is not None and protocol not in self._served:
+                if self._serves_plain(peer, protocol, self._share_of(stream)):
+                    stream.set_protocol(TProtocol(protocol))
+                    handler = handlers[TProtocol(protocol)]
+                    assert handler is not None
+                    await inbound.hand_over()
+                    await handler(stream)
+                    return
+                protocol = None
+        except Exception as error:  # noqa: BLE001  boundary: libp2p's parsers on foreign bytes
+            log.debug("stream of %s reset: %r", peer, error)
+            if isinstance(error, RemoteProtocolError):
+                self.blame(stream.muxed_conn.peer_id, error.reason)
+            protocol = None
+        if protocol is None:
+            await inbound.reset()
+        else:
+            try:
+                share = self._share_of(stream)
+                await self._serve_stream(inbound, peer, protocol, self._served[protocol], share)
+            except Exception as error:  # noqa: BLE001  upstream would swallow some, OSError for one
+                self._nursery.start_soon(_raise, error)
+
+    def _serves_plain(self, peer: PeerId, protocol: str, share: Share) -> bool:
+        """Whether a peer may have what libp2p serves by itself, once more."""
+        if protocol not in PLAIN_PROTOCOLS:
+            return True
+        block = None if share == peer else Block(share)
+        now_s = trio.current_time()
+        if self._plain_quotas.take(Kind.IDENTIFY, peer, block, now_s) is Verdict.GRANTED:
+            return True
+        self._counters.refused[protocol] += 1
+        return False
+
+    async def _serve_stream(
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        served: Served,
+        share: Share,
+    ) -> None:
+        try:
+            if served.enter(peer):
+                try:
+                    refusal = await self._serve_one(inbound, peer, protocol, served, share)
+                finally:
+                    served.leave(peer)
+            else:
+                self._counters.refused[protocol] += 1
+                refusal = "busy"
+            if refusal is None:
+                await inbound.finish()
+            else:
+                await inbound.refuse(refusal)
+        except BaseLibp2pError as error:
+            log.debug("request of %s on %s ended: %r", peer, protocol, error)
+            await inbound.reset()
+
+    async def _serve_one(
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        served: Served,
+        share: Share,
+    ) -> str | None:
+        """Serve one request. Returns the reason if it is to be refused."""
+        request, place, refusal = None, None, "took too long"
+        with trio.move_on_after(served.read_timeout_s):
+            request = await inbound.read_request(served.limits.request_bytes_max)
+            refusal = "request is over the limit"
+        if request is not None:
+            self._counters.count_in(protocol, len(request), peer)
+            place = served.take(share) if inbound.alive else None
+            refusal = "busy"
+        if request is None or place is None:
+            self._counters.refused[protocol] += 1
+            return refusal
+        try:
+            return await self._answer(inbound, peer, protocol, request, served, place)
+        finally:
+            served.give_back(place)
+
+    def _share_of(self, stream: NetStream) -> Share:
+        """In whose name a stream is served, by its own connection: that may be over already."""
+        ip = remote_ip(stream.muxed_conn)
+        if ip is None:
+            return RELAYED
+        return (block_of(ip) if is_public(ip) else None) or PeerId(str(stream.muxed_conn.peer_id))
+
+    async def _answer(
+        self,
+        inbound: InboundStream,
+        peer: PeerId,
+        protocol: str,
+        request: bytes,
+        served: Served,
+        place: Place,
+    ) -> str | None:
+        """Answer one request. Returns the reason if it is to be refused."""
+        place.scope.deadline = trio.current_time() + served.limits.timeout_s
+        with place.scope:
+            try:
+                response = await served.handler(peer, request)
+            except (RemoteProtocolError, RequestRefused) as error:
+                return str(error)
+            if len(response) > served.limits.response_bytes_max:
+                raise LocalProtocolError(f"{protocol}: response of {len(response)} bytes")
+            place.answering_since_s = trio.current_time()
+            try:
+                await inbound.answer(response)
+                if served.sent is not untold:
+                    await inbound.written()
+            finally:
+                served.sent(peer, len(response))
+            self._counters.count_out(protocol, len(response), peer)
+            if len(response) >= ANSWER_BYTES_LARGE:
+                inbound.refund()
+        if place.scope.cancelled_caught:
+            self._counters.refused[protocol] += 1
+            if place.answering_since_s is None:
+                return "took too long"
+            await inbound.reset()  # in the middle of the answer
+        return None
+
+    # --- asking ---
+
+    async def request(
+        self,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        response_bytes_max: int,
+    ) -> bytes:
+        conn = self._connection(id_of(peer))
+        if conn is None:
+            raise PeerUnreachable(f"not connected to {peer}")
+        try:
+            with trio.fail_after(timeout_s):
+                response = await self._exchange(conn, peer, protocol, payload, response_bytes_max)
+        except trio.TooSlowError:
+            raise RequestTimeout(f"{peer} did not answer {protocol} within {timeout_s} s") from None
+        except RequestRefused:
+            self._counters.answered += 1
+            raise
+        except BaseLibp2pError as error:
+            _raise_lost(conn, peer, error)
+        self._counters.count_in(protocol, len(response), peer)
+        self._counters.answered += 1
+        return response
+
+    async def _exchange(
+        self,
+        conn: SwarmConn,
+        peer: PeerId,
+        protocol: str,
+        payload: bytes,
+        response_bytes_max: int,
+    ) -> bytes:
+        assert isinstance(conn.muxed_conn, MuxedConnection)
+        stream = await conn.muxed_conn.open_stream()
+        sending = Sending(stream, protocol, payload)
+        answered = False
+        try:
+            if len(payload) <= INLINE_BYTES_MAX:
+                await sending.run()
+            else:  # beside the reading, so that an early refusal is heard
+                self._nursery.start_soon(sending.run)
+            response = await receive(stream, protocol, response_bytes_max)
+            answered = True
+        finally:
+            sending.scope.cancel()
+            if answered and sending.done:
+                self._counters.count_out(protocol, len(payload), peer)
+                if not stream.recv_closed:
+                    self._nursery.start_soon(finish, stream)
+            else:  # elsewhere, so that nothing of it delays the caller
+                self._nursery.start_soon(reset, stream)
+        return response
+
+    # --- gossip ---
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        if len(payload) > GOSSIP_BYTES_MAX:
+            raise LocalProtocolError(f"gossip of {len(payload)} bytes is over {GOSSIP_BYTES_MAX}")
+        self._counters.count_out(topic, len(payload), None)
+        await self._gossip.publish(topic, payload)
+
+    async def subscribe(
+        self, topic: str, validate: Validator, admit: Admit = admit_all, asks: Asks = ask_always
+    ) -> trio.MemoryReceiveChannel[GossipMessage]:
+        if topic in self._subscriptions:
+            raise LocalProtocolError(f"{topic} is subscribed to already")
+        send, receive = trio.open_memory_channel[GossipMessage](GOSSIP_QUEUE_MAX)
+        self._subscriptions[topic] = _Subscription(validate, admit, asks, send)
+        await self._gossip.subscribe(topic)
+        return receive
+
+    def _asks_gossip(self, topic: str) -> bool:
+        return self._subscriptions[topic].asks()
+
+    def _admits_gossip(self, forwarder: ID, topic: str) -> bool:
+        if self._subscriptions[topic].admit(PeerId(str(forwarder))):
+            return True
+        self._counters.refused[topic] += 1
+        return False
+
+    def _deliver(self, forwarder: ID, topic: str, payload: bytes) -> bool:
+        peer = PeerId(str(forwarder))
+        subscription = self._subscriptions[topic]
+        self._counters.count_in(topic, len(payload), peer)
+        if not subscription.validate(peer, payload):
+            return False
+        try:
+            subscription.send.send_nowait(GossipMessage(peer, payload))
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self._counters.dropped[topic] += 1
+        return True
+
+    # --- life ---
+
+    @asynccontextmanager
+    async def _running(self, listen: Sequence[Multiaddr]) -> AsyncIterator[None]:
+        async with background_trio_service(self._network):
+            failed = await self._listen(listen)
+            if failed is None:
+                async with self._gossiping():
+                    yield
+        if failed is not None:  # outside the services, which would wrap it in exception groups
+            raise ConfigError(f"cannot listen on {failed}: choose another address or port")
+
+    @asynccontextmanager
+    async def _gossiping(self) -> AsyncIterator[None]:
+        async with (
+            background_trio_service(self._gossip),
+            background_trio_service(self._router),
+            trio.open_nursery() as self._nursery,
+        ):
+            await self._gossip.wait_until_ready()
+            if self._reach is not None:
+                self._reach.start()
+                self._nursery.start_soon(self._reach.run)
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True):
+                    conns = [c for group in self._network.connections.values() for c in group]
+                    await self._close_all(conns)
+                self._nursery.cancel_scope.cancel()
+
+    async def _listen(self, listen: Sequence[Multiaddr]) -> Multiaddr | None:
+        """Listen on all addresses; returns the first that fails."""
+        for address in listen:
+            if not await self._network.listen(address):
+                return address
+        return None
+
+
+def _raise_lost(conn: SwarmConn, peer: PeerId, error: BaseLibp2pError) -> NoReturn:
+    """What the end of a stream without a full answer means."""
+    assert isinstance(conn.muxed_conn, MuxedConnection)
+    if not conn.muxed_conn.alive:
+        raise PeerUnreachable(f"connection to {peer} was lost") from error
+    if isinstance(error, MuxedStreamEOF):
+        raise RemoteProtocolError(Reject.MALFORMED, "the answer is cut short") from error
+    raise RequestRefused(f"{peer} reset the stream") from error
+
+
+async def _raise(error: Exception) -> None:
+    raise error
+
+
+async def _never_called(stream: INetStream) -> None:
+    """Stands in upstream's table of handlers: `_on_stream` serves our protocols itself."""
+    raise AssertionError
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause of a failed dial, on one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error).replace("\n", " ") or type(error).__name__
+
+
+@asynccontextmanager
+async def open_libp2p(
+    identity: Identity,
+    listen: Sequence[str],
+    announce: Sequence[str] = (),
+    workarounds: Workarounds = ALL_WORKAROUNDS,
+    network_key: bytes | None = None,
+    reach: ReachRules | None = None,
+) -> AsyncIterator[Libp2pTransport]:
+    """Run a libp2p host under `identity` until the block ends.
+
+    `listen` are multiaddrs such as `/ip4/0.0.0.0/tcp/0`; `announce` are further addresses under
+    which others reach this node, for example through a router. With a `network_key` of 32 bytes
+    only those who have the same one can connect, in either direction. With `reach` the node finds
+    out whether it can be reached, and helps itself and others where not.
+
+    Raises:
+        ConfigError: another libp2p is installed, an address is malformed, or a port is taken.
+    """
+    require_version()
+    logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    addresses = parse_listen(listen)
+    announced = [str(parse_tcp_address(text.partition("/p2p/")[0])) for text in announce]
+    transport = Libp2pTransport(
+        identity, workarounds, announced, network_key, reach, Random(identity.peer_id)
+    )
+    for address in addresses:
+        probe_port(address)
+    failure: Exception | None = None
+    async with transport._running(addresses):
+        try:
+            yield transport
+        except Exception as error:  # noqa: BLE001  raised again below, outside the nurseries
+            failure = error
+    if failure is not None:
+        raise failure

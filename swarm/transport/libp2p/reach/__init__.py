@@ -1,0 +1,1 @@
+"""Being reached: where others see us, relays, hole punching."""

@@ -1,0 +1,700 @@
+"""Being reached: can others dial this node, and what to do where they cannot.
+
+The check: connected peers are asked to dial back, each to the very IP address that it sees us
+under, so that nobody can be made to knock on a third party's door. Where enough of them get through
+(`observations.py`), that address is told to others. Where they do not, and until somebody else has
+come in that way, reservations are kept at up to `RESERVATIONS_WANTED` relays among the peers we are
+connected to, and the addresses through these relays are told to others.
+
+A relayed connection is a beginning: both ends try to get a direct one by dialling each other at
+the same moment (libp2p's DCUtR, over TCP). For that to work
+
+* both dial from the port that they listen on, and the routers keep port numbers (most home routers
+  do; a router that draws a new port for each connection, "symmetric NAT", cannot be passed);
+* neither router answers the other's first packet with a reset;
+* the end that was dialled through the relay takes the server's part in the handshake.
+
+Peers that cannot get through stay on the relay.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
+from itertools import cycle
+from random import Random
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import trio
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as pb
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+
+from swarm.errors import (
+    PeerUnreachable,
+    Reject,
+    RemoteProtocolError,
+    RequestRefused,
+    TransportError,
+)
+from swarm.identity import PeerId
+from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_ip, reach_of_ip
+from swarm.limits.dial_backoff import Knocks
+from swarm.transport.base import Handler, ServeLimits
+from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
+from swarm.transport.libp2p.connection.negotiation import Reader
+from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
+from swarm.transport.libp2p.connection.yamux import MuxedConnection
+from swarm.transport.libp2p.reach.observations import (
+    ASK_AGAIN_S,
+    Observations,
+    Opinion,
+    Verdict,
+    voice_of,
+)
+from swarm.transport.libp2p.reach.relay import (
+    HOP_PROTOCOL,
+    STOP_PROTOCOL,
+    Call,
+    Relay,
+    accept_circuit,
+    circuit_addresses,
+    encoded,
+    read_message,
+    reserve,
+)
+from swarm.wire import codec
+from swarm.wire.messages import (
+    REACH_BYTES_MAX,
+    REACH_PORTS_MAX,
+    REACH_PROTOCOL,
+    DialBack,
+    DialBackReply,
+)
+
+PUNCH_PROTOCOL = "/libp2p/dcutr"
+
+TICK_S = 2.0
+ASK_TIMEOUT_S = 15.0
+
+DIAL_BACK_TIMEOUT_S = 4.0
+DIAL_BACKS_MAX = 4  # at a time
+DIAL_BACK_EVERY_S = 10.0  # for one peer
+DIAL_BACKS_PER_IP_MAX = 8  # a public one, within `DIAL_BACKS_WINDOW_S`, whoever asks
+DIAL_BACKS_WINDOW_S = 60.0
+DIALLED_BACK_MAX = 256  # peers whose last time is remembered
+
+RESERVATIONS_WANTED = 2
+REFUSED_AGAIN_S = 120.0
+RENEW_SHARE = 0.5  # of its time, after which a reservation is renewed
+
+PUNCH_ROUNDS = 3
+PUNCH_ROUND_S = 8.0
+PUNCH_DIAL_S = 2.5  # two SYNs
+PUNCH_DIAL_EVERY_S = 0.5  # at one IP address
+PUNCH_ADDRESSES_MAX = 8
+PUNCH_IPS_MAX = 2  # different ones of a peer that are dialled: we are of little use as a flood
+PUNCH_ROUNDS_PER_IP_MAX = 9  # at a public one, within `PUNCH_AGAIN_S`, whoever names it
+PUNCHES_MAX = 8  # at a time, both those that we begin and those that others do
+PUNCHED_MAX = 256  # peers that are remembered; over it nothing is punched
+DIRECT_FIRST_S = 3.0  # for a plain dial, before any punching
+RELAY_GRACE_S = 3.0  # between a direct connection and the end of the relayed one
+PUNCH_AGAIN_S = 300.0
+ANSWER_AGAIN_S = 0.9 * PUNCH_AGAIN_S  # by then, whoever keeps to the time above is let in again
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReachRules:
+    """What a node does about being reached."""
+
+    relay: bool = True  # for others, where this node can be reached itself
+    punch: bool = True
+
+
+@dataclass(slots=True)
+class ReachSummary:
+    """What is known. `reachable` None: too few could be asked yet."""
+
+    reachable: bool | None = None
+    voices: int = 0  # address blocks, or private addresses, from which peers told what they see
+    observed_ip: str | None = None  # on which they agree
+    keeps_ports: bool | None = None  # whether our router does, which hole punching needs
+    addresses: tuple[str, ...] = ()  # proven from outside, beyond those that are known anyway
+    relays: tuple[PeerId, ...] = ()  # that hold a reservation of ours
+    relayed_for: int = 0  # reservations that we hold
+    punched: int = 0
+    punch_failures: int = 0
+
+
+class Host(Protocol):
+    """What of the transport is used here."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+    def peers(self) -> tuple[PeerId, ...]: ...
+    def serve(self, protocol: str, handler: Handler, limits: ServeLimits) -> None: ...
+    async def request(
+        self, peer: PeerId, protocol: str, payload: bytes, *,
+        timeout_s: float, response_bytes_max: int,
+    ) -> bytes: ...  # fmt: skip
+    def own_addresses(self) -> Sequence[str]: ...
+    def blame(self, peer: ID, reason: Reject) -> None: ...
+    def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None: ...
+
+
+class Reach:
+    """One node's reachability. `run` keeps it up until cancelled."""
+
+    def __init__(self, host: Host, network: HardSwarm, rules: ReachRules, rng: Random) -> None:
+        self._host = host
+        self._network = network
+        self._rules = rules
+        self._rng = rng
+        self._observations = Observations()
+        self._verdict = Verdict()
+        self._inbound: WeakSet[SwarmConn] = WeakSet()  # connections that were there before
+        self._asked: dict[PeerId, float] = {}
+        self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
+        self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
+        self._through: Counter[PeerId] = Counter()  # circuits to us, by relay
+        self._refused: dict[PeerId, float] = {}
+        self._punching: set[ID] = set()  # now
+        self._punched: dict[ID, float] = {}  # that we began with: until when not again
+        self._answered: dict[ID, tuple[int, float]] = {}  # rounds of theirs, until when they count
+        self._dial_backs = Knocks(DIAL_BACKS_PER_IP_MAX, DIAL_BACKS_WINDOW_S)
+        self._knocks = Knocks(PUNCH_ROUNDS_PER_IP_MAX, PUNCH_AGAIN_S)
+        self._relay = Relay(self.direct, self._direct_ip, self._offers_relay, host.blame)
+        self._nursery: trio.Nursery | None = None
+        self.summary = ReachSummary()
+
+    # --- connections -----------------------------------------------------------------------
+
+    def direct(self, peer: ID) -> SwarmConn | None:
+        """A live connection to a peer that goes through no relay."""
+        for conn in reversed(self._network.connections.get(peer, [])):
+            assert isinstance(conn, SwarmConn)
+            if _is_live(conn) and remote_ip(conn.muxed_conn) is not None:
+                return conn
+        return None
+
+    def _direct_ip(self, peer: ID) -> str | None:
+        conn = self.direct(peer)
+        return None if conn is None else remote_ip(conn.muxed_conn)
+
+    def _direct_peers(self) -> list[tuple[PeerId, str]]:
+        found = [(peer, self._direct_ip(ID.from_base58(peer))) for peer in self._host.peers()]
+        return [(peer, ip) for peer, ip in found if ip is not None]
+
+    # --- life ------------------------------------------------------------------------------
+
+    def ask_again(self) -> None:
+        """Something about our reachability has changed: what was heard before is of no use."""
+        self._observations.forget()
+        self._asked.clear()
+
+    def start(self) -> None:
+        """Serve others."""
+        self._host.serve(
+            REACH_PROTOCOL,
+            self._serve_dial_back,
+            ServeLimits(
+                REACH_BYTES_MAX, REACH_BYTES_MAX, DIAL_BACKS_MAX, 1,
+                timeout_s=REACH_PORTS_MAX * DIAL_BACK_TIMEOUT_S,
+            ),
+        )  # fmt: skip
+        self._host.handle(STOP_PROTOCOL, self._serve_stop)
+        self._host.handle(PUNCH_PROTOCOL, self._serve_punch)
+        if self._rules.relay:
+            self._host.handle(HOP_PROTOCOL, self._relay.serve)
+
+    async def run(self) -> None:
+        """Ask, reserve, renew."""
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(TICK_S * (0.9 + 0.2 * self._rng.random()))
+                self._notice_inbound()
+                await self._ask_somebody()
+                await self._keep_reservations()
+                self._forget()
+                self._punch_relayed()
+                self.summary.relayed_for = self._relay.reservations
+
+    def _forget(self) -> None:
+        """What is known of peers that are gone is of no use."""
+        now_s, here = trio.current_time(), set(self._host.peers())
+        for notes in (self._asked, self._refused):
+            for peer in notes.keys() - here:
+                del notes[peer]
+        self._punched = {
+            peer: until_s for peer, until_s in self._punched.items() if until_s > now_s
+        }
+        self._answered = {peer: each for peer, each in self._answered.items() if each[1] > now_s}
+
+    # --- the check -------------------------------------------------------------------------
+
+    def _ports(self) -> tuple[int, ...]:
+        ports = [int(address.split("/")[4]) for address in self._host.own_addresses()]
+        return tuple(dict.fromkeys(ports))[:REACH_PORTS_MAX]
+
+    async def _ask_somebody(self) -> None:
+        """Ask one more peer, if not enough is known; then judge."""
+        now_s = trio.current_time()
+        able = (
+            (peer, ip)
+            for peer, ip in self._direct_peers()
+            if now_s - self._asked.get(peer, -ASK_AGAIN_S) >= ASK_AGAIN_S
+        )
+        chosen = self._observations.whom(able, now_s, self._rng)
+        if chosen is not None:
+            self._asked[chosen[0]] = now_s
+            await self._ask(*chosen)
+        self._judge()
+
+    async def _ask(self, peer: PeerId, ip: str) -> None:
+        local = _local_port(self.direct(ID.from_base58(peer)))  # its end may come with the answer
+        request = codec.encode(DialBack(type="dial_back", ports=self._ports()))
+        try:
+            answer = await self._host.request(
+                peer, REACH_PROTOCOL, request,
+                timeout_s=ASK_TIMEOUT_S, response_bytes_max=REACH_BYTES_MAX,
+            )  # fmt: skip
+            reply = codec.decode(answer, DialBackReply, REACH_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self._host.blame(ID.from_base58(peer), error.reason)
+            return
+        except TransportError as error:
+            log.debug("%s does not dial back: %r", peer, error)
+            return
+        observed_ip = canonical_ip(reply.observed_ip)
+        if observed_ip is None:
+            self._host.blame(ID.from_base58(peer), Reject.MALFORMED)  # we are nowhere, it says
+            return
+        opinion = Opinion(
+            ip,  # the distance of a peer is what we see, not what it says
+            observed_ip,
+            frozenset(reply.ports) & frozenset(self._ports()),
+            None if local is None else local == reply.observed_port,
+            trio.current_time(),
+        )
+        self._observations.hear(peer, opinion)
+
+    def _notice_inbound(self) -> None:
+        """Who has come in by itself shows that others can, too. Where both ends punched a hole it
+        shows nothing."""
+        for target, conns in self._network.connections.items():
+            for conn in conns:
+                assert isinstance(conn, SwarmConn)
+                if conn in self._inbound or conn.muxed_conn.is_initiator or not _is_live(conn):
+                    continue
+                self._inbound.add(conn)
+                ip = remote_ip(conn.muxed_conn)
+                if ip is not None and target not in {*self._punched, *self._answered}:
+                    self._observations.came_in(PeerId(str(target)), ip)
+
+    def _judge(self) -> None:
+        verdict = self._verdict = self._observations.decide(trio.current_time())
+        self.summary.reachable = verdict.reachable
+        self.summary.voices = len(self._observations)
+        self.summary.observed_ip = verdict.observed_ip
+        self.summary.keeps_ports = verdict.keeps_ports
+        known = set(self._host.own_addresses())
+        found = [_multiaddr(ip, port) for ip, port in verdict.proven]
+        self.summary.addresses = tuple(each for each in found if each not in known)
+
+    async def _serve_dial_back(self, peer: PeerId, payload: bytes) -> bytes:
+        target = ID.from_base58(peer)
+        try:
+            asked = codec.decode(payload, DialBack, REACH_BYTES_MAX)
+        except RemoteProtocolError as error:
+            self._host.blame(target, error.reason)
+            raise
+        ip = self._direct_ip(target)
+        now_s = trio.current_time()
+        if ip is None:
+            raise RequestRefused("no direct connection: nothing to dial back to")
+        if now_s - self._dialled_back.get(peer, -DIAL_BACK_EVERY_S) < DIAL_BACK_EVERY_S:
+            raise RequestRefused("asked a moment ago")
+        if not self._dial_backs.take(ip, now_s):
+            raise RequestRefused("others asked from the same address")
+        self._dialled_back[peer] = now_s
+        self._dialled_back.move_to_end(peer)
+        while len(self._dialled_back) > DIALLED_BACK_MAX:
+            self._dialled_back.popitem(last=False)
+        reached = [
+            port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
+        ]
+        conn = self.direct(target)
+        remote = None if conn is None else conn.muxed_conn.secured_conn.get_remote_address()  # type: ignore[attr-defined]
+        reply = DialBackReply(
+            type="dial_back_reply",
+            observed_ip=ip,
+            observed_port=remote[1] if remote is not None else None,
+            ports=tuple(reached),
+        )
+        return codec.encode(reply)
+
+    async def _leads(self, ip: str, port: int, target: ID) -> bool:
+        """Whether the peer answers at an address, by its key."""
+        address = Multiaddr(_multiaddr(ip, port))
+        with trio.move_on_after(DIAL_BACK_TIMEOUT_S):
+            try:
+                raw = await TCP().dial(address)
+            except (BaseLibp2pError, OSError):
+                return False
+            try:
+                await self._network.upgrader.upgrade_security(raw, True, target)
+            except (BaseLibp2pError, OSError):
+                return False
+            finally:
+                with trio.CancelScope(shield=True):
+                    await raw.close()
+            return True
+        return False
+
+    # --- reservations ----------------------------------------------------------------------
+
+    def _offers_relay(self) -> bool:
+        """One peer that could dial us is enough: relayed peers tell the address at which they
+        dialled us themselves."""
+        verdict = self._verdict
+        return self._rules.relay and verdict.reachable is not False and verdict.has_led_here
+
+    async def _keep_reservations(self) -> None:
+        now_s = trio.current_time()
+        for peer, (_, over_s) in list(self._reservations.items()):
+            if over_s <= now_s or self.direct(ID.from_base58(peer)) is None:
+                del self._reservations[peer]
+        if self._verdict.needs_relay:
+            for peer, (renew_s, _) in list(self._reservations.items()):
+                if renew_s <= now_s:
+                    await self._reserve_at(peer)
+            for _ in range(RESERVATIONS_WANTED - len(self._reservations)):
+                chosen = self._choose_relay()
+                if chosen is not None:
+                    await self._reserve_at(chosen)
+        self.summary.relays = tuple(self._reservations)
+
+    def _choose_relay(self) -> PeerId | None:
+        """Somebody to ask, in another address block than the relays that we have, if there is any:
+        what is in one hand ends at once."""
+        now_s = trio.current_time()
+        voices = {peer: voice_of(peer, ip) for peer, ip in self._direct_peers()}
+        taken = {voices.get(relay) for relay in self._reservations}
+        able = [
+            peer
+            for peer in voices
+            if peer not in self._reservations
+            and now_s - self._refused.get(peer, -REFUSED_AGAIN_S) >= REFUSED_AGAIN_S
+        ]
+        apart = [peer for peer in able if voices[peer] not in taken]
+        return self._rng.choice(apart or able) if able else None
+
+    async def _reserve_at(self, peer: PeerId) -> None:
+        conn = self.direct(ID.from_base58(peer))
+        if conn is None:
+            return
+        now_s = trio.current_time()
+        try:
+            life_s = await reserve(conn)
+        except (PeerUnreachable, RemoteProtocolError) as error:
+            log.debug("%s: %s", peer, error)
+            if isinstance(error, RemoteProtocolError):
+                self._host.blame(conn.muxed_conn.peer_id, error.reason)
+            self._refused[peer] = now_s
+            return
+        self._reservations[peer] = (now_s + RENEW_SHARE * life_s, now_s + life_s)
+
+    def relayed_addresses(self) -> list[str]:
+        """Where we can be reached through relays. Who dials begins with the first: that is the one
+        through which fewest came."""
+        found: list[str] = []
+        for relay in sorted(self._reservations, key=lambda relay: self._through[relay]):
+            conn = self.direct(ID.from_base58(relay))
+            where = None if conn is None else dialled_address(conn)
+            if where is not None:
+                found += circuit_addresses([f"{where}/p2p/{relay}"], self._host.peer_id)
+        return found
+
+    async def _serve_stop(self, stream: INetStream) -> None:
+        """A relay has somebody for us."""
+        raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
+        relay = PeerId(str(stream.muxed_conn.peer_id))
+        if relay not in self._reservations:
+            raise RequestRefused("not a relay of ours, or no longer")
+        _, circuit = await accept_circuit(raw)
+        muxed = await self._network.upgrade_inbound_raw_conn(
+            BoundedRawConnection(circuit, False), Multiaddr("/p2p-circuit")
+        )
+        assert isinstance(muxed, MuxedConnection)
+        self._begin_punch(muxed.peer_id)
+        self._through[relay] += 1
+        try:
+            await muxed.event_closed.wait()
+        finally:
+            self._through -= Counter([relay])
+
+    # --- hole punching ---------------------------------------------------------------------
+
+    def _punch_addresses(self) -> list[Multiaddr]:
+        """Where a peer may try: our router's address with our own port, and our own addresses."""
+        own = [Multiaddr(text) for text in self._host.own_addresses()]
+        ip = self._verdict.likely_ip  # a try is worth it, and what it costs others is bounded
+        seen = [] if ip is None else [
+            Multiaddr(_multiaddr(ip, port)) for port in self._ports()
+        ]  # fmt: skip
+        return list(dict.fromkeys([*seen, *own]))[:PUNCH_ADDRESSES_MAX]
+
+    def _sensible(self, received: Iterable[bytes]) -> list[Multiaddr]:
+        """Addresses worth dialling: none of our own network, unless the peer is in it too."""
+        parsed = [_ip_and_port(raw) for raw in list(received)[:PUNCH_ADDRESSES_MAX]]
+        told = [each for each in parsed if each is not None]
+        own_ip = self.summary.observed_ip
+        nearest = reach_of_ip(own_ip) if own_ip else GLOBAL
+        if any(ip == own_ip for ip, _ in told):
+            nearest = min(nearest, LOCAL)  # behind the same router
+        nearest = max(nearest, THIS_MACHINE)
+        able = [(ip, port) for ip, port in told if reach_of_ip(ip) >= nearest]
+        ips = list(dict.fromkeys(ip for ip, _ in able))[:PUNCH_IPS_MAX]
+        return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
+
+    def _aims(self, received: Iterable[bytes]) -> list[Multiaddr]:
+        """Of the sensible ones those that are dialled in this round."""
+        addresses, now_s = self._sensible(received), trio.current_time()
+        ips = {str(address).split("/")[2] for address in addresses}
+        aims = {ip for ip in sorted(ips) if self._knocks.take(ip, now_s)}
+        return [address for address in addresses if str(address).split("/")[2] in aims]
+
+    def _punch_relayed(self) -> None:
+        """Begin again with those that dialled us through a relay and are still on it."""
+        for target in list(self._network.connections):
+            conn = self._relayed(target)
+            if conn is not None and not conn.muxed_conn.is_initiator:
+                self._begin_punch(target)
+
+    def _begin_punch(self, target: ID) -> None:
+        now_s = trio.current_time()
+        if (
+            self._nursery is None
+            or not self._rules.punch
+            or self._punched.get(target, 0.0) > now_s
+            or len(self._punched) >= PUNCHED_MAX
+            or self.direct(target) is not None
+            or not self._may_punch(target)
+        ):
+            return
+        self._punched[target] = now_s + PUNCH_AGAIN_S
+        self._punching.add(target)
+        self._nursery.start_soon(self._punch, target)
+
+    def _may_punch(self, target: ID) -> bool:
+        return target not in self._punching and len(self._punching) < PUNCHES_MAX
+
+    async def _punch(self, target: ID) -> None:
+        """As the end that was dialled: bring about a direct connection, or stay on the relay."""
+        try:
+            for _ in range(PUNCH_ROUNDS):
+                try:
+                    await self._punch_once(target)
+                except RemoteProtocolError as error:
+                    self._host.blame(target, error.reason)
+                    break
+                except (BaseLibp2pError, RequestRefused, OSError, trio.TooSlowError) as error:
+                    log.debug("punching through to %s: %r", target, error)
+                if self.direct(target) is not None or self._relayed(target) is None:
+                    break
+        finally:
+            self._punching.discard(target)
+        if self.direct(target) is None:
+            self.summary.punch_failures += 1
+        else:
+            self.summary.punched += 1
+            await self._leave_relay(target)
+
+    def _relayed(self, target: ID) -> SwarmConn | None:
+        for conn in reversed(self._network.connections.get(target, [])):
+            assert isinstance(conn, SwarmConn)
+            if _is_live(conn) and remote_ip(conn.muxed_conn) is None:
+                return conn
+        return None
+
+    async def _punch_once(self, target: ID) -> None:
+        conn = self._relayed(target)
+        if conn is None:
+            return
+        own = [address.to_bytes() for address in self._punch_addresses()]
+        with trio.fail_after(ASK_TIMEOUT_S):
+            sent_s = trio.current_time()
+            hello = pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)
+            call = await Call.open(conn, PUNCH_PROTOCOL, hello)
+            try:
+                answer = await read_message(call.reader, pb.HolePunch)
+                round_trip_s = trio.current_time() - sent_s
+                theirs = self._aims(answer.ObsAddrs)
+                await self._dial_plainly(target, theirs)
+                if self.direct(target) is None:
+                    await call.send(pb.HolePunch(type=pb.HolePunch.SYNC))
+                    await trio.sleep(round_trip_s / 2)
+            except BaseException:
+                await call.drop()
+                raise
+        try:
+            if self.direct(target) is None:
+                await self._dial_at_once(target, theirs, as_server=True)
+        finally:
+            await call.drop()
+
+    async def _serve_punch(self, stream: INetStream) -> None:
+        """As the end that dialled through the relay: answer, and dial when told."""
+        raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
+        target = stream.muxed_conn.peer_id
+        if self._relayed(target) is None or not self._rules.punch:
+            raise RequestRefused("nothing to punch through to")
+        if not self._may_answer(target):
+            raise RequestRefused("punched enough")
+        self._punching.add(target)
+        try:
+            await self._answer_punch(target, raw)
+        except trio.TooSlowError:
+            log.debug("%s does not go on with punching", target)
+        finally:
+            self._punching.discard(target)
+            with trio.CancelScope(shield=True):
+                await reset(raw)
+
+    def _may_answer(self, target: ID) -> bool:
+        """Whether the peer may have another round; that counts."""
+        now_s = trio.current_time()
+        rounds, until_s = self._answered.get(target, (0, 0.0))
+        if until_s <= now_s:
+            rounds, until_s = 0, now_s + ANSWER_AGAIN_S
+        is_known = target in self._answered
+        if (
+            rounds >= PUNCH_ROUNDS
+            or not self._may_punch(target)
+            or (not is_known and len(self._answered) >= PUNCHED_MAX)
+        ):
+            return False
+        self._answered[target] = (rounds + 1, until_s)
+        return True
+
+    async def _answer_punch(self, target: ID, raw: Any) -> None:
+        reader = Reader(raw, READ_BYTES)
+        with trio.fail_after(ASK_TIMEOUT_S):
+            theirs = self._aims((await read_message(reader, pb.HolePunch)).ObsAddrs)
+            own = [address.to_bytes() for address in self._punch_addresses()]
+            await raw.write(encoded(pb.HolePunch(type=pb.HolePunch.CONNECT, ObsAddrs=own)))
+            sync = await read_message(reader, pb.HolePunch)
+        if sync.type == pb.HolePunch.SYNC and self.direct(target) is None:
+            await self._dial_at_once(target, theirs, as_server=False)
+
+    async def _dial_plainly(self, target: ID, addresses: Sequence[Multiaddr]) -> None:
+        """Where the peer can be dialled after all, nothing needs to be punched."""
+
+        async def dial(address: Multiaddr) -> None:
+            try:
+                await self._network.dial_addr(address, target)
+            except (BaseLibp2pError, OSError):
+                return
+            nursery.cancel_scope.cancel()
+
+        with trio.move_on_after(DIRECT_FIRST_S):
+            async with trio.open_nursery() as nursery:
+                for address in addresses:
+                    nursery.start_soon(dial, address)
+
+    async def _dial_at_once(
+        self, target: ID, addresses: Sequence[Multiaddr], *, as_server: bool
+    ) -> None:
+        """Dial all addresses again and again, from the port we listen on, for a round's time."""
+        by_ip: dict[str, list[Multiaddr]] = {}
+        for address in addresses:
+            by_ip.setdefault(str(address).split("/")[2], []).append(address)
+        with trio.move_on_after(PUNCH_ROUND_S):
+            async with trio.open_nursery() as nursery:
+                for of_ip in by_ip.values():
+                    nursery.start_soon(self._dial_from_our_port, target, of_ip, as_server)
+                while self.direct(target) is None:  # noqa: ASYNC110  nobody tells
+                    await trio.sleep(0.05)
+                nursery.cancel_scope.cancel()
+
+    async def _dial_from_our_port(
+        self, target: ID, addresses: Sequence[Multiaddr], as_server: bool
+    ) -> None:
+        """Dial the addresses, which are of one IP, in turn with whoever else punches there."""
+        source = self._source_for(addresses[0])
+        if source is None:
+            return
+        ip = str(addresses[0]).split("/")[2]
+        dial = self._network.dial_addr_as_responder if as_server else self._network.dial_addr
+        for address in cycle(addresses):
+            await trio.sleep_until(self._knocks.turn(ip, trio.current_time(), PUNCH_DIAL_EVERY_S))
+            with trio.move_on_after(PUNCH_DIAL_S):
+                try:
+                    await dial(address, target, source)
+                except (BaseLibp2pError, OSError) as error:
+                    log.debug("punching at %s: %r", address, error)
+            await trio.sleep(PUNCH_DIAL_EVERY_S)
+
+    def _source_for(self, address: Multiaddr) -> tuple[str, int] | None:
+        """Any of our addresses of that family, with the port that we listen on."""
+        is_ip6 = str(address).startswith("/ip6/")
+        for text in self._host.own_addresses():
+            if text.startswith("/ip6/") == is_ip6:
+                return ("::" if is_ip6 else "0.0.0.0", int(text.split("/")[4]))
+        return None
+
+    async def _leave_relay(self, target: ID) -> None:
+        await trio.sleep(RELAY_GRACE_S)  # what is under way shall arrive
+        while (conn := self._relayed(target)) is not None and self.direct(target) is not None:
+            await conn.close()
+
+
+def _ip_and_port(raw: bytes) -> tuple[str, int] | None:
+    """What a binary multiaddr of an IP address and a TCP port says; None for any other.
+
+    By hand, because the library raises whatever its parsers of a hundred other kinds raise.
+    """
+    for code, size in ((4, 4), (41, 16)):
+        if len(raw) == size + 4 and raw[0] == code and raw[size + 1] == 6:
+            port = int.from_bytes(raw[-2:], "big")
+            return (str(ip_address(raw[1 : size + 1])), port) if port else None
+    return None
+
+
+def _multiaddr(ip: str, port: int) -> str:
+    return f"/{'ip6' if ':' in ip else 'ip4'}/{ip}/tcp/{port}"
+
+
+def _is_live(conn: SwarmConn) -> bool:
+    assert isinstance(conn.muxed_conn, MuxedConnection)
+    return conn.muxed_conn.alive and not conn.is_closed
+
+
+def _local_port(conn: SwarmConn | None) -> int | None:
+    """Our own end of a connection that we dialled; None if it is over."""
+    if conn is None or not conn.muxed_conn.is_initiator:
+        return None
+    raw = conn.muxed_conn.secured_conn.conn  # type: ignore[attr-defined]
+    if isinstance(raw, RawConnection) and isinstance(raw.stream, TrioTCPStream):
+        with suppress(OSError):
+            return int(raw.stream.stream.socket.getsockname()[1])
+    return None
+
+
+def dialled_address(conn: SwarmConn) -> str | None:
+    """Where we dialled the peer, as a multiaddr; None if it was the one that dialled."""
+    if not conn.muxed_conn.is_initiator:
+        return None
+    found = conn.get_transport_addresses()
+    return str(found[0]) if found else None

@@ -1,0 +1,469 @@
+"""Relayed connections: libp2p's circuit relay v2, spoken over our own streams.
+
+A peer that cannot be reached keeps a reservation at a relay. Whoever wants to reach it asks the
+relay, which asks the peer; from then on the relay copies bytes both ways, and the two secure their
+connection through it as if it were a socket. The relay sees ciphertext.
+
+The messages are upstream's, the rest is not: upstream's relay copies without pacing, waits for
+strangers as long as they like, and looks for relays every five minutes.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import trio
+from google.protobuf.message import DecodeError, Message
+from libp2p.abc import INetStream
+from libp2p.exceptions import BaseLibp2pError
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.peer.id import ID
+from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF
+from libp2p.utils import encode_varint_prefixed
+
+from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
+from swarm.identity import PeerId
+from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.byte_budget import ByteBudget
+from swarm.limits.quotas import Kind, Quotas, Verdict
+from swarm.transport.libp2p.connection.negotiation import Reader, agree, proposal
+from swarm.transport.libp2p.connection.streams import READ_BYTES, reset
+from swarm.transport.libp2p.connection.yamux import MuxedConnection
+
+HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
+STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
+MESSAGE_BYTES_MAX = 4_096
+MESSAGE_TIMEOUT_S = 10.0
+
+RESERVATION_S = 3_600
+RESERVATIONS_MAX = 64
+RESERVATIONS_PER_BLOCK_MAX = 8  # of one public address block, or one private address
+CIRCUITS_MAX = 64
+CIRCUITS_PER_PEER_MAX = 8
+CIRCUITS_PER_BLOCK_MAX = 16  # of one public block, at either end
+CIRCUITS_PER_PRIVATE_IP_MAX = 32  # half of all: behind one there may be a swarm, and one liar
+CIRCUITS_TO_ONE_MAX = 4  # from one public block, or one peer at a private address, to one peer
+CIRCUIT_S_MAX = 7_200
+CIRCUIT_IDLE_S_MAX = 120  # within which it has to carry so much, both ways together:
+CIRCUIT_IDLE_BYTES_MIN = 256  # an honest one carries pings, each of 30 bytes and in 10 s
+CIRCUIT_BYTES_MAX = 1_073_741_824  # both ways together
+RELAYED_BYTES_PER_S_MAX = 4_194_304.0  # of all circuits together
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Message)
+
+_Share = ID | Block | str | tuple[Block | ID, ID]  # of an end, its block or address, of one to one
+
+
+async def read_message(reader: Reader, kind: type[M]) -> M:
+    """One length-prefixed protobuf message.
+
+    Raises:
+        RemoteProtocolError: it is malformed or too long.
+    """
+    length = 0
+    for shift in (0, 7):
+        (byte,) = await reader.exactly(1)
+        length |= (byte & 0x7F) << shift
+        if not byte & 0x80:
+            break
+    else:
+        raise RemoteProtocolError(Reject.OVERSIZE, "circuit message")
+    if length > MESSAGE_BYTES_MAX:
+        raise RemoteProtocolError(Reject.OVERSIZE, f"circuit message of {length} bytes")
+    message = kind()
+    try:
+        message.ParseFromString(await reader.exactly(length))
+    except DecodeError:
+        raise RemoteProtocolError(Reject.MALFORMED, "no circuit message") from None
+    return message
+
+
+def encoded(message: Message) -> bytes:
+    """The message with its length before it."""
+    return bytes(encode_varint_prefixed(message.SerializeToString()))
+
+
+class Call:
+    """An outbound stream on which a protocol is asked for, with messages both ways."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.reader = Reader(stream, READ_BYTES)
+
+    @classmethod
+    async def open(cls, conn: SwarmConn, protocol: str, first: Message) -> "Call":
+        """Ask for the protocol and send the first message in one go.
+
+        Raises:
+            RequestRefused: the peer does not serve it.
+            RemoteProtocolError: it answers nonsense.
+            BaseLibp2pError: the connection is gone.
+        """
+        assert isinstance(conn.muxed_conn, MuxedConnection)
+        call = cls(await conn.muxed_conn.open_stream())
+        try:
+            await call.stream.write(proposal(protocol) + encoded(first))
+            await agree(call.reader, protocol)
+        except BaseException:
+            await call.drop()
+            raise
+        return call
+
+    async def send(self, message: Message) -> None:
+        await self.stream.write(encoded(message))
+
+    async def drop(self) -> None:
+        with trio.CancelScope(shield=True):
+            await reset(self.stream)
+
+
+class CircuitStream(ReadWriteCloser):
+    """A stream through a relay in the place of a socket. It shows no address."""
+
+    def __init__(self, stream: Any, read_ahead: bytes) -> None:
+        self._stream = stream
+        self._rest = read_ahead
+
+    async def read(self, n: int | None = None) -> bytes:
+        if self._rest:
+            count = len(self._rest) if n is None else n
+            part, self._rest = self._rest[:count], self._rest[count:]
+            return part
+        try:
+            return bytes(await self._stream.read(READ_BYTES if n is None else n))
+        except MuxedStreamEOF:
+            return b""
+        except BaseLibp2pError as error:
+            raise ConnectionClosedError("the circuit is gone", transport="relay") from error
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._stream.write(data)
+        except BaseLibp2pError as error:
+            raise ConnectionClosedError("the circuit is gone", transport="relay") from error
+
+    async def close(self) -> None:
+        await reset(self._stream)
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        return None
+
+
+# --- asking a relay ----------------------------------------------------------------------------
+
+
+async def reserve(conn: SwarmConn) -> int:
+    """Ask the peer to relay for us. Returns for how many seconds it does.
+
+    Raises:
+        PeerUnreachable: it does not.
+        RemoteProtocolError: it answers nonsense.
+    """
+    try:
+        with trio.fail_after(MESSAGE_TIMEOUT_S):
+            call = await Call.open(conn, HOP_PROTOCOL, pb.HopMessage(type=pb.HopMessage.RESERVE))
+            try:
+                answer = await read_message(call.reader, pb.HopMessage)
+            finally:
+                await call.drop()
+    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
+        raise PeerUnreachable(f"no reservation: {error}") from error
+    if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
+        raise PeerUnreachable(f"no reservation: status {answer.status}")
+    return RESERVATION_S
+
+
+async def dial_through(conn: SwarmConn, target: ID) -> CircuitStream:
+    """A stream to `target` through the relay at the other end of `conn`.
+
+    Raises:
+        PeerUnreachable: the relay has no reservation of it, or refuses.
+        RemoteProtocolError: it answers nonsense.
+    """
+    request = pb.HopMessage(type=pb.HopMessage.CONNECT, peer=pb.PeerId(id=target.to_bytes()))
+    try:
+        with trio.fail_after(2 * MESSAGE_TIMEOUT_S):
+            call = await Call.open(conn, HOP_PROTOCOL, request)
+            try:
+                answer = await read_message(call.reader, pb.HopMessage)
+            except BaseException:
+                await call.drop()
+                raise
+    except (BaseLibp2pError, RequestRefused, trio.TooSlowError) as error:
+        raise PeerUnreachable(f"the relay does not answer: {error}") from error
+    if answer.type != pb.HopMessage.STATUS or answer.status != pb.OK:
+        await call.drop()
+        raise PeerUnreachable(f"the relay refuses: status {answer.status}")
+    return CircuitStream(call.stream, call.reader.rest)
+
+
+async def accept_circuit(stream: Any) -> tuple[ID, CircuitStream]:
+    """Answer a relay that has somebody for us. Returns whom it says it has.
+
+    Raises:
+        RemoteProtocolError: it does not keep to the protocol.
+    """
+    reader = Reader(stream, READ_BYTES)
+    with trio.fail_after(MESSAGE_TIMEOUT_S):
+        message = await read_message(reader, pb.StopMessage)
+        if message.type != pb.StopMessage.CONNECT or not message.peer.id:
+            raise RemoteProtocolError(Reject.MALFORMED, "no stop message")
+        answer = pb.StopMessage(type=pb.StopMessage.STATUS, status=pb.OK)
+        await stream.write(encoded(answer))
+    return ID(message.peer.id), CircuitStream(stream, reader.rest)
+
+
+# --- being a relay -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RelayFigures:
+    """What this relay does and did."""
+
+    circuits: int = 0
+    circuits_total: int = 0
+    bytes: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)  # circuits, by the bound that they reached
+
+
+@dataclass(slots=True)
+class _Circuit:
+    """What a circuit may still do."""
+
+    idle: trio.CancelScope  # whose deadline moves on with the circuit's bytes
+    bytes_left: int
+    bytes_since: int = 0  # it last did
+
+    def move(self, size: int) -> None:
+        self.bytes_left -= size
+        self.bytes_since += size
+        if self.bytes_since >= CIRCUIT_IDLE_BYTES_MIN:  # a byte now and then keeps no place
+            self.bytes_since = 0
+            self.idle.deadline = trio.current_time() + CIRCUIT_IDLE_S_MAX
+
+
+class Relay:
+    """The relay's side. It serves whoever is connected directly, within the limits above."""
+
+    def __init__(
+        self,
+        connection_of: Callable[[ID], SwarmConn | None],
+        ip_of: Callable[[ID], str | None],
+        offers: Callable[[], bool],
+        blame: Callable[[ID, Reject], None],
+    ) -> None:
+        """`connection_of` gives the direct connection to a peer; `offers` is asked each time;
+        `blame` hears who sends nonsense."""
+        self._connection_of = connection_of
+        self._ip_of = ip_of
+        self._offers = offers
+        self._blame = blame
+        self._reserved: dict[ID, tuple[float, str]] = {}  # until when, from where
+        self._circuits: Counter[_Share] = Counter()
+        self._quotas = Quotas()
+        self._budget: ByteBudget | None = None
+        self.figures = RelayFigures()
+
+    @property
+    def reservations(self) -> int:
+        """How many peers count on us."""
+        self._forget()
+        return len(self._reserved)
+
+    async def serve(self, stream: INetStream) -> None:
+        """One inbound hop stream, to the end of the circuit that it becomes."""
+        raw: Any = stream.muxed_stream  # type: ignore[attr-defined]
+        asker = stream.muxed_conn.peer_id
+        reader = Reader(raw, READ_BYTES)
+        try:
+            with trio.fail_after(MESSAGE_TIMEOUT_S):
+                message = await read_message(reader, pb.HopMessage)
+            if message.type == pb.HopMessage.RESERVE:
+                await self._answer(raw, self._reserve(asker))
+                await raw.close()
+            elif message.type == pb.HopMessage.CONNECT:
+                await self._connect(raw, reader, asker, ID(message.peer.id))
+            else:
+                await self._answer(raw, pb.UNEXPECTED_MESSAGE)
+                await raw.close()
+        except (BaseLibp2pError, RemoteProtocolError, trio.TooSlowError) as error:
+            log.debug("hop stream of %s ended: %r", asker, error)
+            if isinstance(error, RemoteProtocolError):
+                self._blame(asker, error.reason)
+            await reset(raw)
+
+    async def _answer(self, raw: Any, status: int) -> None:
+        answer = pb.HopMessage(type=pb.HopMessage.STATUS, status=status)  # type: ignore[arg-type]
+        if status == pb.OK:
+            answer.limit.duration = CIRCUIT_S_MAX
+            answer.limit.data = CIRCUIT_BYTES_MAX
+            answer.reservation.expire = 0  # by our clock it would say nothing; see the limits
+        else:
+            self.figures.refused[pb.Status.Name(status)] += 1  # type: ignore[arg-type]
+        await raw.write(encoded(answer))
+
+    def _forget(self) -> None:
+        now_s = trio.current_time()
+        for peer, (until_s, _) in list(self._reserved.items()):
+            if until_s <= now_s or self._connection_of(peer) is None:
+                del self._reserved[peer]
+
+    def _reserve(self, asker: ID) -> int:
+        ip = self._ip_of(asker)
+        if ip is None:
+            return pb.PERMISSION_DENIED  # relayed itself
+        self._forget()
+        if not self._offers():
+            return pb.RESERVATION_REFUSED
+        origin = _public_block(ip) or ip
+        if asker not in self._reserved:
+            same = sum(each == origin for _, each in self._reserved.values())
+            if len(self._reserved) >= RESERVATIONS_MAX or same >= RESERVATIONS_PER_BLOCK_MAX:
+                return pb.RESOURCE_LIMIT_EXCEEDED
+        self._reserved[asker] = (trio.current_time() + RESERVATION_S, origin)
+        return pb.OK
+
+    async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
+        self._forget()
+        conn = self._connection_of(target) if target in self._reserved else None
+        ip = self._ip_of(asker)
+        if ip is None or asker == target:
+            refusal = pb.PERMISSION_DENIED
+        elif not self._may_ask(asker, ip):
+            refusal = pb.RESOURCE_LIMIT_EXCEEDED
+        elif conn is None:
+            refusal = pb.NO_RESERVATION
+        elif self._is_full(shares := self._shares(asker, ip, target)):
+            refusal = pb.RESOURCE_LIMIT_EXCEEDED
+        else:
+            with self._counted(list(shares)):
+                await self._bridge(raw, reader, asker, conn)
+            return
+        await self._answer(raw, refusal)
+        await raw.close()
+
+    def _may_ask(self, asker: ID, ip: str) -> bool:
+        """Each circuit that is asked for costs its target a stream, taken or not."""
+        block, now_s = _public_block(ip), trio.current_time()
+        verdict = self._quotas.take(Kind.CONNECT, PeerId(str(asker)), block, now_s)
+        return verdict is Verdict.GRANTED
+
+    def _shares(self, asker: ID, ip: str, target: ID) -> dict[_Share, int]:
+        """What a circuit counts against, each with how many there may be."""
+        ends = (_public_block(ip), _public_block(self._ip_of(target)))
+        shares: dict[_Share, int] = {(ends[0] or asker, target): CIRCUITS_TO_ONE_MAX}
+        shares |= dict.fromkeys((asker, target), CIRCUITS_PER_PEER_MAX)
+        private = [each for each in (ip, self._ip_of(target)) if each and not is_public(each)]
+        shares |= dict.fromkeys(private, CIRCUITS_PER_PRIVATE_IP_MAX)
+        return shares | {block: CIRCUITS_PER_BLOCK_MAX for block in ends if block is not None}
+
+    def _is_full(self, shares: dict[_Share, int]) -> bool:
+        return self.figures.circuits >= CIRCUITS_MAX or any(
+            self._circuits[each] >= at_most for each, at_most in shares.items()
+        )
+
+    @contextmanager
+    def _counted(self, shares: Sequence[_Share]) -> Iterator[None]:
+        """One more circuit, as long as it is there."""
+        self.figures.circuits += 1
+        self.figures.circuits_total += 1
+        self._circuits.update(shares)
+        try:
+            yield
+        finally:
+            self.figures.circuits -= 1
+            self._circuits.subtract(shares)
+            self._circuits += Counter()  # drops the zeros
+
+    async def _bridge(self, raw: Any, reader: Reader, asker: ID, conn: SwarmConn) -> None:
+        call = await self._call(conn, asker)
+        if call is None:
+            await self._answer(raw, pb.CONNECTION_FAILED)
+            await raw.close()
+            return
+        try:
+            await self._answer(raw, pb.OK)
+            await self._copy_both_ways((raw, reader.rest), (call.stream, call.reader.rest))
+        finally:
+            await call.drop()
+            with trio.CancelScope(shield=True):
+                await reset(raw)
+
+    async def _call(self, conn: SwarmConn, asker: ID) -> Call | None:
+        """Tell the target that somebody wants it; None where it does not answer well."""
+        request = pb.StopMessage(type=pb.StopMessage.CONNECT, peer=pb.PeerId(id=asker.to_bytes()))
+        request.limit.duration, request.limit.data = CIRCUIT_S_MAX, CIRCUIT_BYTES_MAX
+        with trio.move_on_after(MESSAGE_TIMEOUT_S):
+            try:
+                call = await Call.open(conn, STOP_PROTOCOL, request)
+                try:
+                    answer = await read_message(call.reader, pb.StopMessage)
+                except BaseException:
+                    await call.drop()
+                    raise
+            except RemoteProtocolError as error:
+                self._blame(conn.muxed_conn.peer_id, error.reason)
+                return None
+            except (BaseLibp2pError, RequestRefused):
+                return None
+            if answer.type == pb.StopMessage.STATUS and answer.status == pb.OK:
+                return call
+            await call.drop()
+        return None
+
+    async def _copy_both_ways(self, one: tuple[Any, bytes], other: tuple[Any, bytes]) -> None:
+        with (
+            trio.move_on_after(CIRCUIT_S_MAX) as life,
+            trio.move_on_after(CIRCUIT_IDLE_S_MAX) as idle,
+        ):
+            circuit = _Circuit(idle, CIRCUIT_BYTES_MAX)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._copy, one, other[0], circuit, nursery.cancel_scope)
+                nursery.start_soon(self._copy, other, one[0], circuit, nursery.cancel_scope)
+        if circuit.bytes_left <= 0:
+            self.figures.ended["bytes"] += 1
+        elif life.cancelled_caught:
+            self.figures.ended["age"] += 1
+        elif idle.cancelled_caught:
+            self.figures.ended["idle"] += 1
+
+    async def _copy(
+        self, source: tuple[Any, bytes], sink: Any, circuit: _Circuit, scope: trio.CancelScope
+    ) -> None:
+        """Copy until either end is gone or the circuit has had its share; then end both ways."""
+        stream, data = source
+        try:
+            while circuit.bytes_left > 0:
+                if data:
+                    circuit.move(len(data))
+                    self.figures.bytes += len(data)
+                    await trio.sleep(self._pace_s(len(data)))
+                    await sink.write(data)
+                data = bytes(await stream.read(READ_BYTES))
+        except BaseLibp2pError:
+            pass  # the other way ends with it
+        scope.cancel()
+
+    def _pace_s(self, size: int) -> float:
+        now_s = trio.current_time()
+        if self._budget is None:
+            self._budget = ByteBudget(RELAYED_BYTES_PER_S_MAX, now_s)
+        return self._budget.spend(size, now_s)
+
+
+def _public_block(ip: str | None) -> Block | None:
+    return block_of(ip) if is_public(ip) else None
+
+
+def circuit_addresses(relay_addresses: Sequence[str], peer: str) -> list[str]:
+    """Where a peer with a reservation at this relay can be dialled."""
+    return [f"{address}/p2p-circuit/p2p/{peer}" for address in relay_addresses]

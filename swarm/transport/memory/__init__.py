@@ -1,0 +1,1 @@
+"""Simulated links in one process, under a virtual clock."""

@@ -1,0 +1,1 @@
+"""One version on its way: who sends which piece to whom, and how fast."""

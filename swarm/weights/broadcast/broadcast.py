@@ -1,0 +1,561 @@
+"""An artifact on its way through the swarm: what one node sends, asks for and believes.
+
+A `Broadcast` asks, verifies each chunk before it is stored, served or counted, and is complete when
+all are there. Others get chunks through `answering`; what goes to whom is decided in `picking`.
+
+A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
+and not asked again in this broadcast.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+import trio
+
+from swarm.errors import (
+    LocalProtocolError,
+    Reject,
+    RemoteProtocolError,
+    TransportError,
+)
+from swarm.identity import PeerId
+from swarm.weights.broadcast.chunk_server import (
+    ANSWER_S,
+    BYTES_PER_S_MIN,
+    PARK_S,
+    ArtifactKey,
+    ChunkService,
+    Kind,
+)
+from swarm.weights.broadcast.piece_selection import Picker, from_bytes, members, to_bytes
+from swarm.weights.format.manifest import ChunkRef
+from swarm.weights.format.topology import Plan, Strategy
+from swarm.wire import codec
+from swarm.wire.messages import (
+    CHUNK_WAIT_MS_MAX,
+    CHUNKS_MAX,
+    CHUNKS_PENDING_MAX,
+    CHUNKS_PROTOCOL,
+    ChunkRequest,
+)
+
+NEIGHBOURS_MAX = 128  # that are asked; the publisher and a planned parent always are
+RELAYED_AT_ONCE = 2  # requests for what a neighbour relays that wait there, at least
+PUBLISHER_AT_ONCE = 4
+PUBLISHER_AHEAD_BYTES = 4_194_304  # or as many as hold this, until we know a rate of our own
+RELAYED_AT_ONCE_MAX = 16
+RELAYED_AHEAD_S = 0.5  # of the downlink, at all neighbours together
+RELAYED_BYTES_MIN = 8_388_608  # at all together, where the downlink is slow or not known
+FRESH_AT_ONCE = 8  # requests for fresh chunks that wait at the publisher
+NO_MORE_FRESH = -2  # and those that are under way are the last
+NAMED_AT_ONCE = 2  # chunks asked of one neighbour by their numbers
+NAMED_IN_ALL = 16
+PLANNED_AT_ONCE = 6  # chunks asked of a planned parent, in order, at least
+PLANNED_AT_ONCE_MAX = 24
+PLANNED_AHEAD_S = 0.4  # of the downlink
+NAMED_PARK_S = 0.5  # where another may have it sooner
+RELAY_AHEAD_S = 0.4  # of uplink time that a relay takes on before it asks for more, at most
+RELAY_AHEAD_S_MIN = 0.2
+RELAY_AHEAD_SHARE = 0.15  # of the time that the whole transfer takes at least
+RELAY_AHEAD_COPIES = 2  # or of what it owes, in chunks to all, if that is more
+SLOW_UP_SHARE = 0.25  # who has less than this of the others' mean uplink does not relay
+SLOW_UP_S = 1.5  # or, where sending one chunk to all takes longer than this,
+SLOW_UP_SHARE_LONG = 0.5  # less than this: where all are as slow, somebody has to
+UNSURE_CYCLE_SHARE = 0.25  # nor, before their uplinks are known, who needs more than this
+SLOW_CYCLE_SHARE = 0.05  # of the whole transfer to send one chunk to all; who needs less than this
+# always relays
+NEWS_S = 0.5  # between two unasked tellings to one neighbour, or what a chunk to all takes
+NEWS_TIMEOUT_S = 10.0
+WRITING_BYTES_MAX = 8_388_608  # of chunks that came and are not stored yet, or one
+TICK_S = 0.1
+TICK_S_MIN = 0.004  # where chunks come faster than that, several are looked at together
+AVOID_S = 0.4  # a neighbour that had nothing to give; twice as long each time
+AVOID_S_MAX = 12.8
+RETRY_S = 1.0  # one that does not take part yet; half as long again each time
+RETRY_S_MAX = 15.0
+IDLE_S = 0.15  # without a chunk, or twice the mean between two: pull what there is
+GAP_WEIGHT = 0.1  # of the newest gap in that mean
+STALL_S = 6.0  # without a chunk from a planned parent, after which anybody is asked
+
+Blame = Callable[[PeerId, Reject, str], None]
+
+
+class ChunkSource(Protocol):
+    """Where chunks are kept, by their number in the artifact. Both do their work off the loop."""
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here."""
+        ...
+
+    async def write(self, chunk: int, data: bytes) -> None:
+        """Keep a chunk. It has been verified."""
+        ...
+
+
+@dataclass(slots=True)
+class BroadcastCounters:
+    """What one broadcast cost. Chunks that came twice are in `duplicate`."""
+
+    chunks_in: Counter[str] = field(default_factory=Counter)  # by kind of request
+    bytes_in: int = 0
+    bytes_out: int = 0
+    duplicate_bytes: int = 0
+    corrupt_bytes: int = 0
+    distrusted: int = 0
+
+
+class Broadcast:
+    """One artifact, from this node's side. `run` it, and it is `complete` some time."""
+
+    def __init__(
+        self,
+        service: ChunkService,
+        key: ArtifactKey,
+        refs: Sequence[ChunkRef],
+        source: ChunkSource,
+        publisher: PeerId,
+        *,
+        have: int,
+        rng: Random,
+        blame: Blame,
+        plan: Plan | None = None,
+        down_bytes_per_s: float = 0.0,
+    ) -> None:
+        """`have`: the chunks that are here, bit i for chunk i."""
+        if not 0 < len(refs) <= CHUNKS_MAX:
+            raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
+        self.key = key
+        self.refs = tuple(refs)
+        self.source = source
+        self.publisher = publisher
+        self._size_bytes = sum(ref.size_bytes for ref in refs)
+        self.chunk_bytes = max(ref.size_bytes for ref in refs)
+        self.counters = BroadcastCounters()
+        self.complete = trio.Event()
+        self._service = service
+        self._transport = service.transport
+        self._own = service.transport.peer_id
+        self._rng = rng
+        self._blame = blame
+        self._plan = plan
+        self._down = down_bytes_per_s
+        self.down_measured = 0.0  # told to others in place of what was known before
+        self._numbers = {ref.sha256: at for at, ref in enumerate(refs)}
+        giver = None if publisher == self._own else publisher
+        self.picker = Picker(len(refs), have, rng, giver)
+        self._asked: dict[PeerId, trio.CancelScope] = {}
+        self._avoid_until_s: dict[PeerId, float] = {}
+        self._named: Counter[PeerId] = Counter()  # in flight
+        self._relayed: Counter[PeerId] = Counter()  # in flight, or waiting there
+        self._avoid_s: dict[PeerId, float] = {}  # how long next time
+        self._retry_s: dict[PeerId, float] = {}
+        self._told_s: dict[PeerId, float] = {}
+        self._telling: set[PeerId] = set()
+        self._fresh_asked = 0
+        self._fresh_scopes: set[trio.CancelScope] = set()  # of requests for such
+        self._progress_s = 0.0  # when the last chunk came
+        self._gap_s = 0.0  # between two chunks, in the mean
+        self._unread = trio.Event()
+        self._nursery: trio.Nursery | None = None  # of all that this broadcast does
+        self._writing_bytes = 0
+        self._fresh_writing = 0  # chunks that will add to what we owe
+        self._written = trio.lowlevel.ParkingLot()
+        self._is_last_lacking = False  # of us as the publisher: at most one peer lacks anything
+        self.links: dict[PeerId, tuple[int, int]] = {}  # what peers say of theirs, up and down
+        if self.picker.complete:
+            self.complete.set()
+
+    # --- for the service -------------------------------------------------------------------
+
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
+        """Learn how far a peer is from what it asks."""
+        now_s = trio.current_time()
+        have, relaying = from_bytes(request.have), from_bytes(request.relaying)
+        self.picker.learn(peer, have, relaying, request.pending, now_s)
+        self._avoid_until_s.pop(peer, None)
+        self._retry_s.pop(peer, None)
+        if len(self.links) < NEIGHBOURS_MAX or peer in self.links:
+            self.links[peer] = (request.up_bytes_per_s, request.down_bytes_per_s)
+
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
+        """Whether to send nothing, for what is asked will come from elsewhere."""
+        if request.kind not in ("named", "lost"):
+            return False
+        if self._plan is not None and peer in self._plan.order:
+            return False
+        accused = PeerId(request.accused) if request.accused else None
+        return self.picker.holds_back(peer, request.chunk, trio.current_time(), accused)
+
+    def planned_parent(self) -> PeerId | None:
+        """Whom the plan has this node take its chunks from; None: from anybody."""
+        return None if self._plan is None else self._plan.parent_of(self._own, self.publisher)
+
+    async def tell(self, peer: PeerId) -> None:
+        """Tell a peer how far we are."""
+        await self._request(peer, "news", 0, 0.0)
+
+    def replan(self, plan: Plan) -> None:
+        """Serve by another plan from now on. One whose own parent changes is run anew instead."""
+        self._plan = plan
+
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
+        """What to answer a request with now, if anything."""
+        if kind in ("named", "lost"):
+            known = chunk < len(self.refs)
+            return self.picker.wanted_by(peer, chunk, now_s) if known else None
+        if kind == "fresh":
+            return self.picker.fresh_for(peer, now_s)
+        spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
+        return self.picker.relayed_for(peer, now_s, spare=spare)
+
+    # --- life ------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve what is here and fetch what is not, until cancelled."""
+        self._service.add(self)
+        self._progress_s = trio.current_time()
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                while True:
+                    self._keep_neighbours(nursery)
+                    self._tick(nursery)
+                    next_s = trio.current_time() + TICK_S_MIN
+                    with trio.move_on_after(TICK_S):
+                        await self._unread.wait()
+                    await trio.sleep_until(next_s)
+                    self._unread = trio.Event()
+        finally:
+            self._service.remove(self)
+
+    def _keep_neighbours(self, nursery: trio.Nursery) -> None:
+        there = set(self._transport.peers())
+        for peer in [peer for peer in self._asked if peer not in there]:
+            self._asked.pop(peer).cancel()
+        for peer in [peer for peer in self.picker.neighbours if peer not in there]:
+            self.picker.leave(peer)
+            for about in (self.links, self._told_s, self._avoid_until_s):
+                about.pop(peer, None)
+            self._avoid_s.pop(peer, None)
+            self._retry_s.pop(peer, None)
+        newcomers = sorted(there - self._asked.keys())
+        room = NEIGHBOURS_MAX - len(self._asked)
+        if len(newcomers) > room:
+            parent = self._parent()
+            first = [peer for peer in newcomers if peer in (self.publisher, parent)]
+            rest = [peer for peer in newcomers if peer not in first]
+            newcomers = first + self._rng.sample(rest, max(0, min(len(rest), room - len(first))))
+        for peer in newcomers:
+            scope = self._asked[peer] = trio.CancelScope()
+            nursery.start_soon(self._ask, peer, scope)
+
+    def _tick(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        rate = self._service.pacer.rate()
+        complete = sum(
+            1 for each in self.picker.neighbours.values() if each.have == self.picker.all
+        )
+        others = len(self._asked) - complete
+        self._is_last_lacking = others <= 1
+        self.picker.cycle_s = others * self.chunk_bytes / rate if rate else 0.0
+        if self.publisher == self._own:
+            self.picker.reclaim(now_s)
+        self._service.release_stalled(now_s)
+        self._service.pump()
+        if self.picker.complete:
+            self._tell(nursery, now_s)
+            return
+        if self._parent() is None:
+            self._ask_fresh(nursery)
+            self._pull(nursery, now_s)
+            self._tell(nursery, now_s)
+
+    def _parent(self) -> PeerId | None:
+        """The planned parent, so long as it delivers."""
+        if self._plan is None or self._plan.strategy is Strategy.SWARM:
+            return None
+        parent = self._plan.parent_of(self._own, self.publisher)
+        if parent is None or parent not in self._transport.peers() or self._is_distrusted(parent):
+            return None
+        limit_s = max(STALL_S, 4.0 * self.picker.cycle_s)
+        return parent if trio.current_time() - self._progress_s < limit_s else None
+
+    def _is_distrusted(self, peer: PeerId) -> bool:
+        neighbour = self.picker.neighbours.get(peer)
+        return neighbour is not None and neighbour.distrusted
+
+    # --- asking ----------------------------------------------------------------------------
+
+    async def _ask(self, peer: PeerId, scope: trio.CancelScope) -> None:
+        """All that is asked of one neighbour without being asked by number."""
+        self.picker.meet(peer)
+        self._relayed[peer] = 0
+        with scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._follow_plan, peer)
+                while not self.picker.complete and not self._is_distrusted(peer):
+                    if self._parent() is None:
+                        for _ in range(self._to_park(peer) - self._relayed[peer]):
+                            self._relayed[peer] += 1
+                            nursery.start_soon(self._take_relayed, peer)
+                    await trio.sleep(TICK_S)
+        self._relayed.pop(peer, None)
+
+    def _to_park(self, peer: PeerId) -> int:
+        """How many requests should wait at a neighbour: as many as it relays chunks that are not
+        here, so that it need not wait for us, within bounds."""
+        picker = self.picker
+        least = RELAYED_AT_ONCE
+        if peer == self.publisher:
+            least = PUBLISHER_AT_ONCE
+            if not self._service.pacer.rate():  # ours was never full: its may have much to spare
+                chunks = PUBLISHER_AHEAD_BYTES // self.chunk_bytes
+                least = min(RELAYED_AT_ONCE_MAX, max(least, chunks))
+        known = (picker.meet(peer).relaying & picker.missing()).bit_count()
+        down_bytes = max(RELAYED_BYTES_MIN, RELAYED_AHEAD_S * self._down)
+        room = int(down_bytes / self.chunk_bytes) - self._relayed.total()
+        return max(least, min(known, RELAYED_AT_ONCE_MAX, self._relayed[peer] + room))
+
+    async def _take_relayed(self, peer: PeerId) -> None:
+        """Have a request wait at a neighbour for what it relays, again and again."""
+        try:
+            while not self.picker.complete and not self._is_distrusted(peer):
+                if not await self._request(peer, "relayed", 0, PARK_S):
+                    wait_s = self._retry_s.get(peer, RETRY_S)
+                    self._retry_s[peer] = min(RETRY_S_MAX, 1.5 * wait_s)  # until it asks us
+                    await trio.sleep(wait_s * (0.5 + self._rng.random()))
+                if self._parent() is not None or self._relayed[peer] > self._to_park(peer):
+                    return
+        finally:
+            self._relayed[peer] -= 1
+
+    async def _follow_plan(self, peer: PeerId) -> None:
+        """Ask a planned parent for all chunks in order, a few at a time."""
+        if self._parent() != peer:
+            return
+        async with trio.open_nursery() as nursery:
+            ahead = int(PLANNED_AHEAD_S * self._down / self.chunk_bytes)
+            for _ in range(min(PLANNED_AT_ONCE_MAX, max(PLANNED_AT_ONCE, ahead))):
+                nursery.start_soon(self._take_planned, peer)
+
+    async def _take_planned(self, peer: PeerId) -> None:
+        picker = self.picker
+        while not picker.complete and self._parent() == peer:
+            wanted = picker.missing() & ~picker.pending
+            if not wanted:
+                await trio.sleep(TICK_S)
+                continue
+            if not await self._take_named(peer, (wanted & -wanted).bit_length() - 1, PARK_S):
+                await trio.sleep(TICK_S)
+
+    def _ask_fresh(self, nursery: trio.Nursery) -> None:
+        """Take on more to relay, where the uplink will soon have sent what is owed."""
+        for _ in range(self._fresh_wanted()):
+            self._fresh_asked += 1
+            nursery.start_soon(self._take_fresh, self.publisher)
+
+    def _fresh_wanted(self) -> int:
+        """How many more fresh chunks to ask for now; negative if fewer."""
+        publisher, picker = self.publisher, self.picker
+        if publisher not in self._asked or self._is_distrusted(publisher):
+            return NO_MORE_FRESH
+        rate = self._service.pacer.rate()
+        total_s = self._size_bytes / (self._down or rate or 1.0)
+        if rate and len(self._asked) > 2 and self._is_slow(rate, total_s):
+            return NO_MORE_FRESH
+        owed = picker.copies_owed() * self.chunk_bytes
+        others = max(1, len(self._asked) - 1)
+        ahead_s = min(RELAY_AHEAD_S, max(RELAY_AHEAD_S_MIN, RELAY_AHEAD_SHARE * total_s))
+        ahead = max(ahead_s * rate, RELAY_AHEAD_COPIES * others * self.chunk_bytes)
+        room = math.ceil((ahead - owed) / (others * self.chunk_bytes))
+        return min(FRESH_AT_ONCE, room) - self._fresh_asked - self._fresh_writing
+
+    def _is_slow(self, rate: float, total_s: float) -> bool:
+        """Whether chunks would come to the others later through us than through them."""
+        cycle_s = self.picker.cycle_s
+        if cycle_s <= SLOW_CYCLE_SHARE * total_s:
+            return False
+        ups = [up for up, _ in self.links.values() if up]
+        if not ups or len(self.links) < len(self._asked) / 2:  # nobody knows yet who is fast here
+            return cycle_s > UNSURE_CYCLE_SHARE * total_s
+        share = SLOW_UP_SHARE if cycle_s <= SLOW_UP_S else SLOW_UP_SHARE_LONG
+        return rate < share * sum(ups) / len(ups)
+
+    async def _take_fresh(self, publisher: PeerId) -> None:
+        scope = trio.CancelScope()
+        self._fresh_scopes.add(scope)
+        try:
+            with scope:
+                while await self._request(publisher, "fresh", 0, PARK_S):
+                    picker = self.picker
+                    if picker.complete or self._parent() is not None or self._fresh_wanted() < -1:
+                        return  # else the next is on its way while this one is passed on
+                await trio.sleep(RETRY_S * self._rng.random())
+        finally:
+            self._fresh_scopes.discard(scope)
+            self._fresh_asked -= 1
+
+    def _pull(self, nursery: trio.Nursery, now_s: float) -> None:
+        idle = now_s - self._progress_s > max(IDLE_S, 2.0 * self._gap_s)
+        while self._named.total() < NAMED_IN_ALL:
+            found = self.picker.pull(now_s, lambda peer: self._is_free(peer, now_s), idle=idle)
+            if found is None:
+                return
+            peer, chunk = found
+            nursery.start_soon(self._take_named, peer, chunk, NAMED_PARK_S)
+            self._expect(peer, chunk)
+
+    def _is_free(self, peer: PeerId, now_s: float) -> bool:
+        return (
+            self._named[peer] < NAMED_AT_ONCE
+            and peer in self._asked
+            and self._avoid_until_s.get(peer, 0.0) <= now_s
+        )
+
+    def _expect(self, peer: PeerId, chunk: int) -> None:
+        self.picker.pending |= 1 << chunk
+        self._named[peer] += 1
+
+    async def _take_named(self, peer: PeerId, chunk: int, wait_s: float) -> bool:
+        """Ask for a chunk by its number. Returns whether it came."""
+        if not self.picker.pending >> chunk & 1:
+            self._expect(peer, chunk)
+        try:
+            accused = self.picker.accused(chunk) if peer == self.publisher else None
+            kind: Kind = "named" if accused is None else "lost"
+            await self._request(peer, kind, chunk, wait_s, accused)
+            if self.picker.here >> chunk & 1:
+                self._avoid_s.pop(peer, None)
+                return True
+            avoid_s = self._avoid_s.get(peer, AVOID_S)
+            self._avoid_until_s[peer] = trio.current_time() + avoid_s
+            self._avoid_s[peer] = min(AVOID_S_MAX, 2.0 * avoid_s)
+            return False
+        finally:
+            self._named[peer] -= 1
+            self.picker.give_up(chunk)
+
+    def _tell(self, nursery: trio.Nursery, now_s: float) -> None:
+        """Tell neighbours that have not heard for a while how far we are."""
+        for peer in self._asked:
+            neighbour = self.picker.neighbours.get(peer)
+            if neighbour is None or (neighbour.have == self.picker.all and peer != self.publisher):
+                continue
+            told_s = self._told_s.get(peer, 0.0)
+            if now_s - told_s >= max(NEWS_S, self.picker.cycle_s):
+                self._told_s[peer] = now_s
+                if peer not in self._telling:
+                    self._telling.add(peer)
+                    nursery.start_soon(self._tell_one, peer)
+
+    async def _tell_one(self, peer: PeerId) -> None:
+        try:
+            with trio.move_on_after(NEWS_TIMEOUT_S):
+                await self._request(peer, "news", 0, 0.0)
+        finally:
+            self._telling.discard(peer)
+
+    async def _request(
+        self, peer: PeerId, kind: Kind, chunk: int, wait_s: float, accused: PeerId | None = None
+    ) -> bool:
+        """Ask a neighbour for a chunk, and take what comes. Returns whether it takes part."""
+        picker, count = self.picker, len(self.refs)
+        self._told_s[peer] = trio.current_time()
+        request = ChunkRequest(
+            type="chunk",
+            root=self.key.root,
+            artifact=self.key.artifact,
+            kind=kind,
+            chunk=chunk,
+            accused=accused,
+            have=to_bytes(picker.have, count),
+            relaying=to_bytes(picker.relaying, count),
+            pending=tuple(members(picker.pending | picker.arrived))[:CHUNKS_PENDING_MAX],
+            wait_ms=min(CHUNK_WAIT_MS_MAX, int(wait_s * 1e3)),
+            up_bytes_per_s=int(self._service.pacer.rate()),
+            down_bytes_per_s=int(self.down_measured or self._down),
+        )
+        try:
+            data = await self._transport.request(
+                peer,
+                CHUNKS_PROTOCOL,
+                codec.encode(request),
+                timeout_s=wait_s + ANSWER_S + self.chunk_bytes / BYTES_PER_S_MIN,
+                response_bytes_max=self.chunk_bytes,
+            )
+        except RemoteProtocolError as error:
+            self._distrust(peer, error.reason, error.detail)
+            return False
+        except TransportError:
+            return False
+        if data:
+            await self._take(peer, kind, data)
+        return True
+
+    async def _take(self, peer: PeerId, kind: Kind, data: bytes) -> None:
+        """Keep a chunk that is one of the artifact's."""
+        counters, picker = self.counters, self.picker
+        chunk = self._numbers.get(hashlib.sha256(data).digest())
+        if chunk is None:
+            counters.corrupt_bytes += len(data)
+            self._distrust(peer, Reject.MALFORMED, "a chunk that the manifest does not list")
+            return
+        counters.bytes_in += len(data)
+        if picker.here >> chunk & 1:
+            counters.duplicate_bytes += len(data)
+            counters.chunks_in["duplicate " + kind] += 1
+            return
+        picker.arrived |= 1 << chunk
+        try:
+            while self._writing_bytes and self._writing_bytes + len(data) > WRITING_BYTES_MAX:
+                await self._written.park()
+        except trio.Cancelled:  # who sent it has left
+            picker.arrived &= ~(1 << chunk)
+            raise
+        self._writing_bytes += len(data)
+        self._fresh_writing += kind == "fresh"
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep, peer, kind, chunk, data)
+
+    async def _keep(self, peer: PeerId, kind: Kind, chunk: int, data: bytes) -> None:
+        """Store a chunk, and count it in. Meanwhile the next is asked for: on a busy machine what
+        writes waits for its turn, several times for each chunk."""
+        counters, picker = self.counters, self.picker
+        try:
+            await self.source.write(chunk, data)
+        finally:
+            picker.arrived &= ~(1 << chunk)
+            self._writing_bytes -= len(data)
+            self._fresh_writing -= kind == "fresh"
+            self._written.unpark_all()
+        counters.chunks_in[kind] += 1
+        now_s = trio.current_time()
+        self._gap_s += GAP_WEIGHT * (now_s - self._progress_s - self._gap_s)
+        self._progress_s = now_s
+        # whoever gets a chunk of the publisher's that nobody else relays passes it on
+        named = kind in ("named", "lost") and peer == self.publisher and not self._is_relayed(chunk)
+        picker.got(chunk, relay=kind == "fresh" or named, now_s=self._progress_s)
+        if picker.complete:
+            self.complete.set()
+            for scope in (*self._asked.values(), *self._fresh_scopes):
+                scope.cancel()  # what waits at others would take places from what comes next
+        self._unread.set()
+        self._service.pump()
+
+    def _is_relayed(self, chunk: int) -> bool:
+        return any(
+            neighbour.relaying >> chunk & 1 and not neighbour.distrusted
+            for neighbour in self.picker.neighbours.values()
+        )
+
+    def _distrust(self, peer: PeerId, reason: Reject, detail: str) -> None:
+        neighbour = self.picker.meet(peer)
+        if not neighbour.distrusted:
+            neighbour.distrusted = True
+            self.counters.distrusted += 1
+        self._blame(peer, reason, detail)

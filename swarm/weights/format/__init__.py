@@ -1,0 +1,1 @@
+"""What a version is: manifests, tensors, deltas, chunks."""

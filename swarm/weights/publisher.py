@@ -1,0 +1,264 @@
+"""The publisher's side: make a version of a directory, sign for it, plan how it spreads.
+
+A version is offered whole and as deltas against the versions kept, 1, 2, 4 and 8 before it. Who
+sends what to whom is planned from the links that peers report, and planned again where peers come
+or go while somebody still lacks it; until enough is known, it spreads as a swarm.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from swarm.errors import ConfigError
+from swarm.identity import Identity, PeerId
+from swarm.weights.format import manifest_wire
+from swarm.weights.format.manifest import Artifact, Manifest, state_of
+from swarm.weights.format.tensors import WeightsDirectory, open_weights
+from swarm.weights.format.topology import Plan, Strategy, bound_s, choose
+from swarm.weights.service import WeightsService
+from swarm.weights.store import snapshots
+from swarm.wire import codec
+from swarm.wire.messages import HeadBody
+
+VERSIONS_KEPT: Final = 9  # the newest and what it is offered against, to 8 versions back
+LATENCY_S: Final = 0.05  # one way, taken for all paths
+PLAN_LOOK_S: Final = 1.0
+REPLAN_S: Final = 5.0  # between two plans of one version, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version that is on offer. `delta_bytes`: of the smallest delta; None: none is offered."""
+
+    version: int
+    size_bytes: int
+    full_bytes: int
+    delta_bytes: int | None
+    made_s: float  # to hash, cut, copy and announce it
+    announced_ago_s: float  # the last of these, when all was done
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """All peers that took part have a version. `bound_s` None: their links are not known, or some
+    had it before and it is of those who came since."""
+
+    version: int
+    peers: int
+    time_s: float  # since it was announced, or since one came who lacked it where nobody did
+    bound_s: float | None
+
+
+class Publisher:
+    """Publishes the versions of one policy."""
+
+    def __init__(
+        self,
+        service: WeightsService,
+        identity: Identity,
+        tell: Callable[[Spread], None] = lambda spread: None,
+    ) -> None:
+        self._service = service
+        self._identity = identity
+        self._tell = tell
+        self._manifest: Manifest | None = None  # of the newest version of ours
+        self._began_s = 0.0  # when it was announced, or the last look at which nobody lacked it
+        self._planned_s = 0.0
+        self._planned_for: frozenset[PeerId] = frozenset()
+        self._told = (0, 0)  # version and peers of the last spread that was told of
+
+    async def publish(self, directory: Path, version: int | None = None) -> Published | None:
+        """Put what is in a directory on offer, as the next version or under a higher number.
+
+        Returns None where the newest version has the same content, bit for bit, and no higher
+        number is asked for.
+
+        Raises:
+            ConfigError: no weights in there, or the number is not above the newest.
+            StoreFull, StorageFailed: no room, or the disk; the version before stays on offer.
+            WeightsMismatch: the directory changed meanwhile.
+        """
+        service, started_s = self._service, trio.current_time()
+        new: WeightsDirectory = await service.run_sync(open_weights, directory)
+        newest = service.heads.newest(service.rules.policy)
+        held = service.versions.held()
+        if (
+            held
+            and (version is None or version <= held[-1].version)
+            and held[-1].state == state_of(new.specs)
+            and (newest is None or newest.version <= held[-1].version)
+        ):
+            await self._offer_again(held[-1].version)
+            return None
+        least = 1 + max([each.version for each in held[-1:]] + [newest.version if newest else 0])
+        if version is not None and version < least:
+            raise ConfigError(
+                f"version {version}: versions only move forward, take {least} or more"
+            )
+        number = least if version is None else version
+        body, manifest = await service.run_sync(self._make, new, number)
+        await service.share(number)
+        self._manifest = manifest
+        head = self._head(manifest, body, 0, self._plan(manifest))
+        announced_s = trio.current_time()
+        await service.announce(codec.sign_head(head, self._identity))
+        self._begin()
+        self._let_go(number)
+        await service.run_sync(service.versions.prune)
+        deltas = [each.size_bytes for each in manifest.artifacts if each.base_version is not None]
+        return Published(
+            version=number,
+            size_bytes=manifest.size_bytes,
+            full_bytes=manifest.artifacts[0].size_bytes,
+            delta_bytes=min(deltas, default=None),
+            made_s=trio.current_time() - started_s,
+            announced_ago_s=trio.current_time() - announced_s,
+            strategy=Strategy(head.strategy),
+        )
+
+    def _make(self, new: WeightsDirectory, number: int) -> tuple[bytes, Manifest]:
+        """Blocks: cut the version into chunks, copy it in, have it serve."""
+        service = self._service
+        versions, rules = service.versions, service.rules
+
+        def describe(artifacts: tuple[Artifact, ...]) -> Manifest:
+            return Manifest(
+                run_id=rules.heads.run_id,
+                policy=rules.policy,
+                version=number,
+                publisher=self._identity.peer_id,
+                created_at_s=int(service.now_s()),
+                tensors=new.specs,
+                artifacts=artifacts,
+            )
+
+        bases = []
+        for base in snapshots.base_versions(number, versions.states()):
+            local = versions.get(base)
+            if local is None:
+                continue
+            opened = open_weights(local.directory, versions.manifest(base).tensors)
+            if opened.first_difference() is None:
+                bases.append((base, opened))
+            else:  # somebody wrote to it: nobody else could apply a delta on that
+                versions.doubt(base)
+        manifest = snapshots.offer(new, bases, service.sharing.store, describe)
+        body = manifest_wire.encode_manifest(manifest)
+        snapshots.adopt(new, body, versions, number)
+        versions.make_current(number)
+        return body, manifest
+
+    async def _offer_again(self, version: int) -> None:
+        """A version that was published before, by a process that is no more: plan it anew."""
+        service = self._service
+        head = service.heads.of(service.rules.policy, version)
+        body: bytes = await service.run_sync(service.versions.manifest_body, version)
+        manifest: Manifest = await service.run_sync(manifest_wire.decode_manifest, body)
+        self._manifest = manifest
+        if manifest.publisher != self._identity.peer_id:
+            raise ConfigError(
+                f"version {version} is here already, published by {manifest.publisher}"
+            )
+        sequence = 0 if head is None else head.sequence + 1
+        again = self._head(manifest, body, sequence, self._plan(manifest))
+        await service.announce(codec.sign_head(again, self._identity))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._planned_s = trio.current_time()
+        self._began_s = self._planned_s
+
+    def _let_go(self, newest: int) -> None:
+        """Older versions are given on as deltas alone, for those who come from further back."""
+        service = self._service
+        policy = service.rules.policy
+        for head in service.heads.older(policy):
+            if head.version < newest and head.publisher == self._identity.peer_id:
+                service.sharing.end(head.root, 0)  # the full artifact comes first
+        service.sharing.keep_newest(service.rules.shared_versions)
+
+    # --- plans -----------------------------------------------------------------------------
+
+    def _head(self, manifest: Manifest, body: bytes, sequence: int, plan: Plan) -> HeadBody:
+        return HeadBody(
+            type="weights",
+            run_id=manifest.run_id,
+            policy=manifest.policy,
+            version=manifest.version,
+            publisher=manifest.publisher,
+            sequence=sequence,
+            root=manifest_wire.root_of(body),
+            manifest_bytes=len(body),
+            created_at_s=int(self._service.now_s()),
+            **manifest_wire.plan_columns(plan),
+        )
+
+    def _usual(self, manifest: Manifest) -> Artifact:
+        """What most peers will fetch: the delta on the version before, or else all of it."""
+        return max(manifest.artifacts, key=lambda each: each.base_version or -1)
+
+    def _plan(self, manifest: Manifest) -> Plan:
+        """The fastest shape for the peers that are there, or a swarm where a link is not known."""
+        sharing = self._service.sharing
+        peers = sharing.peer_links(without=self._identity.peer_id)
+        self._planned_for = frozenset(peer.peer for peer in peers)
+        up = sharing.up_bytes_per_s
+        artifact = self._usual(manifest)
+        is_known = up and all(peer.up_bytes_per_s and peer.down_bytes_per_s for peer in peers)
+        if not peers or not is_known or not artifact.chunks:
+            return Plan(Strategy.SWARM)
+        chunk_bytes = max(chunk.size_bytes for chunk in artifact.chunks)
+        return choose(artifact.size_bytes, chunk_bytes, up, peers, LATENCY_S).plan
+
+    async def run(self) -> None:
+        """Plan again where peers came or went, and tell when all have it, until cancelled."""
+        while True:
+            await trio.sleep(PLAN_LOOK_S)
+            manifest = self._manifest
+            if manifest is None:
+                continue
+            sharing = self._service.sharing
+            lacking = sharing.unfinished(manifest.version)
+            self._tell_of_spread(manifest, lacking)
+            links = sharing.peer_links(without=self._identity.peer_id)
+            there = frozenset(link.peer for link in links)
+            if not lacking and (self._told[0] == manifest.version or not there):
+                # Who comes now comes late. One that is done by the next look is told of from here:
+                # a second too much, where the time since the announcement says nothing.
+                self._began_s = trio.current_time()
+            is_due = trio.current_time() - self._planned_s >= REPLAN_S
+            if lacking and is_due and there != self._planned_for:
+                await self._replan(manifest)
+
+    async def _replan(self, manifest: Manifest) -> None:
+        service = self._service
+        head = service.heads.newest(service.rules.policy)
+        if head is None or head.version != manifest.version:
+            return
+        plan = self._plan(manifest)
+        self._planned_s = trio.current_time()
+        if plan == manifest_wire.plan_of(head):
+            return
+        body: bytes = await service.run_sync(service.versions.manifest_body, manifest.version)
+        again = self._head(manifest, body, head.sequence + 1, plan)
+        await service.announce(codec.sign_head(again, self._identity))
+
+    def _tell_of_spread(self, manifest: Manifest, lacking: tuple[PeerId, ...]) -> None:
+        sharing = self._service.sharing
+        finished = sharing.finished(manifest.version)
+        first = self._told[0] != manifest.version
+        if not first and finished < self._told[1]:  # some left, which is no news
+            self._told = (manifest.version, finished)
+        if lacking or not finished or self._told == (manifest.version, finished):
+            return
+        self._told = (manifest.version, finished)
+        peers = sharing.peer_links(without=self._identity.peer_id)
+        up = sharing.up_bytes_per_s
+        bound = None
+        if first and up and peers and all(peer.down_bytes_per_s for peer in peers):
+            bound = bound_s(self._usual(manifest).size_bytes, up, peers)
+        self._tell(Spread(manifest.version, finished, trio.current_time() - self._began_s, bound))

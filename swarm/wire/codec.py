@@ -1,0 +1,513 @@
+"""Bytes <-> messages: the only place that judges foreign bytes.
+
+Every failure in here is a `RemoteProtocolError`; nothing else escapes, whatever the bytes. The
+checks go from cheap to dear: size, then MessagePack under hard limits on every length, on the
+nesting and on the number of values, then the closed schema. For a signed record the signature
+comes before the schema of its payload, so that a stranger cannot make us parse it for nothing.
+
+What is signed and hashed are the payload's bytes as received, never a re-encoding.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import ValidationError
+
+from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
+from swarm.identity import Identity, PeerId, public_key_of, verify
+from swarm.rollouts import (
+    Completion,
+    FinishReason,
+    GroupId,
+    RolloutGroup,
+    Task,
+    spans_fault,
+    version_spans,
+)
+from swarm.wire.messages import (
+    ADVERT_BYTES_MAX,
+    ADVERT_DOMAIN,
+    ADVERT_GROUPS_MAX,
+    ADVERTS_PER_REPLY_MAX,
+    COMPLETIONS_MAX,
+    DETAIL_CHARS_MAX,
+    GROUP_BYTES_MAX,
+    GROUP_DOMAIN,
+    HEAD_BYTES_MAX,
+    HEAD_DOMAIN,
+    HELLO_BYTES_MAX,
+    HELLO_DOMAIN,
+    KNOWN_PEERS_MAX,
+    NESTING_MAX,
+    SUBMISSION_BYTES_MAX,
+    TEXT_CHARS_MAX,
+    WANT_GROUPS_MAX,
+    AdvertBody,
+    CompletionBody,
+    GroupBody,
+    HeadBody,
+    Hello,
+    Signed,
+    Submission,
+    TaskBody,
+    WireModel,
+)
+
+M = TypeVar("M", bound=WireModel)
+
+VALUES_MAX = 2_048  # values in one message, nested ones included; the fullest group has about 750
+FIELDS_MAX = 16  # of one map
+ARRAY_MAX = max(
+    COMPLETIONS_MAX, ADVERT_GROUPS_MAX, ADVERTS_PER_REPLY_MAX, WANT_GROUPS_MAX, KNOWN_PEERS_MAX
+)
+STRING_BYTES_MAX = 4 * TEXT_CHARS_MAX  # UTF-8 needs up to four bytes a character
+LOGPROB_MAX = 1e-3  # rounding may lift a log-prob a little over 0
+
+_CONTAINERS = frozenset({dict, tuple})  # exactly what `_unpack` makes of maps and arrays
+_FINISH_REASONS = {reason.value: reason for reason in FinishReason}
+_TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
+
+
+def encode(message: WireModel) -> bytes:
+    """The message as MessagePack: a map by field name. Fields that say nothing are left out."""
+    tree = message.model_dump(exclude_defaults=True)
+    packed: bytes = msgpack.packb(tree, use_bin_type=True)
+    return packed
+
+
+def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
+    """The message in `data`, which must hold exactly one of this kind.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE over a limit, MALFORMED for all else.
+    """
+    if len(data) > bytes_max:
+        raise RemoteProtocolError(Reject.OVERSIZE, f"{len(data)} bytes, at most {bytes_max}")
+    tree = _unpack(data)
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        reason, detail = _schema_fault(kind, error)
+    # Not where it was caught: pydantic's error would hang on ours as its context. The garbage
+    # collector cannot see through it, so each one that comes into a cycle would stay for ever.
+    raise RemoteProtocolError(reason, detail)
+
+
+def sign_group(group: RolloutGroup, identity: Identity) -> tuple[GroupId, bytes]:
+    """The signed record of our own group, ready to send, and its id.
+
+    Log-probs lose precision to 32 bits on the way.
+
+    Raises:
+        LocalProtocolError: the group is not ours, or it does not fit the wire's limits.
+    """
+    if group.producer != identity.peer_id:
+        raise LocalProtocolError(f"cannot sign a group of {group.producer} as {identity.peer_id}")
+    try:
+        payload = encode(_group_body(group))
+    except (ValidationError, struct.error, OverflowError) as error:
+        raise LocalProtocolError(f"group does not fit the wire: {error}") from error
+    return _group_id(payload), _sign(payload, GROUP_DOMAIN, identity, GROUP_BYTES_MAX)
+
+
+def decode_group(record: bytes) -> tuple[GroupId, RolloutGroup]:
+    """The group in a signed record, made by the producer that it names.
+
+    Its time, run, task and content are still mere claims.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
+    """
+    payload, signer = _open(record, GROUP_DOMAIN, GROUP_BYTES_MAX)
+    try:
+        body = decode(payload, GroupBody, GROUP_BYTES_MAX)
+        _check_producer(signer, body.producer)
+        return _group_id(payload), _rollout_group(body)
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+
+
+def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
+    """A group of ours that was generated under a lease (16 bytes), signed, with its spans.
+
+    Raises:
+        LocalProtocolError: as `sign_group`; its spans make no sense, or there are too many.
+    """
+    spans = [
+        number
+        for at, completion in enumerate(group.completions)
+        if completion.spans
+        for run in version_spans(completion)
+        for number in (at, *run)
+    ]
+    _, record = sign_group(group, identity)
+    try:
+        packed = struct.pack(f"<{len(spans)}I", *spans)
+        return encode(Submission(type="submission", lease=lease, record=record, spans=packed))
+    except (ValidationError, struct.error) as error:
+        raise LocalProtocolError(f"submission does not fit the wire: {error}") from error
+
+
+def decode_submission(payload: bytes) -> tuple[bytes, GroupId, bytes, bytes, RolloutGroup]:
+    """The lease that a submission names, and the group's id, signed record, column of spans and
+    content, its completions with their spans.
+
+    Raises:
+        RemoteProtocolError: as `decode_group`.
+    """
+    message = decode(payload, Submission, SUBMISSION_BYTES_MAX)
+    group_id, group = decode_group(message.record)
+    return message.lease, group_id, message.record, message.spans, with_spans(group, message.spans)
+
+
+def with_spans(group: RolloutGroup, column: bytes) -> RolloutGroup:
+    """The group with the spans of a submission's column.
+
+    Raises:
+        RemoteProtocolError: MALFORMED.
+    """
+    if not column:
+        return group
+    if len(column) % 12:
+        raise RemoteProtocolError(Reject.MALFORMED, "a column of spans of an odd length")
+    found: dict[int, list[tuple[int, int]]] = {}
+    last = 0
+    for at, version, tokens in struct.iter_unpack("<3I", column):
+        if at < last or at >= len(group.completions):
+            raise RemoteProtocolError(Reject.MALFORMED, "spans of no completion, or out of order")
+        last = at
+        found.setdefault(at, []).append((version, tokens))
+    completions = list(group.completions)
+    for at, runs in found.items():
+        completions[at] = replace(completions[at], spans=tuple(runs))
+        fault = spans_fault(completions[at])
+        if fault is not None:
+            raise RemoteProtocolError(Reject.MALFORMED, f"spans: {fault}")
+    return replace(group, completions=tuple(completions))
+
+
+def sign_advert(body: AdvertBody, identity: Identity) -> bytes:
+    """The signed record of our own advert, ready to gossip.
+
+    Raises:
+        LocalProtocolError: the advert is not ours, or too large.
+    """
+    if body.producer != identity.peer_id:
+        raise LocalProtocolError(f"cannot sign an advert of {body.producer}")
+    return _sign(encode(body), ADVERT_DOMAIN, identity, ADVERT_BYTES_MAX)
+
+
+def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
+    """The advert in a signed record, made by the producer that it names, and its 32-byte id.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
+    """
+    payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
+    try:
+        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
+        _check_producer(signer, body.producer)
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+    return hashlib.sha256(ADVERT_DOMAIN + payload).digest(), body
+
+
+def sign_hello(body: Hello, identity: Identity) -> bytes:
+    """The signed record of our own hello.
+
+    Raises:
+        LocalProtocolError: it is too large.
+    """
+    return _sign(encode(body), HELLO_DOMAIN, identity, HELLO_BYTES_MAX)
+
+
+def decode_hello(record: bytes) -> tuple[PeerId, Hello]:
+    """The hello in a signed record, and who signed it.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED or BAD_SIGNATURE.
+    """
+    payload, signer = _open(record, HELLO_DOMAIN, HELLO_BYTES_MAX)
+    return signer, decode(payload, Hello, HELLO_BYTES_MAX)
+
+
+def sign_head(body: HeadBody, identity: Identity) -> bytes:
+    """The signed record of our own head, ready to gossip.
+
+    Raises:
+        LocalProtocolError: the head is not ours, its plan makes no sense, or it is too large.
+    """
+    if body.publisher != identity.peer_id:
+        raise LocalProtocolError(f"cannot sign a head of {body.publisher}")
+    fault = _plan_fault(body)
+    if fault is not None:
+        raise LocalProtocolError(fault)
+    return _sign(encode(body), HEAD_DOMAIN, identity, HEAD_BYTES_MAX)
+
+
+def decode_head(record: bytes) -> HeadBody:
+    """The head in a signed record, made by the publisher that it names.
+
+    Whether that may publish, and what the head claims, is for `swarm.weights.format.manifest_wire`.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
+    """
+    payload, signer = _open(record, HEAD_DOMAIN, HEAD_BYTES_MAX)
+    try:
+        body = decode(payload, HeadBody, HEAD_BYTES_MAX)
+        _check_producer(signer, body.publisher)
+        fault = _plan_fault(body)
+        if fault is not None:
+            raise RemoteProtocolError(Reject.MALFORMED, fault)  # noqa: TRY301  with its signer
+    except RemoteProtocolError as error:
+        error.signer = signer
+        raise
+    return body
+
+
+def _plan_fault(head: HeadBody) -> str | None:
+    """What is wrong with the plan of a head whose publisher is a peer id; None: nothing."""
+    if len(head.order) % 32 or 2 * len(head.order) != 32 * len(head.parents):
+        return "columns of a plan of different or odd lengths"
+    keys = [head.order[at : at + 32] for at in range(0, len(head.order), 32)]
+    if len(set(keys)) != len(keys) or public_key_of(head.publisher) in keys:
+        return "a plan with a peer twice, or with the publisher below somebody"
+    if keys and head.strategy == "swarm":
+        return "parents in a swarm, which has none"
+    parents = struct.unpack(f"<{len(keys)}H", head.parents)
+    if any(parent > place for place, parent in enumerate(parents)):
+        return "a parent that comes after its child"
+    return None
+
+
+def check_times(
+    created_at_s: int, expires_at_s: int, now_s: float, life_s_max: float, skew_s: float
+) -> None:
+    """Check a record's claimed times against our clock. `skew_s`: how far a clock may be ahead.
+
+    Raises:
+        RemoteProtocolError: FUTURE, or EXPIRED for one past its end or with a life too long.
+    """
+    if created_at_s > now_s + skew_s:
+        raise RemoteProtocolError(Reject.FUTURE, f"created {created_at_s - now_s:.0f} s ahead")
+    if expires_at_s <= now_s:
+        raise RemoteProtocolError(Reject.EXPIRED, f"ended {now_s - expires_at_s:.0f} s ago")
+    life_s = expires_at_s - created_at_s
+    if not 0 < life_s <= life_s_max:
+        raise RemoteProtocolError(Reject.EXPIRED, f"life of {life_s} s, at most {life_s_max}")
+
+
+class _Limits:
+    """Counts values while msgpack builds them, so that a bomb of tiny ones stays small."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        if self.values > VALUES_MAX:
+            raise RemoteProtocolError(Reject.OVERSIZE, f"more than {VALUES_MAX} values")
+
+    def array(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        self._count(1 + len(items))
+        return items
+
+    def map(self, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+        self._count(1 + len(pairs))
+        fields = dict(pairs)
+        if len(fields) != len(pairs):
+            raise RemoteProtocolError(Reject.MALFORMED, "a map names a field twice")
+        return fields
+
+
+def _no_extension(code: int, data: bytes) -> None:
+    raise RemoteProtocolError(Reject.MALFORMED, f"extension type {code}")
+
+
+def _unpack(data: bytes) -> Any:
+    limits = _Limits()
+    try:
+        tree = msgpack.unpackb(
+            data,
+            raw=False,
+            unicode_errors="strict",
+            strict_map_key=True,
+            use_list=False,  # strict validation takes a tuple for a tuple, and no list
+            list_hook=limits.array,
+            object_pairs_hook=limits.map,
+            ext_hook=_no_extension,
+            max_str_len=STRING_BYTES_MAX,
+            max_bin_len=len(data),  # each field's own limit is the schema's
+            max_array_len=ARRAY_MAX,
+            max_map_len=FIELDS_MAX,
+            max_ext_len=0,
+        )
+    except (
+        ValueError,
+        msgpack.UnpackException,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:
+        raise RemoteProtocolError(Reject.MALFORMED, _bounded(f"MessagePack: {error}")) from None
+    _check_nesting(tree)
+    return tree
+
+
+def _check_nesting(tree: Any) -> None:
+    containers = [tree] if type(tree) in _CONTAINERS else []
+    for _ in range(NESTING_MAX):
+        if not containers:
+            return
+        containers = [
+            value
+            for each in containers
+            for value in (each.values() if type(each) is dict else each)
+            if type(value) in _CONTAINERS
+        ]
+    if not containers:
+        return
+    raise RemoteProtocolError(Reject.MALFORMED, f"nested deeper than {NESTING_MAX}")
+
+
+def _schema_fault(kind: type[WireModel], error: ValidationError) -> tuple[Reject, str]:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    reason = Reject.OVERSIZE if first["type"] in _TOO_LONG else Reject.MALFORMED
+    return reason, _bounded(f"{kind.__name__}: {first['type']} at {where}")
+
+
+def _bounded(text: str) -> str:
+    """Fit for a log line: short, and without control characters."""
+    return ascii(text[:DETAIL_CHARS_MAX])[1:-1][:DETAIL_CHARS_MAX]
+
+
+def _sign(payload: bytes, domain: bytes, identity: Identity, bytes_max: int) -> bytes:
+    if len(payload) > bytes_max:
+        raise LocalProtocolError(f"payload of {len(payload)} bytes, at most {bytes_max}")
+    signature = identity.sign(domain, payload)
+    record = encode(Signed(payload=payload, signer=identity.peer_id, signature=signature))
+    if len(record) > bytes_max:
+        raise LocalProtocolError(f"record of {len(record)} bytes, at most {bytes_max}")
+    return record
+
+
+def _open(record: bytes, domain: bytes, bytes_max: int) -> tuple[bytes, PeerId]:
+    """The payload of a signed record whose signature holds, and who signed it."""
+    envelope = decode(record, Signed, bytes_max)
+    public_key_of(envelope.signer)  # one key, one name: takes a peer id in its canonical form alone
+    signer = PeerId(envelope.signer)
+    verify(signer, domain, envelope.payload, envelope.signature)
+    return envelope.payload, signer
+
+
+def _check_producer(signer: PeerId, producer: str) -> None:
+    if signer != producer:
+        raise RemoteProtocolError(
+            Reject.WRONG_PRODUCER, _bounded(f"{signer} signed for {producer}")
+        )
+
+
+def _group_id(payload: bytes) -> GroupId:
+    return GroupId(hashlib.sha256(GROUP_DOMAIN + payload).digest())
+
+
+def _group_body(group: RolloutGroup) -> GroupBody:
+    task = group.task
+    return GroupBody(
+        type="group",
+        run_id=group.run_id,
+        producer=group.producer,
+        round=group.round,
+        task=TaskBody(
+            environment=task.environment,
+            version=task.version,
+            parameters=task.parameters,
+            seed=task.seed,
+            index=task.index,
+        ),
+        completions=tuple(_completion_body(completion) for completion in group.completions),
+        tokenizer=group.tokenizer,
+        temperature=float(group.temperature),
+        top_p=float(group.top_p),
+        created_at_s=group.created_at_s,
+        expires_at_s=group.expires_at_s,
+        **_said(engine=group.engine, precision=group.precision),
+    )
+
+
+def _said(**texts: str) -> dict[str, str]:
+    """Those that say something."""
+    return {name: text for name, text in texts.items() if text}
+
+
+def _completion_body(completion: Completion) -> CompletionBody:
+    token_ids, logprobs = completion.token_ids, completion.logprobs
+    if len(token_ids) != len(logprobs):
+        raise LocalProtocolError(f"{len(token_ids)} token ids but {len(logprobs)} log-probs")
+    body = CompletionBody(
+        text=completion.text,
+        token_ids=struct.pack(f"<{len(token_ids)}I", *token_ids),
+        logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
+        finish_reason=completion.finish_reason.value,
+        policy_version=completion.policy_version,
+    )
+    if not _are_logprobs(struct.unpack(f"<{len(logprobs)}f", body.logprobs)):
+        raise LocalProtocolError("log-probs that are not finite or over 0")
+    return body
+
+
+def _rollout_group(body: GroupBody) -> RolloutGroup:
+    task = body.task
+    return RolloutGroup(
+        run_id=body.run_id,
+        producer=PeerId(body.producer),
+        round=body.round,
+        task=Task(
+            environment=task.environment,
+            version=task.version,
+            parameters=task.parameters,
+            seed=task.seed,
+            index=task.index,
+        ),
+        completions=tuple(_completion(completion) for completion in body.completions),
+        tokenizer=body.tokenizer,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        created_at_s=body.created_at_s,
+        expires_at_s=body.expires_at_s,
+        engine=body.engine,
+        precision=body.precision,
+    )
+
+
+def _completion(body: CompletionBody) -> Completion:
+    if len(body.token_ids) != len(body.logprobs) or len(body.token_ids) % 4:
+        raise RemoteProtocolError(Reject.MALFORMED, "token columns of different or odd lengths")
+    length = len(body.token_ids) // 4
+    logprobs = struct.unpack(f"<{length}f", body.logprobs)
+    if not _are_logprobs(logprobs):
+        raise RemoteProtocolError(Reject.MALFORMED, "log-probs that are not finite or over 0")
+    return Completion(
+        text=body.text,
+        token_ids=struct.unpack(f"<{length}I", body.token_ids),
+        logprobs=logprobs,
+        finish_reason=_FINISH_REASONS[body.finish_reason],
+        policy_version=body.policy_version,
+    )
+
+
+def _are_logprobs(values: Sequence[float]) -> bool:
+    # each is a 32-bit float: their sum as doubles cannot overflow, so it is finite if all are
+    return math.isfinite(sum(values)) and max(values, default=0.0) <= LOGPROB_MAX
