@@ -49,7 +49,7 @@ from swarm.transport.libp2p_negotiation import Offer, Readable, Reader, Write, a
 from swarm.transport.libp2p_noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p_workarounds import Workarounds
 from swarm.transport.libp2p_yamux import HardYamux, MuxedConnection, OnEnd
-from swarm.transport.metering import HANDSHAKE_S, Payer, WorkMeter
+from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
 from swarm.transport.observations import canonical_ip
 from swarm.transport.places import Place, Places, origin_of
 
@@ -339,6 +339,8 @@ class HardSwarm(Swarm):
                     raw_conn, expected is not None, expected
                 )
                 peer = secured.get_remote_peer()
+                origin = origin_of(_ip_of(secured))
+                await self.meter.settle(origin, str(peer), ADMISSION_S)
                 muxed = await self.upgrader.upgrade_connection(secured, peer)
                 return await self.add_conn(muxed, direction)
         except BaseException as error:
