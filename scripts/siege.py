@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -395,6 +396,8 @@ def note_honest(siege: Siege, row: Row, began_s: float, ended_s: float) -> None:
     assert siege.observer is not None
     asked = siege.observer.between("honest", began_s, ended_s)
     row.honest, row.honest_failed = len(asked), sum(not each["ok"] for each in asked)
+    reasons = Counter(each["why"] for each in asked if not each["ok"])
+    row.honest_why = reasons.most_common(1)[0][0] if reasons else ""
     row.p50_ms, row.p99_ms = medians(asked)
     row.base_p50_ms, row.base_p99_ms = medians(siege.honest_in_peace())
     came = siege.observer.between("newcomer", began_s, ended_s)
@@ -416,7 +419,10 @@ def misses(row: Row, target: Target, told: dict[str, Any]) -> list[str]:
             f"{row.descriptors_left:+d} descriptors are left",
         ),
         (gain_ms > P99_GAIN_MS_MAX, f"honest p99 +{gain_ms:.0f} ms"),
-        (row.honest_failed > 0, f"{row.honest_failed} of {row.honest} honest requests failed"),
+        (
+            row.honest_failed > 0,
+            f"{row.honest_failed} of {row.honest} honest requests failed ({row.honest_why})",
+        ),
         (
             row.newcomers_in < row.newcomers,
             f"{row.newcomers - row.newcomers_in} of {row.newcomers} newcomers kept out during it",

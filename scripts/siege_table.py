@@ -25,6 +25,7 @@ class Row:
     descriptors_left: int = 0
     honest: int = 0
     honest_failed: int = 0
+    honest_why: str = ""  # what most of these say
     p50_ms: float = float("nan")
     p99_ms: float = float("nan")
     base_p50_ms: float = float("nan")

@@ -81,7 +81,8 @@ REFUSED_CONNECTIONS = "connection"  # the key in `TransportCounters.refused`
 
 @dataclass(frozen=True, slots=True)
 class ServeLimits:
-    """Bounds on one served protocol. A request over `concurrent_max` is refused, not queued."""
+    """Bounds on one served protocol. Of the requests over `concurrent_max` those are refused whose
+    peers have as many places as anybody; others may wait a moment for one."""
 
     request_bytes_max: int
     response_bytes_max: int

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from libp2p.utils import encode_delim
 
 from swarm.errors import RequestRefused
@@ -95,17 +96,66 @@ def test_a_quick_answer_is_not_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
 def test_only_a_larger_share_gives_way() -> None:
     async def main() -> None:
         served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=3))
-        places = [served.take(PeerId(name)) for name in ("two", "two", "one")]
-        assert served.take(PeerId("new")) is None  # their handlers are still at it
+        places = [await served.take(PeerId(name)) for name in ("two", "two", "one")]
+        assert await served.take(PeerId("new")) is None  # their handlers are still at it
         for place in places:
             assert place is not None
             place.answering_since_s = trio.current_time()
-        assert served.take(PeerId("new")) is None  # and these are quick yet
+        assert await served.take(PeerId("new")) is None  # and these are quick yet
         await trio.sleep(request_slots.ANSWER_SLOW_S)
-        assert served.take(PeerId("one")) is None  # has one, and would have two
-        assert served.take(PeerId("new")) is not None
+        assert await served.take(PeerId("one")) is None  # has one, and would have two
+        assert await served.take(PeerId("new")) is not None
         assert [place.scope.cancel_called for place in places if place] == [True, False, False]
-        assert served.take(PeerId("newer")) is None  # each has one now
+        assert await served.take(PeerId("newer")) is None  # each has one now
         assert len(served.places) == 3
+        assert not served.waiting
+
+    run(main, virtual=True)
+
+
+def test_who_has_least_has_the_next_place() -> None:
+    """Many keys that ask as often as each may keep nobody out who asks now and then."""
+
+    async def main() -> None:
+        served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=4))
+        came: list[str] = []
+
+        async def take(name: str) -> None:
+            place = await served.take(PeerId(name))
+            came.append(f"{name}: {'in' if place else 'busy'} at {trio.current_time():.1f}")
+
+        many = [await served.take(PeerId("many")) for _ in range(3)]
+        few = await served.take(PeerId("few"))
+        async with trio.open_nursery() as nursery:
+            for name in ("many", "few", "new"):
+                nursery.start_soon(take, name)
+                await trio.testing.wait_all_tasks_blocked()
+            assert len(served.waiting) == 2
+            assert few is not None
+            served.give_back(few)
+            served.give_back(few)  # it has it no longer
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(served.places) == 4
+        assert many[0] is not None
+        served.give_back(many[0])
+        assert len(served.places) == 3
+        assert came == ["many: busy at 0.0", "few: in at 0.0", "new: busy at 2.0"]
+
+    run(main, virtual=True)
+
+
+def test_a_place_that_comes_as_its_request_is_given_up_is_free_again() -> None:
+    async def main() -> None:
+        served = request_slots.Served(large, ServeLimits(1, 1, concurrent_max=2))
+        first = [await served.take(PeerId("two")) for _ in range(2)]
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(served.take, PeerId("new"))
+                await trio.testing.wait_all_tasks_blocked()
+                assert first[0] is not None
+                scope.cancel()
+                served.give_back(first[0])
+        assert len(served.places) == 1
+        assert not served.waiting
 
     run(main, virtual=True)

@@ -387,7 +387,7 @@ class Libp2pTransport:
             refusal = "request is over the limit"
         if request is not None:
             self._counters.count_in(protocol, len(request), peer)
-            place = served.take(share) if inbound.alive else None
+            place = await served.take(share) if inbound.alive else None
             refusal = "busy"
         if request is None or place is None:
             self._counters.refused[protocol] += 1

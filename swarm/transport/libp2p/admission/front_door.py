@@ -57,7 +57,7 @@ from swarm.transport.libp2p.connection.negotiation import (
 from swarm.transport.libp2p.connection.noise import SOCKET_READ_BYTES, Noise
 from swarm.transport.libp2p.connection.workarounds import Workarounds
 from swarm.transport.libp2p.connection.yamux import HardYamux, MuxedConnection, OnEnd
-from swarm.transport.metering import HANDSHAKE_S, Payer, WorkMeter
+from swarm.transport.metering import ADMISSION_S, HANDSHAKE_S, Payer, WorkMeter
 from swarm.transport.places import Place, Places, origin_of
 
 log = logging.getLogger(__name__)
@@ -346,6 +346,8 @@ class HardSwarm(Swarm):
                     raw_conn, expected is not None, expected
                 )
                 peer = secured.get_remote_peer()
+                origin = origin_of(_ip_of(secured))
+                await self.meter.settle(origin, str(peer), ADMISSION_S)
                 muxed = await self.upgrader.upgrade_connection(secured, peer)
                 return await self.add_conn(muxed, direction)
         except BaseException as error:
