@@ -226,7 +226,7 @@ def test_a_page_of_another_host_asks_for_nothing_here() -> None:
     within(body, guarded)
 
 
-@pytest.mark.parametrize("name", ["swarm.peers.mdns", "SWARM.lan:80"])
+@pytest.mark.parametrize("name", ["swarm.lan", "SWARM.lan:80"])
 def test_who_listens_for_others_answers_to_addresses_and_to_names_that_were_given(
     name: str,
 ) -> None:
@@ -236,7 +236,7 @@ def test_who_listens_for_others_answers_to_addresses_and_to_names_that_were_give
         async with trio.open_nursery() as nursery:
             listener = listen_on("0.0.0.0:0")
             port = listener.getsockname()[1]
-            await nursery.start(partial(serve_board, listener, board, names=["swarm.peers.mdns"]))
+            await nursery.start(partial(serve_board, listener, board, names=["swarm.lan"]))
             async with httpx.AsyncClient(trust_env=False, timeout=WAIT_S) as client:
                 for host, status in (
                     (name, 200), ("192.0.2.7:9", 200), ("[2001:db8::1]", 200),

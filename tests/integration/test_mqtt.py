@@ -16,6 +16,7 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
+from swarm.telemetry import mqtt
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.fleet_view import Drop, Gone, Watch
 from swarm.telemetry.mqtt import (
@@ -36,7 +37,6 @@ from swarm.telemetry.reports import (
     decode_report,
     encode_report,
     encode_status,
-    mqtt,
 )
 from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run

@@ -37,7 +37,7 @@ from swarm.wire.messages import ADDRESSES_MAX, WANT_GROUPS_MAX
 
 WALK_DEPTH_MAX = 8
 WALK_ENTRIES_MAX = 8  # of one collection that are looked into
-NOT_OF_A_NODE = ("swarm.transport.memory.network", "swarm.simulation", "node.simulat")
+NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 UNNAMED_MAX: Final = 8  # entries of a collection that has no line here
 SETTLED_MAX: Final = 4_096  # of what is fixed before a node starts
 HEARD_INSTANCES_MAX: Final = 2  # of one peer, in `Discovery`
