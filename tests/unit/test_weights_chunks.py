@@ -22,6 +22,7 @@ from swarm.errors import (
 )
 from swarm.simulation.weights.faults import files_up_to
 from swarm.weights.format.manifest import ChunkRef
+from swarm.weights.store import chunks
 from swarm.weights.store.chunks import AT_ONCE_BYTES_MAX, PIN_SETS_MAX, ChunkStore
 from tests.unit.chunk_child import CHUNK_BYTES
 
@@ -151,6 +152,23 @@ def test_the_least_recently_used_leaves_first(store: ChunkStore, tmp_path: Path)
     assert held(store, 1, 2, 3, 4, 5) == [1, 3, 4, 5]
     assert store.figures().evicted == 1
     assert not path_of(tmp_path, chunk(2)).exists()
+
+
+def test_what_nobody_needs_leaves_though_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a learner that publishes for days: its version, and as much again."""
+    monkeypatch.setattr(chunks, "SPARE_BYTES_MIN", 0)
+    with ChunkStore(tmp_path, 1_000_000) as store:
+        for version in range(10):
+            numbers = range(3 * version, 3 * version + 3)
+            store.pin("serves", [ref(chunk(number)) for number in numbers])
+            put(store, *numbers)
+        assert held(store, *range(30)) == list(range(24, 30))
+        monkeypatch.setattr(chunks, "SPARE_BYTES_MIN", 8_000)
+        put(store, *range(10))
+        assert len(held(store, *range(30))) == 11
+        assert held(store, 27, 28, 29) == [27, 28, 29]
 
 
 def test_pinned_chunks_stay(store: ChunkStore) -> None:

@@ -5,8 +5,9 @@ stands for whole bytes; no sync is waited for. What is found at a start may have
 a power cut, or changed by anybody: it counts for nothing until its hash was checked, at its first
 use. So what was verified is not fetched again, and what nobody has verified is not served.
 
-Chunks of the version that serves and of the one in flight are pinned. The rest is kept as long as
-there is room, the least recently used leaving first.
+Chunks of the version that serves and of the one in flight are pinned. Of the rest as much is kept
+again, for peers that are behind, the least recently used leaving first: a learner that publishes
+for days would else fill the disk with what nobody asks for.
 
 Everything here blocks, but for `get_at_once`: call it off the event loop. All of it may be called
 from any thread.
@@ -38,6 +39,7 @@ from swarm.errors import (
 from swarm.weights.format.manifest import ChunkRef
 
 PIN_SETS_MAX: Final = 16
+SPARE_BYTES_MIN: Final = 268_435_456  # of chunks that are not pinned, where the pinned take less
 AT_ONCE_BYTES_MAX: Final = 2_097_152  # of a chunk that is read where it must not take long
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -75,6 +77,7 @@ class ChunkStore:
         self._held: OrderedDict[bytes, _Held] = OrderedDict()  # least recently used first
         self._pins: dict[str, dict[bytes, int]] = {}  # sizes by hash
         self._pinned: dict[bytes, int] = {}  # of all sets together
+        self._pinned_bytes = 0
         self._reserved_bytes = 0  # of chunks that are being written
         self._held_bytes = 0
         self._stored = self._evicted = self._damaged = 0
@@ -248,6 +251,10 @@ class ChunkStore:
                 self._reserved_bytes -= len(data)
 
     def _make_room(self, size_bytes: int) -> None:
+        """Drop what is over the bounds: that of what nobody needs, and that of the store."""
+        enough = self._pinned_bytes + max(self._pinned_bytes, SPARE_BYTES_MIN)
+        while self._held_bytes + size_bytes > enough and self._evict():
+            pass
         while self._held_bytes + self._reserved_bytes + size_bytes > self._bytes_max:
             if not self._evict():
                 raise StoreFull(
@@ -314,12 +321,14 @@ class ChunkStore:
                     f"hold {self._bytes_max}"
                 )
             self._pins, self._pinned = pins, pinned
+            self._pinned_bytes = sum(pinned.values())
 
     def unpin(self, name: str) -> None:
         """Let the chunks that `name` pinned go when room is needed."""
         with self._lock:
             self._pins.pop(name, None)
             self._pinned = _union(self._pins)
+            self._pinned_bytes = sum(self._pinned.values())
 
     def _path(self, sha256: bytes) -> Path:
         name = sha256.hex()
