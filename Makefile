@@ -32,7 +32,7 @@ demo-learner: $(STAMP) ## A central learner and its workers on this machine
 	@$(BIN)/python scripts/demo_learner.py $(DEMO_ARGS)
 
 test: $(VLLM_STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
-	@$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS)
+	@$(if $(TEST_ARGS),$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS),scripts/test.sh)
 
 test-all: $(VLLM_STAMP) ## All tests
 	@$(BIN)/python -m pytest -q $(TEST_ARGS)
