@@ -35,6 +35,9 @@ TURN_S: Final = 0.001  # a piece of work after which others have their turn
 LATE_S_MAX: Final = 0.05  # that the lane makes up for
 PIECE_S_MAX: Final = 0.002  # more is paid in several pieces
 BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each core that one uses
+# and for which whoever is not admitted waits behind those who are: a new address costs next to
+# nothing, and hundreds of them would make the equal share smaller than what an honest peer uses
+NEWCOMER_BEHIND_S: Final = 1.0
 IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
 ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unused is forgotten
 
@@ -103,7 +106,8 @@ class WorkMeter:
             return
         self.figures.heavy += 1
         turn = _Turn(cost_s)
-        entry = (trio.current_time() + share * BEHIND_S, next(self._numbers), turn)
+        behind_s = share * BEHIND_S + (0.0 if peer else NEWCOMER_BEHIND_S)
+        entry = (trio.current_time() + behind_s, next(self._numbers), turn)
         heapq.heappush(self._waiting, entry)
         self._wake.set()
         try:

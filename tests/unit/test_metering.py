@@ -144,6 +144,38 @@ def test_over_a_limit_those_are_heavy_who_use_more_than_their_part(
     run(main, virtual=True)
 
 
+def wait_beside_new_addresses_s() -> float:
+    """The longest wait of an admitted peer beside 400 handshakes a second, each from an address of
+    its own."""
+    waits_s: list[float] = []
+
+    async def ask(meter: WorkMeter) -> None:
+        while True:
+            before = trio.current_time()
+            await meter.settle("home", "honest", 0.001)
+            waits_s.append(trio.current_time() - before)
+            await trio.sleep(1 / 14)
+
+    async def main() -> None:
+        meter = WorkMeter()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(meter.run)
+            nursery.start_soon(ask, meter)
+            for number in range(4_000):
+                nursery.start_soon(meter.settle, f"new {number}", "", 0.0025)
+                await trio.sleep(1 / 400)
+            nursery.cancel_scope.cancel()
+
+    run(main, virtual=True, timeout_s=100)
+    return max(waits_s[20:], default=10.0)  # it asked less often than that, as it still waits
+
+
+def test_new_addresses_wait_behind_who_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wait_beside_new_addresses_s() < 0.05
+    monkeypatch.setattr(metering, "NEWCOMER_BEHIND_S", 0.0)
+    assert wait_beside_new_addresses_s() > 0.5
+
+
 def test_who_leaves_the_queue_costs_nobody_time() -> None:
     async def main() -> None:
         meter = WorkMeter()
