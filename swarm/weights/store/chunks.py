@@ -320,15 +320,17 @@ class ChunkStore:
                     f"{sum(pinned.values())} bytes of chunks are in use together, the store may "
                     f"hold {self._bytes_max}"
                 )
-            self._pins, self._pinned = pins, pinned
-            self._pinned_bytes = sum(pinned.values())
+            self._set_pins(pins, pinned)
 
     def unpin(self, name: str) -> None:
         """Let the chunks that `name` pinned go when room is needed."""
         with self._lock:
             self._pins.pop(name, None)
-            self._pinned = _union(self._pins)
-            self._pinned_bytes = sum(self._pinned.values())
+            self._set_pins(self._pins, _union(self._pins))
+
+    def _set_pins(self, pins: dict[str, dict[bytes, int]], pinned: dict[bytes, int]) -> None:
+        self._pins, self._pinned = pins, pinned
+        self._pinned_bytes = sum(pinned.values())  # once, and not for every chunk that is put
 
     def _path(self, sha256: bytes) -> Path:
         name = sha256.hex()
