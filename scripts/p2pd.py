@@ -183,10 +183,19 @@ class Daemon:
                 with trio.fail_after(START_TIMEOUT_S):
                     while not daemon._socket.exists():  # noqa: ASYNC110  it announces nothing else
                         await trio.sleep(0.02)
-                    await daemon.identify()
+                    while not await daemon._answers():  # noqa: ASYNC110
+                        await trio.sleep(0.02)
                 yield daemon
             finally:
                 await _end(process)
+
+    async def _answers(self) -> bool:
+        """Whether it is up: the socket is there before anybody listens at it."""
+        try:
+            await self.identify()
+        except ConnectionRefusedError:
+            return False
+        return True
 
     @asynccontextmanager
     async def _asking(

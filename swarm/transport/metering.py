@@ -9,7 +9,8 @@ Whoever is light goes on at once. Whoever is heavy passes through one lane with 
 one short piece of work at a time, those who used least first, and no more than `LANE_SHARE` of the
 time in all. A place in the line grows older, so that nobody waits for ever. Between two pieces
 everybody else has a turn, so that an honest peer's request waits for one piece at most, however
-many connections are heavy.
+many connections are heavy. Where the event loop is late all the same, as others have much to do,
+the lane stands still for twice as long.
 
 An account is heavy over its own limit. Where an origin's peers, or a node's origins, are over the
 limit together, those are heavy who use more than their equal share of it: identities cost nothing,
@@ -32,12 +33,15 @@ ORIGIN_SHARE_MAX: Final = 0.15
 NODE_SHARE_MAX: Final = 0.3
 LANE_SHARE: Final = 0.5  # of a core, for all who are heavy together
 TURN_S: Final = 0.001  # a piece of work after which others have their turn
-LATE_S_MAX: Final = 0.05  # that the lane makes up for
+LATE_TIMES: Final = 2.0  # what the event loop is late, for which the lane stands still
+LATE_S_MAX: Final = 0.05  # for which it does so at most
 PIECE_S_MAX: Final = 0.002  # more is paid in several pieces
 BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each core that one uses
-# and for which whoever is not admitted waits behind those who are: a new address costs next to
-# nothing, and hundreds of them would make the equal share smaller than what an honest peer uses
-NEWCOMER_BEHIND_S: Final = 1.0
+# What many addresses use together may leave each of them less than an honest peer needs. Admitted
+# peers that use no more than that are then served before all others but those who wait for so long.
+MODEST_SHARE: Final = 0.02  # of a core
+MODEST_AHEAD_S: Final = 5.0
+NEWCOMER_BEHIND_S: Final = 1.0  # for which whoever is not admitted waits behind those who are
 IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
 ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unused is forgotten
 
@@ -106,7 +110,11 @@ class WorkMeter:
             return
         self.figures.heavy += 1
         turn = _Turn(cost_s)
-        behind_s = share * BEHIND_S + (0.0 if peer else NEWCOMER_BEHIND_S)
+        behind_s = share * BEHIND_S
+        if not peer:
+            behind_s += NEWCOMER_BEHIND_S
+        elif share <= MODEST_SHARE:
+            behind_s -= MODEST_AHEAD_S
         entry = (trio.current_time() + behind_s, next(self._numbers), turn)
         heapq.heappush(self._waiting, entry)
         self._wake.set()
@@ -142,15 +150,16 @@ class WorkMeter:
 
     async def run(self) -> None:
         """Give out turns."""
-        free_at = 0.0  # when the lane is, so that what a sleep takes too long is made up for
         while True:
             while not self._waiting:
                 self._wake = trio.Event()
                 await self._wake.wait()
             _, _, turn = heapq.heappop(self._waiting)
             turn.come.set()
-            free_at = max(free_at, trio.current_time() - LATE_S_MAX) + turn.cost_s / LANE_SHARE
+            free_at = trio.current_time() + turn.cost_s / LANE_SHARE
             await trio.sleep_until(free_at)
+            late_s = trio.current_time() - free_at  # others have work to do: they go first
+            await trio.sleep(min(LATE_TIMES * late_s, LATE_S_MAX))
 
 
 @dataclass(eq=False, slots=True)
