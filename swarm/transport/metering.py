@@ -41,7 +41,7 @@ BEHIND_S: Final = 150.0  # for which one waits behind who uses nothing, for each
 # peers that use no more than that are then served before all others but those who wait for so long.
 MODEST_SHARE: Final = 0.02  # of a core
 MODEST_AHEAD_S: Final = 5.0
-NEWCOMER_BEHIND_S: Final = 1.0  # for which whoever is not admitted waits behind those who are
+NEWCOMER_BEHIND_S: Final = 1.0  # for which whoever has not proved a key waits behind those who have
 IDLE_S: Final = 5.0  # an account that nothing was put to for so long is forgotten
 ACCOUNTS_MAX: Final = 256  # origins, and peers of one origin; the longest unused is forgotten
 

@@ -346,7 +346,7 @@ class HardSwarm(Swarm):
                     raw_conn, expected is not None, expected
                 )
                 peer = secured.get_remote_peer()
-                await self.meter.settle(origin_of(_ip_of(secured)), "", ADMISSION_S)
+                await self.meter.settle(origin_of(_ip_of(secured)), str(peer), ADMISSION_S)
                 muxed = await self.upgrader.upgrade_connection(secured, peer)
                 return await self.add_conn(muxed, direction)
         except BaseException as error:
