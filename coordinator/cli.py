@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     drain = commands.add_parser(
         "drain", help="have a worker hand in what it has, and give it no more"
     )
-    drain.add_argument("worker", metavar="PEER|NAME")
+    drain.add_argument("worker", metavar="PEER|NAME", help="as `workers` lists it")
     drain.add_argument("--undo", action="store_true", help="let it work again")
     _add_data_dir(drain)
     drain.set_defaults(run_command=_drain)
@@ -172,8 +172,8 @@ def _workers(options: argparse.Namespace) -> int:
 
 
 def _drain(options: argparse.Namespace) -> int:
+    from coordinator.overrides import drain
     from coordinator.view import is_known
-    from coordinator.wishes import drain
 
     drain(options.data_dir, options.worker, undo=options.undo)
     if not is_known(options.data_dir, options.worker):

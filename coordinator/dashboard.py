@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import trio
 
+from coordinator.overrides import drain, set_depth
 from coordinator.view import is_known, known_names
-from coordinator.wishes import drain, set_depth
 from swarm.errors import ConfigError, first_of
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.server import Guarded, serve_broker

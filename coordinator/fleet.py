@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.activation import Settings
-from coordinator.capacity import (
+from coordinator.model.activation import Settings
+from coordinator.model.capacity import (
     WORKERS_MAX,
     require_above_0,
     require_not_negative,
     require_unlike,
 )
-from coordinator.pacing import PacingRules
+from coordinator.model.pacing import PacingRules
 from coordinator.tables import counted, known, list_of, made, read_tables, shown, table_of
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
@@ -84,25 +84,33 @@ price_per_h = 0.02
 class Cloud:
     """What to rent, as SkyPilot words it, and what to run there. Empty texts: whatever it takes.
 
-    `infra` is cloud, cloud/region or cloud/region/zone; `setup` are shell commands, run once, after
-    which `command` is swarm-node. A machine is given back `life_h` after its worker was started,
-    and `idle_min` after the worker has ended.
-
     Raises:
         ConfigError: a value is out of its range.
     """
 
     infra: str = ""
+    """`cloud`, `cloud/region` or `cloud/region/zone`."""
     accelerators: str = ""
+    """The accelerators to rent, such as `RTX4090:1`."""
     instance_type: str = ""
+    """The cloud's name of the kind of machine."""
     cpus: str = ""
+    """How many CPUs the machine has, such as `8+`."""
     use_spot: bool = False
+    """Rent on the spot market, which is cheaper and may take the machine back at any time."""
     disk_gb: int = 64
+    """The size of the disk in GB."""
     image: str = ""
+    """The image that the machine starts from. Empty: SkyPilot's."""
     setup: tuple[str, ...] = ()
+    """Shell commands that run once, before the worker starts."""
     command: str = "swarm-node"
+    """How `swarm-node` is called there."""
     idle_min: int = 5
+    """The minutes after its worker has ended at which the machine is given back."""
     life_h: float = 24.0
+    """The hours after its worker's start at which the machine is given back, whatever became
+    of the coordinator."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.disk_gb <= 65_536:
@@ -124,26 +132,37 @@ class Cloud:
 class Machine:
     """One machine that could generate, whether it does or not.
 
-    `groups_per_s`, `generation_s` and links are guesses; `peer`, of provider `static`, is its peer
-    id; `cloud` what provider `skypilot` rents; `arguments` are for `swarm-node join`.
-
     Raises:
         ConfigError: a value is out of its range, or does not go with the provider.
     """
 
     name: str
+    """The machine's name; with a count, name-1 and so on."""
     provider: str = "local"
+    """Who runs it: `local`, `static` (a volunteer) or `skypilot`."""
     peer: str = ""
+    """The peer id of a volunteer's worker."""
     price_per_h: float = 0.0
+    """Dollars an hour. Left out for a rented machine: the price in SkyPilot's catalogue."""
     egress_price_per_gb: float = 0.0
+    """Dollars for each GB that the machine sends."""
     groups_per_s: float = 0.1
+    """A guess of the groups that it generates in a second."""
     generation_s: float = 30.0
+    """A guess of the seconds from the first token of a group to its last."""
     up_bytes_per_s: float = GUESS_BYTES_PER_S
+    """A guess of its uplink."""
     down_bytes_per_s: float = GUESS_BYTES_PER_S
+    """A guess of its downlink."""
     start_s: float = 0.0
+    """The seconds from its start until it generates."""
     lifetime_s: float | None = None
+    """The mean seconds until a spot market takes it back. Left out: it stays until it is
+    released."""
     arguments: tuple[str, ...] = ()
+    """Arguments for `swarm-node join`."""
     cloud: Cloud | None = None
+    """What to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -202,12 +221,19 @@ class LearnerCosts:
     """
 
     price_per_h: float = 0.0
+    """Dollars an hour for the learner's machine."""
     egress_price_per_gb: float = 0.0
-    step_s: float | None = None  # steps need not be faster
-    train_s: float | None = None  # of one step
+    """Dollars for each GB that the learner sends."""
+    step_s: float | None = None
+    """Steps need not be faster than this. Left out: as fast as the learner trains."""
+    train_s: float | None = None
+    """A guess of the seconds of one update."""
     up_bytes_per_s: float = 5.0 * GUESS_BYTES_PER_S
+    """A guess of the learner's uplink."""
     latency_s: float = 0.05
+    """A guess of the seconds one way between two machines."""
     load_s: float = 0.0
+    """A guess of the seconds that encoding, patching and loading a version takes."""
 
     def __post_init__(self) -> None:
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "latency_s", "load_s")

@@ -13,22 +13,22 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.activation import Phase, Seen, Standing, State, is_fresh_enough
-from coordinator.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
-from coordinator.estimates import (
-    History,
+from coordinator.fleet import Fleet, Machine
+from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
+from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
+from coordinator.model.estimates import (
+    MachineHistory,
     calibrated_load_s,
     is_measured,
     reason,
     run_of,
     worker_of,
 )
-from coordinator.fleet import Fleet, Machine
-from coordinator.outlook import Outlook, decided, outlook
-from coordinator.pacing import Measured, Pacing, next_pacing
+from coordinator.model.forecast import Outlook, decided, outlook
+from coordinator.model.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there
-from coordinator.view import Row, View
+from coordinator.view import MachineRow, View
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.leasing import coordination
@@ -90,7 +90,7 @@ class _Known:
 class _Memory:
     """What only helps to plan better and is learnt again after a restart."""
 
-    histories: dict[str, History] = field(default_factory=dict)
+    histories: dict[str, MachineHistory] = field(default_factory=dict)
     started_s: dict[str, float] = field(default_factory=dict)  # machines that are on their way
     leaving: dict[str, float] = field(default_factory=dict)  # until when they may hand in
     failures: dict[str, str] = field(default_factory=dict)  # since the last beat, and why
@@ -126,7 +126,7 @@ class Coordinator:
         self._say = say
         self._run_sync = run_sync
         self._alone_since_s: float | None = None
-        self._state = State()
+        self._state = ActivationState()
         self._is_first = True
         self._pacing: Pacing | None = None
         self._refused_before = 0
@@ -188,7 +188,7 @@ class Coordinator:
         self.view = self._blind(why)
         if now_s - self._alone_since_s >= ALONE_S_MAX:
             self._alone_since_s = now_s
-            self._state = State()
+            self._state = ActivationState()
             self._say(f"no learner for {ALONE_S_MAX:g} s: what was started here is released")
             await self.release_all()
         return self.view
@@ -230,7 +230,7 @@ class Coordinator:
             peer = instance_of.peer if instance_of and instance_of.peer else None
             peer = peer or (PeerId(machine.peer) if machine.peer else None)
             its = by_peer.get(peer) if peer else None
-            history = self._memory.histories.get(name, History())
+            history = self._memory.histories.get(name, MachineHistory())
             found[name] = _Known(machine, its, instance_of, worker_of(machine, its, history))
         return found
 
@@ -242,7 +242,7 @@ class Coordinator:
         """What runs was wanted, as far as anybody can tell."""
         running = frozenset(name for name, each in usable.items() if each.is_running)
         standings = {name: Standing(Phase.ACTIVE, now_s) for name in running}
-        self._state = State(standings=standings, wanted=running)
+        self._state = ActivationState(standings=standings, wanted=running)
         self._is_first = False
         if running:
             self._say(f"found at work: {', '.join(sorted(running))}")
@@ -337,7 +337,7 @@ class Coordinator:
         memory = self._memory
         since_s = memory.beat_s
         for name in usable:
-            history = memory.histories.get(name, History())
+            history = memory.histories.get(name, MachineHistory())
             if name in fresh:
                 if name in memory.started_s:
                     history = history.started(now_s - memory.started_s.pop(name))
@@ -558,12 +558,12 @@ class Coordinator:
             rows=rows,
         )
 
-    def _row(self, name: str, each: _Known, drained: frozenset[str]) -> Row:
+    def _row(self, name: str, each: _Known, drained: frozenset[str]) -> MachineRow:
         its, instance = each.reported, each.instance
         phase = "drained" if drained.intersection(each.names) else str(self._state.of(name).phase)
         if name in self._memory.leaving:
             phase = "leaving"
-        return Row(
+        return MachineRow(
             name=name,
             provider=each.machine.provider,
             peer=str(instance.peer if instance and instance.peer else each.machine.peer),

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from coordinator.activation import Choice, cheapest_set
-from coordinator.capacity import (
+from coordinator.model.activation import Choice, cheapest_set
+from coordinator.model.capacity import (
     SECONDS_PER_H,
     Capacity,
     Form,
@@ -22,7 +22,7 @@ PER_GROUPS = 1000  # of which a worker's price is told
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """One form and period with the workers that it would run."""
 
     form: Form
@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRow:
+class PlannedWorker:
     """One worker: what it brings and costs, and whether it would run."""
 
     name: str
@@ -46,22 +46,22 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PlanReport:
     """`chosen` is for workers that generate while weights arrive, which is what they do."""
 
     run: Run
     margin: float
     chosen: Choice | Infeasible
-    rows: tuple[Row, ...]
-    workers: tuple[WorkerRow, ...]
+    rows: tuple[PlanRow, ...]
+    workers: tuple[PlannedWorker, ...]
     notes: tuple[str, ...]
 
 
-def make_report(file: PlanFile) -> Report:
+def make_report(file: PlanFile) -> PlanReport:
     """Everything that `plan` tells of a file."""
     run, workers, margin = file.run, file.workers, file.settings.margin
     chosen = cheapest_set(run, workers, Form.OVERLAPPED, margin)
-    rows: list[Row] = []
+    rows: list[PlanRow] = []
     for form in Form:
         found = chosen if form is Form.OVERLAPPED else cheapest_set(run, workers, form, margin)
         members = workers if isinstance(found, Infeasible) else _members(workers, found.names)
@@ -69,15 +69,15 @@ def make_report(file: PlanFile) -> Report:
         rows.append(_row(run, members, form, default, is_default=True))
         best = assess(run, members, form)
         if isinstance(best, Infeasible):
-            rows.append(Row(form, 0, False, len(members), best))
+            rows.append(PlanRow(form, 0, False, len(members), best))
         elif best.period_steps != default:
-            rows.append(Row(form, best.period_steps, False, len(members), best))
+            rows.append(PlanRow(form, best.period_steps, False, len(members), best))
     told = tuple(_worker_row(run, workers, each, chosen) for each in workers)
-    return Report(run, margin, chosen, tuple(rows), told, tuple(_notes(run, rows, chosen)))
+    return PlanReport(run, margin, chosen, tuple(rows), told, tuple(_notes(run, rows, chosen)))
 
 
-def _row(run: Run, members: Sequence[Worker], form: Form, period: int, is_default: bool) -> Row:
-    return Row(form, period, is_default, len(members), assess(run, members, form, period))
+def _row(run: Run, members: Sequence[Worker], form: Form, period: int, is_default: bool) -> PlanRow:
+    return PlanRow(form, period, is_default, len(members), assess(run, members, form, period))
 
 
 def _members(workers: Iterable[Worker], names: Iterable[str]) -> list[Worker]:
@@ -87,12 +87,12 @@ def _members(workers: Iterable[Worker], names: Iterable[str]) -> list[Worker]:
 
 def _worker_row(
     run: Run, workers: Sequence[Worker], worker: Worker, chosen: Choice | Infeasible
-) -> WorkerRow:
+) -> PlannedWorker:
     names: tuple[str, ...] = chosen.names if isinstance(chosen, Choice) else ()
     period = chosen.capacity.period_steps if isinstance(chosen, Choice) else 1
     cost_per_s = worker_cost_per_s(run, worker, period, run.published_bytes(period))
     runs = worker.name in names
-    return WorkerRow(
+    return PlannedWorker(
         name=worker.name,
         runs=runs,
         why=_why(run, workers, worker, chosen, runs),
@@ -118,7 +118,7 @@ def _why(
     return "not needed"
 
 
-def _notes(run: Run, rows: Sequence[Row], chosen: Choice | Infeasible) -> Iterable[str]:
+def _notes(run: Run, rows: Sequence[PlanRow], chosen: Choice | Infeasible) -> Iterable[str]:
     for row in rows:
         if not row.is_default or isinstance(row.found, Infeasible) or not row.found.wastes:
             continue
@@ -137,7 +137,7 @@ def _notes(run: Run, rows: Sequence[Row], chosen: Choice | Infeasible) -> Iterab
         )
 
 
-def plan_json(report: Report) -> dict[str, Any]:
+def plan_json(report: PlanReport) -> dict[str, Any]:
     """The same as `render_plan`, as values that JSON has."""
     chosen = report.chosen
     return {
@@ -173,7 +173,7 @@ def _found_json(found: Capacity | Infeasible) -> dict[str, Any]:
     return {**asdict(found), "suffices": found.suffices, "wastes": found.wastes}
 
 
-def render_plan(report: Report) -> str:
+def render_plan(report: PlanReport) -> str:
     """Tables for people."""
     lines = [*_head(report), "", *_forms(report), "", *_fleet(report)]
     if report.notes:
@@ -181,7 +181,7 @@ def render_plan(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _head(report: Report) -> Iterable[str]:
+def _head(report: PlanReport) -> Iterable[str]:
     run, chosen = report.run, report.chosen
     yield (
         f"Learner: {run.groups_per_step} groups a step, {run.train_s:g} s a step, S = "
@@ -204,7 +204,7 @@ def _head(report: Report) -> Iterable[str]:
     )
 
 
-def _forms(report: Report) -> Iterable[str]:
+def _forms(report: PlanReport) -> Iterable[str]:
     yield (
         f"{'form':<12}{'κ':>3}  {'workers':>7}{'required/s':>12}{'offered/s':>11}{'T_bcast':>9}"
         f"{'step s':>8}{'learner':>9}{'oldest':>8}{'$/step':>9}"
@@ -224,7 +224,7 @@ def _forms(report: Report) -> Iterable[str]:
     yield "* the paper's κ = S - 1; paused is its model, in which generation stops for a broadcast"
 
 
-def _fleet(report: Report) -> Iterable[str]:
+def _fleet(report: PlanReport) -> Iterable[str]:
     width = max([len(each.name) for each in report.workers] + [6]) + 2
     yield (
         f"{'worker':<{width}}{'':<9}{'groups/h':>9}{'survives':>10}{'$/h':>8}"

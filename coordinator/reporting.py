@@ -7,10 +7,12 @@ from typing import Final
 
 import trio
 
-from coordinator.view import Row, View
+from coordinator.view import MachineRow, View
 from swarm.identity import Identity
+from swarm.telemetry import metrics as m
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.mqtt import Outgoing, Publisher, publisher_of
+from swarm.telemetry.metrics import finite
+from swarm.telemetry.mqtt import MqttPublisher, Outgoing, publisher_of
 from swarm.telemetry.reports import (
     NAME_CHARS_MAX,
     NOTES_MAX,
@@ -21,7 +23,6 @@ from swarm.telemetry.reports import (
     Topic,
     WorkerRow,
     encode_report,
-    finite,
 )
 from swarm.transport.base import TransportCounters
 
@@ -30,33 +31,33 @@ PHASES: Final = {True: "watching", False: "learner away"}
 
 def view_metrics(view: View) -> dict[str, float]:
     """What the learner measured, as it told, and what the model says of it."""
-    metrics = {"cost_per_h": view.cost_per_h}
+    metrics = {m.COST_PER_H: view.cost_per_h}
     report, predicted = view.report, view.predicted
     if report is not None:
         metrics |= {
-            "policy_version": float(report.version),
-            "published_version": float(report.published),
-            "round_s": report.pace.step_s,
-            "idle_ratio": report.pace.idle_share,
-            "staleness_mean_steps": report.pace.staleness_mean,
-            "staleness_max_steps": float(report.pace.staleness_worst),
-            "staleness_bound_steps": float(report.rules.staleness_max),
-            "broadcast_s": report.pace.broadcast_s,
-            "in_flight_groups": float(report.work.leased),
-            "queued_groups": float(report.work.buffered),
+            m.POLICY_VERSION: float(report.version),
+            m.PUBLISHED_VERSION: float(report.published),
+            m.ROUND_S: report.pace.step_s,
+            m.IDLE_RATIO: report.pace.idle_share,
+            m.STALENESS_MEAN_STEPS: report.pace.staleness_mean,
+            m.STALENESS_MAX_STEPS: float(report.pace.staleness_worst),
+            m.STALENESS_BOUND_STEPS: float(report.rules.staleness_max),
+            m.BROADCAST_S: report.pace.broadcast_s,
+            m.IN_FLIGHT_GROUPS: float(report.work.leased),
+            m.QUEUED_GROUPS: float(report.work.buffered),
         }
     if predicted is not None:
         metrics |= {
-            "predicted_idle_ratio": 1.0 - predicted.utilisation,
-            "predicted_staleness_steps": float(predicted.staleness_worst),
-            "predicted_broadcast_s": predicted.broadcast_s,
-            "required_groups_per_s": predicted.required_per_s,
-            "offered_groups_per_s": predicted.offered_per_s,
+            m.PREDICTED_IDLE_RATIO: 1.0 - predicted.utilisation,
+            m.PREDICTED_STALENESS_STEPS: float(predicted.staleness_worst),
+            m.PREDICTED_BROADCAST_S: predicted.broadcast_s,
+            m.REQUIRED_GROUPS_PER_S: predicted.required_per_s,
+            m.OFFERED_GROUPS_PER_S: predicted.offered_per_s,
         }
     return finite(metrics)
 
 
-def worker_row(row: Row) -> WorkerRow:
+def worker_row(row: MachineRow) -> WorkerRow:
     """One machine."""
     return WorkerRow(
         name=(row.name or row.peer)[:NAME_CHARS_MAX],
@@ -106,7 +107,7 @@ class CoordinatorReports:
         self._started_s = trio.current_time()
         self._run_id = ""
         self._sequence = 0
-        self.publisher: Publisher | None = None
+        self.publisher: MqttPublisher | None = None
 
     def note(self, view: View) -> None:
         """Publish what was seen. Returns at once."""
@@ -130,10 +131,10 @@ class CoordinatorReports:
     def _report(self, view: View, dropped: int) -> NodeReport:
         self._sequence += 1
         own = {
-            "uptime_s": trio.current_time() - self._started_s,
-            "bytes_in_total": float(self._counters.bytes_in.total()),
-            "bytes_out_total": float(self._counters.bytes_out.total()),
-            "telemetry_dropped_total": float(dropped),
+            m.UPTIME_S: trio.current_time() - self._started_s,
+            m.BYTES_IN_TOTAL: float(self._counters.bytes_in.total()),
+            m.BYTES_OUT_TOTAL: float(self._counters.bytes_out.total()),
+            m.TELEMETRY_DROPPED_TOTAL: float(dropped),
         }
         return NodeReport(
             peer_id=self._identity.peer_id,

@@ -17,6 +17,7 @@ import trio
 
 from coordinator.fleet import Fleet, check_peer, priced
 from coordinator.loop import VOLUNTEERS, Coordinator, Say
+from coordinator.overrides import read_depth, read_drained
 from coordinator.providers.base import Provider, ProviderFailed
 from coordinator.providers.local import LocalProvider
 from coordinator.providers.sky_tasks import Catalogue
@@ -24,7 +25,6 @@ from coordinator.providers.skypilot import SkyProvider, load_sky
 from coordinator.providers.static import StaticProvider
 from coordinator.reporting import CoordinatorReports
 from coordinator.view import load_state, render_state, save_state, view_json
-from coordinator.wishes import read_depth, read_drained
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
 from swarm.leasing.coordination import ControlClient

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swarm.errors import ConfigError
+from swarm.texts import printable
+
+SHOWN_CHARS_MAX = 60
 
 FILE_BYTES_MAX = 1_048_576
 MBIT = 1e6 / 8  # bytes a second
@@ -15,6 +18,7 @@ MBIT = 1e6 / 8  # bytes a second
 Model = TypeVar("Model")
 # how a file says what a model keeps in other units
 _LINKS = {"up_mbit_per_s": "up_bytes_per_s", "down_mbit_per_s": "down_bytes_per_s"}
+FILE_NAMES = {own: said for said, own in _LINKS.items()}
 
 
 def read_tables(path: Path) -> dict[str, Any]:
@@ -106,8 +110,7 @@ def made(
         ConfigError: a setting that is missing, unknown or wrong; one line.
     """
     fields = {each.name: each for each in dataclasses.fields(model)}  # type: ignore[arg-type]
-    written = {own: said for said, own in _LINKS.items() if own in fields}
-    names: list[str] = [written.get(name, name) for name in fields]
+    names: list[str] = [FILE_NAMES.get(name, name) for name in fields]
     known(table, (*names, *others), f"{where}: ")
     values: dict[str, Any] = dict(read or {})
     for said, value in table.items():
@@ -117,7 +120,7 @@ def made(
             values[name] *= MBIT
     for name, each in fields.items():
         if name not in values and each.default is dataclasses.MISSING:
-            raise ConfigError(f"{where}: {written.get(name, name)} is missing")
+            raise ConfigError(f"{where}: {FILE_NAMES.get(name, name)} is missing")
     try:
         return model(**values)
     except ConfigError as error:
@@ -183,5 +186,4 @@ def known(table: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
 
 def shown(value: object) -> str:
     """A value as a message may quote it."""
-    text = "".join(char if char.isprintable() else "?" for char in str(value))
-    return text if len(text) <= 60 else text[:59] + "…"
+    return printable(str(value), SHOWN_CHARS_MAX)

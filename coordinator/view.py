@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.capacity import Capacity
+from coordinator.model.capacity import Capacity
 from swarm.errors import ConfigError
 from swarm.storage.files import write_whole
 from swarm.wire.messages import LearnerReport
@@ -18,7 +18,7 @@ NAME_CHARS: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MachineRow:
     """One machine, for people."""
 
     name: str
@@ -49,7 +49,7 @@ class View:
     depth_why: str
     predicted: Capacity | None
     cost_per_h: float
-    rows: tuple[Row, ...]
+    rows: tuple[MachineRow, ...]
 
 
 def view_json(view: View, unix_s: float, interval_s: float) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_invite(commands)
     _add_doctor(commands)
     _add_keygen(commands)
+    _add_config(commands)
     _add_status(commands)
+    _add_samples(commands)
     _add_top(commands)
     _add_monitor(commands)
     _add_eval(commands)
     _add_report(commands)
     _add_prepare(commands)
+    _add_model(commands)
     _add_simulate(commands)
     _add_weights(commands)
     return parser
@@ -168,7 +171,12 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
-    parser.add_argument("--model", help="tiny, a model directory, or a Hugging Face id")
+    parser.add_argument(
+        "--model", help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id"
+    )
+    parser.add_argument(
+        "--yes", action="store_true", default=None, help="fetch the model without asking"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
 
 
@@ -204,11 +212,21 @@ def _add_doctor(commands: Any) -> None:
 
 def _add_keygen(commands: Any) -> None:
     keygen = commands.add_parser("keygen", help="make an Ed25519 key, print its peer id")
-    keygen.add_argument("--out", type=Path, required=True, metavar="FILE")
+    keygen.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="where the key goes"
+    )
     keygen.add_argument(
         "--passphrase-env", metavar="NAME", help="encrypt with the passphrase in this variable"
     )
     keygen.set_defaults(run_command=_keygen)
+
+
+def _add_config(commands: Any) -> None:
+    config = commands.add_parser("config", help="all settings as they hold, and where each is from")
+    _add_policy(config)
+    _add_lora(config)
+    config.add_argument("--learning-rate", metavar="LR")
+    config.set_defaults(run_command=_explain_config)
 
 
 def _add_status(commands: Any) -> None:
@@ -216,6 +234,22 @@ def _add_status(commands: Any) -> None:
     status.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
     status.add_argument("--json", action="store_true", help="the whole answer as JSON")
     status.set_defaults(run_command=_status)
+
+
+def _add_samples(commands: Any) -> None:
+    samples = commands.add_parser(
+        "samples", help="what the policy said lately, what of it was its answer, and its reward"
+    )
+    samples.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
+    order = samples.add_mutually_exclusive_group()
+    for name in ("best", "worst"):
+        order.add_argument(
+            f"--{name}", dest="order", action="store_const", const=name, default="newest",
+            help=f"those with the {'highest' if name == 'best' else 'lowest'} rewards",
+        )  # fmt: skip
+    samples.add_argument("--foreign", action="store_true", help="those of other nodes")
+    samples.add_argument("-n", dest="count", type=int, default=8, metavar="N", help="default: 8")
+    samples.set_defaults(run_command=_samples)
 
 
 def _add_top(commands: Any) -> None:
@@ -268,8 +302,10 @@ def _add_eval(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="plots and a page from data directories")
-    report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR")
-    report.add_argument("--out", type=Path, default=Path("report"), metavar="DIR")
+    report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR", help="of a node")
+    report.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"
+    )
     report.set_defaults(run_command=_report)
 
 
@@ -277,6 +313,18 @@ def _add_prepare(commands: Any) -> None:
     prepare = commands.add_parser("prepare", help="make the tiny policy ahead of time")
     _add_policy(prepare)
     prepare.set_defaults(run_command=_prepare)
+
+
+def _add_model(commands: Any) -> None:
+    model = commands.add_parser("model", help="models that need no hub: smollm2")
+    actions = model.add_subparsers(required=True, metavar="ACTION")
+    get = actions.add_parser("get", help="fetch a model and convert it, once")
+    get.add_argument("name", metavar="NAME", help="smollm2")
+    get.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
+    get.set_defaults(run_command=_get_model)
+    ls = actions.add_parser("ls", help="the models that can be fetched, and which are here")
+    ls.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
+    ls.set_defaults(run_command=_list_models)
 
 
 def _add_simulate(commands: Any) -> None:
@@ -348,17 +396,23 @@ def _add_fetch(actions: Any) -> None:
 
 
 def _config(options: argparse.Namespace) -> Any:
-    from node.child_environment import withhold
-    from node.config import NodeConfig, load_config
+    from node.config import load_config
+    from node.system.child_environment import withhold
+
+    config = load_config(*_given(options))
+    withhold(config.passphrase_env)
+    return config
+
+
+def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
+    """Flags by field, environment, run file: where settings come from."""
+    from node.config import NodeConfig
 
     flags = {
         name: value for name, value in vars(options).items() if name in NodeConfig.model_fields
     }
     flags.pop("run", None)
-    run_file = Path(options.run) if options.run else None
-    config = load_config(flags, os.environ, run_file)
-    withhold(config.passphrase_env)
-    return config
+    return flags, os.environ, Path(options.run) if options.run else None
 
 
 def _say(line: str) -> None:
@@ -368,10 +422,12 @@ def _say(line: str) -> None:
 def _join(options: argparse.Namespace) -> int:
     config = _config(options)
     if config.run.learner is None or config.role == "node":
-        return _run_app(config, None)
-    from node.worker_app import WorkerApp
+        from node.roles.sapo import SapoRole
 
-    return _run_app(config, WorkerApp)
+        return _run_app(config, SapoRole)
+    from node.roles.worker import WorkerRole
+
+    return _run_app(config, WorkerRole)
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -379,29 +435,30 @@ def _learn(options: argparse.Namespace) -> int:
 
     ranks = Ranks.of(os.environ)
     if ranks is not None and ranks.rank > 0:
-        from node.training.sharded_worker import follow
+        from node.training.sharded.worker import follow
 
         return follow(ranks, lambda line: print(line, file=sys.stderr, flush=True))
     config = _config(options)
-    from node.learner_app import LearnerApp, rules_of
+    from node.config.node import rules_of
+    from node.roles.learner import LearnerRole
 
     rules_of(config)  # before anything is made on disk
-    return _run_app(config, LearnerApp)
+    return _run_app(config, LearnerRole)
 
 
-def _run_app(config: Any, kind: Any) -> int:
+def _run_app(config: Any, makes: Any) -> int:
     from rich.console import Console
 
-    from node.app import run_node
-    from node.monitor.live import LiveView
+    from node.monitor.console.live import LiveView
+    from node.roles.app import run_node
 
     console = Console()
     with LiveView(console, console.is_terminal) as view:
-        return run_node(config, view, lambda line: console.print(line, soft_wrap=True), kind)
+        return run_node(config, view, lambda line: console.print(line, soft_wrap=True), makes)
 
 
 def _invite(options: argparse.Namespace) -> int:
-    from node.membership import invitation_of
+    from node.hosting.membership import invitation_of
 
     invitation = invitation_of(options.data_dir)
     open_to = "keep it secret" if invitation.key else "the swarm is open: anybody can join anyway"
@@ -411,7 +468,7 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from node.app import examine_here
+    from node.roles.app import examine_here
 
     return examine_here(_config(options), _say)
 
@@ -432,6 +489,15 @@ def _keygen(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _explain_config(options: argparse.Namespace) -> int:
+    from node.config.explain import explained
+    from node.config.load import load_with_sources
+
+    for line in explained(*load_with_sources(*_given(options))):
+        _say(line)
+    return EXIT_OK
+
+
 def _status(options: argparse.Namespace) -> int:
     from node.monitor.status import fetch_status, render_status, snapshot_json
 
@@ -440,10 +506,22 @@ def _status(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _samples(options: argparse.Namespace) -> int:
+    from node.records.samples import read_samples, render_samples
+
+    if options.count < 1:
+        raise ConfigError(f"-n {options.count}: must be at least 1")
+    found = read_samples(
+        options.data_dir, own=not options.foreign, order=options.order, count=options.count
+    )
+    _say(render_samples(found))
+    return EXIT_OK
+
+
 def _top(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from node.monitor.top import look_at, top
+    from node.monitor.console.top import look_at, top
     from swarm.telemetry.broker_address import Broker
 
     broker = None
@@ -465,7 +543,7 @@ def _monitor(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from node.app import evaluate_node
+    from node.roles.app import evaluate_node
 
     round_number, rate = evaluate_node(_config(options), _say)
     for name, passed in rate.passed_by_environment.items():
@@ -475,8 +553,8 @@ def _eval(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from node.monitor.progress import on_stderr
-    from node.monitor.report import write_report
+    from node.monitor.console.progress import on_stderr
+    from node.monitor.report.report import write_report
 
     for directory in options.data_dirs:
         if not directory.is_dir():
@@ -487,17 +565,32 @@ def _report(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _get_model(options: argparse.Namespace) -> int:
+    from node.commands.model import get_model
+
+    _say(str(get_model(options.name, options.cache_dir, _say)))
+    return EXIT_OK
+
+
+def _list_models(options: argparse.Namespace) -> int:
+    from node.commands.model import list_models
+
+    for line in list_models(options.cache_dir):
+        _say(line)
+    return EXIT_OK
+
+
 def _prepare(options: argparse.Namespace) -> int:
-    from node.models import resolve_model
+    from node.hosting.models import resolve_model
 
     _say(resolve_model(_config(options), _say))
     return EXIT_OK
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from node.monitor.progress import on_stderr
-    from node.simulate import replay_of, simulate
-    from node.simulation_report import plot, render
+    from node.monitor.console.progress import on_stderr
+    from node.simulation.report import plot, render
+    from node.simulation.simulate import replay_of, simulate
 
     replay = replay_of(options.scenario, options.seed, nodes=options.nodes, profile=options.profile)
     with on_stderr().showing(f"simulating {options.scenario}"):
@@ -509,7 +602,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _list_weights(options: argparse.Namespace) -> int:
-    from node.weights import list_weights
+    from node.hosting.weights import list_weights
 
     for line in list_weights(options.data_dir):
         _say(line)
@@ -517,7 +610,7 @@ def _list_weights(options: argparse.Namespace) -> int:
 
 
 def _verify_weights(options: argparse.Namespace) -> int:
-    from node.weights import verify
+    from node.hosting.weights import verify
 
     verdict = verify(options.directory, options.manifest, options.against)
     for line in verdict.lines:
@@ -526,9 +619,9 @@ def _verify_weights(options: argparse.Namespace) -> int:
 
 
 def _transfer(options: argparse.Namespace) -> Any:
-    from node.config import RUN_VARIABLE
-    from node.policy_weights import STORE_BYTES_MAX
-    from node.weights_transfer import TransferOptions
+    from node.commands.weights_transfer import TransferOptions
+    from node.config.load import RUN_VARIABLE
+    from node.hosting.policy_weights import STORE_BYTES_MAX
 
     return TransferOptions(
         _config(options),
@@ -540,7 +633,7 @@ def _transfer(options: argparse.Namespace) -> Any:
 
 
 def _publish_weights(options: argparse.Namespace) -> int:
-    from node.weights_transfer import publish
+    from node.commands.weights_transfer import publish
 
     return publish(
         _transfer(options), options.directory, _say, once=options.once, follow=options.follow
@@ -548,7 +641,7 @@ def _publish_weights(options: argparse.Namespace) -> int:
 
 
 def _fetch_weights(options: argparse.Namespace) -> int:
-    from node.weights_transfer import fetch
+    from node.commands.weights_transfer import fetch
 
     return fetch(_transfer(options), options.out, _say, follow=options.follow)
 

@@ -4,15 +4,17 @@
 #
 # Environment:
 #   PYTHON           the interpreter to use (default: the first of python3.11 ... python3)
-#   TORCH_INDEX_URL  a package index to take torch alone from: PyTorch's CPU index saves a machine
-#                    without an NVIDIA GPU several gigabytes
-#   All variables of pip itself (PIP_INDEX_URL, PIP_CERT, ...) hold as well.
+#   TORCH_INDEX_URL  a package index to take torch alone from. Unset, a Linux machine without an
+#                    NVIDIA driver takes PyTorch's for CPUs, if that answers: it saves gigabytes
+#   INSTALLER        uv (the default, several times as fast; comes from PyPI) or pip, which is also
+#                    what a machine that cannot have uv falls back to
+#   All variables and files of pip itself (PIP_INDEX_URL, PIP_CERT, pip.conf) hold for both.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 stamp=${1:?usage: scripts/bootstrap.sh STAMP_FILE}
 log=.venv/install.log
 
-say() { printf '%s\n' "$*" >&2; }
+. scripts/packages.sh
 
 find_python() {
   local candidate
@@ -71,19 +73,6 @@ install_tools() {
   apt_install "${packages[@]}"
 }
 
-apt_install() {
-  local root=() packages=("$@")
-  if ! command -v apt-get >/dev/null; then return 1; fi
-  if [ "$(id -u)" != 0 ]; then
-    sudo -n true 2>/dev/null || return 1
-    root=(sudo -n)
-  fi
-  say "Installing ${packages[*]} with apt-get"
-  local install=(${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}")
-  "${install[@]}" >/dev/null 2>&1 ||
-    { ${root[@]+"${root[@]}"} apt-get update -qq >/dev/null 2>&1 && "${install[@]}" >/dev/null; }
-}
-
 require_tools() {
   local missing
   read -ra missing <<<"$(missing_tools | tr '\n' ' ')"
@@ -93,69 +82,55 @@ require_tools() {
   return 1
 }
 
-# Large downloads, builds and the final step, one line each; all the rest goes to the log.
-progress() {
-  awk -v log_file="$log" '
-    { print >> log_file; fflush(log_file) }
-    /Downloading .*[0-9][0-9]\.[0-9] MB|Downloading .* GB/ { sub(/^ */, ""); print "  " $0; fflush() }
-    /^ *Building wheel for .*started/ { print "  Building " $4; fflush() }
-    /^Installing collected packages/ { print "  Installing " NF - 3 " packages"; fflush() }
-  ' >&2
-}
-
-pip_install() {
-  if ! .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
-    --constraint constraints.txt "$@" 2>&1 | progress; then
-    tail -n 15 "$log" >&2
-    say "Installing failed; all that pip said is in $log"
-    return 1
+want_uv() {
+  if [ "${INSTALLER:-uv}" != uv ]; then return 1; fi
+  if .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --constraint constraints.txt uv >>"$log" 2>&1 && .venv/bin/uv --version >>"$log" 2>&1; then
+    return
   fi
+  say "uv cannot be had here: pip takes its place, and more time"
+  return 1
 }
 
-# Tests with hosts behind masquerading routers need it. They are counted as not run without.
-want_nft() {
-  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ] || command -v nft >/dev/null; then return; fi
-  apt_install nftables || say "nftables is not installed: tests behind routers will not run"
+answers() {
+  .venv/bin/python - "$1" 2>>"$log" <<'END'
+import sys, urllib.request
+
+urllib.request.urlopen(sys.argv[1], timeout=5).close()
+END
 }
 
-# Tests of the web page need it. They are counted as not run without.
-want_chromium() {
-  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ] || command -v chromium >/dev/null; then return; fi
-  apt_install chromium || say "chromium is not installed: tests of the web page will not run"
-}
+cpu_torch=https://download.pytorch.org/whl/cpu
 
-# Tests with a real MQTT broker start one of their own. They are counted as not run without.
-want_mosquitto() {
-  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ]; then return; fi
-  if PATH="$PATH:/usr/sbin" command -v mosquitto >/dev/null; then return; fi
-  apt_install mosquitto || say "mosquitto is not installed: tests with a broker will not run"
-}
-
-# A test of the metrics page starts one of its own. Debian's would also run as a service, open to the
-# network: where there are services it is left to the machine's owner.
-want_prometheus() {
-  if [ "$(uname)" != Linux ] || [ "$(id -u)" != 0 ] || [ -d /run/systemd/system ]; then return; fi
-  if command -v prometheus >/dev/null; then return; fi
-  apt_install --no-install-recommends prometheus || say "prometheus is not installed: the test with it will not run"
+# Prints the index to take torch from; nothing means that of all other packages.
+torch_index() {
+  if [ -n "${TORCH_INDEX_URL:-}" ]; then
+    echo "$TORCH_INDEX_URL"
+  elif [ "$(uname)" != Linux ] || [ -e /proc/driver/nvidia ] || command -v nvidia-smi >/dev/null; then
+    return
+  elif answers "$cpu_torch/torch/"; then
+    say "No NVIDIA driver is found: torch comes from $cpu_torch"
+    echo "$cpu_torch"
+  else
+    say "No NVIDIA driver is found, and $cpu_torch does not answer: torch comes from where all packages come from"
+  fi
 }
 
 python=$(find_python)
 require_tools
-want_nft
-want_chromium
-want_mosquitto
-want_prometheus
 started=$SECONDS
-say "Installing into .venv with $("$python" --version) (once; a few minutes)"
+say "Installing into .venv with $("$python" --version) (once; a minute or a few)"
 if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
   "$python" -m venv --clear .venv
 fi
 rm -f .venv/.installed-*
 : >"$log"
-if [ -n "${TORCH_INDEX_URL:-}" ]; then
-  pip_install --index-url "$TORCH_INDEX_URL" --no-deps torch
+if want_uv; then installer=uv; else installer=pip; fi
+index=$(torch_index)
+if [ -n "$index" ]; then
+  install --index-url "$index" --no-deps torch
 fi
-pip_install --editable '.[dev]'
+install --editable '.[dev]'
 # trio brings its types itself; these stubs, which libp2p pulls in, describe an older trio and would
 # hide them from mypy.
 rm -rf .venv/lib/python*/site-packages/trio-stubs

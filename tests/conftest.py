@@ -5,10 +5,16 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from node.hosting.fetched_models import fetch_preset
+from node.hosting.models import cache_directory
+from node.policies.presets import PRESETS
+from swarm.errors import ChildFailed, ConfigError
 from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
 from tests.brokers import no_mosquitto
 from tests.support import script
@@ -18,6 +24,9 @@ from tests.support import script
 settings.register_profile("same", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1_000)
 settings.load_profile("same")
+
+
+TESTS = Path(__file__).parent
 
 
 def _no_gpu() -> str | None:
@@ -33,7 +42,7 @@ def _no_vllm() -> str | None:
 
 def _no_go_daemon() -> str | None:
     there = script("p2pd").fetch() is not None
-    return None if there else "no go-libp2p daemon: python scripts/p2pd.py says why"
+    return None if there else "no go-libp2p daemon: python scripts/bench/network/p2pd.py says why"
 
 
 def _no_sky() -> str | None:
@@ -53,6 +62,21 @@ def _no_prometheus() -> str | None:
     return None if there else "prometheus is not installed: apt-get install prometheus"
 
 
+@cache
+def _smollm2() -> Path | str:
+    """Its directory, or why there is none. Fetched once for a user of this machine."""
+    try:
+        preset = PRESETS["smollm2"]
+        return fetch_preset(preset, cache_directory(None), print, lambda question: True)
+    except (ChildFailed, ConfigError) as error:
+        return str(error)
+
+
+def _no_smollm2() -> str | None:
+    found = _smollm2()
+    return found if isinstance(found, str) else None
+
+
 # For each marker, what says why its tests cannot run here, if so.
 NEEDS = {
     "browser": _no_browser,
@@ -60,11 +84,29 @@ NEEDS = {
     "vllm": _no_vllm,
     "interop": _no_go_daemon,
     "sky": _no_sky,
+    "smollm2": _no_smollm2,
     "netns": missing,
     "nat": missing_for_homes,
     "broker": no_mosquitto,
     "prometheus": _no_prometheus,
 }
+
+
+# Tests here take seconds at most and need nothing but Python, unless they are marked.
+QUICK_FOLDERS = frozenset({"architecture", "contract", "fuzz", "property", "unit"})
+# Tests that take all cores, or want what there is one of: two at a time would only wait longer.
+ONE_AT_A_TIME = ("vllm", "netns", "browser")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give a test its tier and its group. A group runs in one process: a file, so that what its
+    tests share is made once, or all tests that would fight."""
+    folder = item.path.relative_to(TESTS).parts[0]
+    markers = {marker.name for marker in item.iter_markers()}
+    if folder in QUICK_FOLDERS and not markers & {*NEEDS, "slow", "long"}:
+        item.add_marker(pytest.mark.quick)
+    alone = next((name for name in ONE_AT_A_TIME if name in markers), None)
+    item.add_marker(pytest.mark.xdist_group(alone or item.nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(trylast=True)  # of what is left once some were left out
@@ -75,6 +117,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if wanting and (reason := why_not()) is not None:
             for item in wanting:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The directory of a real model. Its test needs the marker `smollm2`."""
+    found = _smollm2()
+    assert isinstance(found, Path), found
+    return found
 
 
 @pytest.fixture

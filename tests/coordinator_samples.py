@@ -2,7 +2,7 @@
 
 from random import Random
 
-from coordinator.capacity import Run, Worker
+from coordinator.model.capacity import Run, Worker
 
 MB = 1_000_000
 

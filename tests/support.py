@@ -34,9 +34,9 @@ def run(
 
 
 def script(name: str) -> ModuleType:
-    """`scripts/<name>.py` as a module; the same one each time."""
+    """The script of this name, in whichever room of `scripts/`, as a module; the same each time."""
     if name not in sys.modules:
-        path = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+        (path,) = (Path(__file__).parents[1] / "scripts").rglob(f"{name}.py")
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from coordinator.fleet import Fleet, Machine
+from swarm import texts
 from swarm.errors import SwarmError
 from swarm.identity import PeerId
 from swarm.leasing.coordination import ReportedWorker
@@ -74,4 +75,4 @@ class Provider(Protocol):
 
 def printable(line: str) -> str:
     """What a program or a cloud said, as a message may quote it."""
-    return "".join(char for char in line if char.isprintable())[:QUOTED_CHARS_MAX]
+    return texts.printable(line, QUOTED_CHARS_MAX)

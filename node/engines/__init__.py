@@ -1,0 +1,1 @@
+"""What samples completions: vLLM, a small torch engine, or a script."""

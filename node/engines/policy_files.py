@@ -20,8 +20,8 @@ from typing import BinaryIO, Final
 
 import trio
 
-from node.machine import SHARED_MEMORY
-from node.training.base import Trainer
+from node.interfaces.trainer import Trainer
+from node.system.machine import SHARED_MEMORY
 from swarm.errors import ChildFailed
 
 COPIES: Final = 2.2  # that shared memory must have room for: the old one, the new one, and a little

@@ -11,9 +11,10 @@ from random import Random
 
 import trio
 
-from node.engines.base import Maker, Sampling
-from node.engines.gate import Gate
-from node.training.base import PolicyInfo, TrainingGroup, TrainReport
+from node.interfaces.engine import Maker, Sampling
+from node.interfaces.prompts import question_of
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
+from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason
 
@@ -55,7 +56,7 @@ class ScriptedPolicy:
         ]
 
     def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
-        left, right = prompt.removesuffix("=").split("+")
+        left, right = question_of(prompt).removesuffix("=").split("+")
         wrong = rng.random() >= self.skill
         tokens = tuple(str(int(left) + int(right) + wrong).encode())[: sampling.max_new_tokens]
         return Completion(

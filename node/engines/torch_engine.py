@@ -18,9 +18,9 @@ from typing import Protocol
 import torch
 from transformers import DynamicCache
 
-from node.engines.base import Sampling
-from node.training import lean
-from node.training.policy import Policy
+from node.interfaces.engine import Sampling
+from node.policies import lean
+from node.policies.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
 
@@ -270,6 +270,8 @@ class _Decoder(Protocol):
 class _HuggingFaceDecoder:
     """Decoding through any Hugging Face causal LM with its own cache."""
 
+    logits: torch.Tensor  # (rows, V), after the last token
+
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
         """Run the prompts but for their last tokens, right padded: causal attention keeps real
         tokens off the pads, and only the last tokens need logits."""
@@ -306,7 +308,7 @@ class _HuggingFaceDecoder:
             **self._last,
         )
         self._lengths = self._lengths + count
-        self.logits: torch.Tensor = out.logits[:, -1]
+        self.logits = out.logits[:, -1]
 
 
 class _PlainDecoder:

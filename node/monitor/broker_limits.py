@@ -7,14 +7,14 @@ checked before it is held: a packet by its header, before its body is read.
 from collections import Counter
 from typing import Final
 
-from swarm.limits.address_blocks import is_public
+from swarm.limits.address_blocks import block_of, is_public
 from swarm.limits.byte_budget import ByteBudget
 
 CONNECT, PUBLISH = 1, 3  # types of packets
 
 CLIENTS_MAX: Final = 512
-CLIENTS_PER_IP_MAX: Final = 32  # of a public address
-CLIENTS_PER_PRIVATE_IP_MAX: Final = 256  # a laboratory, or all nodes of one machine; half of all
+CLIENTS_PER_BLOCK_MAX: Final = 64  # of public addresses
+CLIENTS_PER_PRIVATE_BLOCK_MAX: Final = 256  # a laboratory, or all nodes of one machine; half of all
 PUBLISH_BYTES_MAX: Final = 163_840  # of the whole packet; a report has 65,536 at most
 CONNECT_BYTES_MAX: Final = 16_384  # with the will in it
 CONTROL_BYTES_MAX: Final = 4_096  # of all others
@@ -76,24 +76,26 @@ class Pace:
         return max(self._bytes.spend(size_bytes, now_s), self._packets.spend(1, now_s))
 
 
-class Places:
-    """Who is connected, by address."""
+class ClientSlots:
+    """Who is connected, by address block."""
 
     def __init__(self) -> None:
-        self._by_ip: Counter[str] = Counter()
+        self._by_block: Counter[str] = Counter()
         self.refused = 0
 
     def enter(self, ip: str) -> bool:
         """Whether there is room for one more; then it counts until it leaves."""
-        most = CLIENTS_PER_IP_MAX if is_public(ip) else CLIENTS_PER_PRIVATE_IP_MAX
-        if self._by_ip.total() >= CLIENTS_MAX or self._by_ip[ip] >= most:
+        block = block_of(ip) or ip
+        most = CLIENTS_PER_BLOCK_MAX if is_public(ip) else CLIENTS_PER_PRIVATE_BLOCK_MAX
+        if self._by_block.total() >= CLIENTS_MAX or self._by_block[block] >= most:
             self.refused += 1
             return False
-        self._by_ip[ip] += 1
+        self._by_block[block] += 1
         return True
 
     def leave(self, ip: str) -> None:
         """One that had entered is gone."""
-        self._by_ip[ip] -= 1
-        if not self._by_ip[ip]:
-            del self._by_ip[ip]
+        block = block_of(ip) or ip
+        self._by_block[block] -= 1
+        if not self._by_block[block]:
+            del self._by_block[block]

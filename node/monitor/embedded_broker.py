@@ -30,7 +30,8 @@ from amqtt.contexts import BrokerConfig, ListenerConfig
 from amqtt.errors import AMQTTError, BrokerError
 from amqtt.session import Session
 
-from node.monitor.broker_limits import Header, Pace, Places, TooMuch
+from node.monitor.broker_limits import ClientSlots, Header, Pace, TooMuch
+from node.system.memory import GIVE_BACK_EVERY_S, give_back
 
 READ_BYTES: Final = 4_096
 EXIT_TAKEN: Final = 3  # the address cannot be listened on
@@ -149,6 +150,8 @@ class _Reader(ReaderAdapter):
 class _Writer(StreamWriterAdapter):
     """What goes to a client, which has to take it."""
 
+    is_closed: bool
+
     async def drain(self) -> None:
         """See `WriterAdapter`.
 
@@ -177,7 +180,7 @@ class Bounded(Broker):
         super().__init__(*args, **options)
         self._sizes: OrderedDict[str, int] = OrderedDict()  # by topic, the longest unheard first
         self._retained_bytes = 0
-        self._places = Places()
+        self._places = ClientSlots()
         self._big_bodies = asyncio.Semaphore(BIG_BODIES_MAX)
         self._filters: dict[int, list[str]] = {}  # that the clients have asked for, by session
         self._tasks_left = 0
@@ -194,7 +197,8 @@ class Bounded(Broker):
     @property
     def messages(self) -> int:
         """Those of all clients that are not handed on yet."""
-        return self._broadcast_queue.qsize()
+        count: int = self._broadcast_queue.qsize()
+        return count
 
     async def read_body(self, reader: asyncio.StreamReader, size: int) -> bytes:
         """A part of a packet's body."""
@@ -335,6 +339,12 @@ async def _tell(broker: Bounded) -> None:
                 os.write(sys.stdout.fileno(), what + b"%d\n" % count)
 
 
+async def _give_memory_back() -> None:
+    while True:
+        await asyncio.sleep(GIVE_BACK_EVERY_S)
+        await asyncio.to_thread(give_back)
+
+
 async def _serve(host: str, port: int) -> int:
     listener = ListenerConfig(bind=f"{host}:{port}")  # who is too many is not even waited with
     anybody = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
@@ -353,9 +363,10 @@ async def _serve(host: str, port: int) -> int:
             loop.call_soon_threadsafe(orphaned.set)
 
     threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-    telling = asyncio.create_task(_tell(broker))
+    beside = [asyncio.create_task(each) for each in (_tell(broker), _give_memory_back())]
     await orphaned.wait()
-    telling.cancel()
+    for task in beside:
+        task.cancel()
     with suppress(AMQTTError):
         await broker.shutdown()
     return 0

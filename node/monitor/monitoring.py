@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from node.child_environment import child_environ
+from node.system.child_environment import child_environ
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.server import PORT_DEFAULT, serve_broker
@@ -147,7 +147,7 @@ async def embedded_broker(
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        said = b""
+        said: bytes | bytearray = b""
         with trio.move_on_after(STARTS_TIMEOUT_S) as starting:
             said = await process.stdout.receive_some(READ_BYTES)
         if starting.cancelled_caught:

@@ -3,14 +3,25 @@
 What there is no figure for yet is left out of a report; zero means that it was measured.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from node.monitor.events import Record
-from node.monitor.records import RoundDone, Started, StatusSnapshot, StepDone, Trouble, WorkDone
+from node.records.event_log import Record
+from node.records.records import (
+    AnswerCounts,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    WorkDone,
+)
 from swarm.identity import PeerId
 from swarm.leasing.coordination import ReportedWorker
+from swarm.telemetry import metrics as m
+from swarm.telemetry.metrics import finite
 from swarm.telemetry.reports import (
     CHUNKS_MAX,
     LABELS_MAX,
@@ -20,12 +31,11 @@ from swarm.telemetry.reports import (
     PHASE_CHARS_MAX,
     TEXT_CHARS_MAX,
     WORKERS_MAX,
-    Broadcast,
+    BroadcastReport,
     NodeReport,
     PeerTraffic,
     Role,
     WorkerRow,
-    finite,
 )
 from swarm.transport.base import TransportCounters
 from swarm.weights.broadcast.sessions import Holding
@@ -36,7 +46,7 @@ OTHERS: Final = "others"  # the label of values that have no place of their own
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineResources:
     """What is left of the machine."""
 
     memory_available_bytes: int
@@ -58,29 +68,28 @@ class Extras:
     metrics: Mapping[str, float] = field(default_factory=dict)
     labelled: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     workers: tuple[WorkerRow, ...] = ()
-    broadcast: Broadcast | None = None
+    broadcast: BroadcastReport | None = None
 
 
 def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
     """Metrics that `status` has as well."""
     known = {
-        "pool_age_s": snapshot.pool_age_s,
-        "own_reward": snapshot.own_reward,
-        "held_out_ratio": snapshot.held_out_passed,
-        "mismatch_k3_nats": snapshot.mismatch_k3,
-        "effective_sample_ratio": snapshot.effective_share,
+        m.POOL_AGE_S: snapshot.pool_age_s,
+        m.OWN_REWARD: snapshot.own_reward,
+        m.HELD_OUT_RATIO: snapshot.held_out_passed,
     }
     return {
-        "uptime_s": snapshot.uptime_s,
-        "bytes_in_total": float(snapshot.bytes_in),
-        "bytes_out_total": float(snapshot.bytes_out),
-        "accepted_total": float(snapshot.accepted),
-        "pool_groups": float(snapshot.pool_groups),
-        "pool_foreign_groups": float(snapshot.pool_foreign),
-        "pool_bytes": float(snapshot.pool_bytes),
-        "round": float(snapshot.round),
-        "memory_bytes": float(snapshot.memory_bytes + snapshot.trainer_memory_bytes),
+        m.UPTIME_S: snapshot.uptime_s,
+        m.BYTES_IN_TOTAL: float(snapshot.bytes_in),
+        m.BYTES_OUT_TOTAL: float(snapshot.bytes_out),
+        m.ACCEPTED_TOTAL: float(snapshot.accepted),
+        m.POOL_GROUPS: float(snapshot.pool_groups),
+        m.POOL_FOREIGN_GROUPS: float(snapshot.pool_foreign),
+        m.POOL_BYTES: float(snapshot.pool_bytes),
+        m.ROUND: float(snapshot.round),
+        m.MEMORY_BYTES: float(snapshot.memory_bytes + snapshot.trainer_memory_bytes),
         **{name: value for name, value in known.items() if value is not None},
+        **m.figure_metrics(snapshot),
     }
 
 
@@ -90,9 +99,9 @@ def door_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
     if door is None:
         return {}
     return {
-        "connections": float(door.connections),
-        "connections_max": float(door.connections_max),
-        "largest_origin_connections": float(door.of_largest),
+        m.CONNECTIONS: float(door.connections),
+        m.CONNECTIONS_MAX: float(door.connections_max),
+        m.LARGEST_ORIGIN_CONNECTIONS: float(door.of_largest),
     }
 
 
@@ -105,31 +114,31 @@ def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
 def round_metrics(record: RoundDone, snapshot: StatusSnapshot) -> dict[str, float]:
     """Metrics of a round of SAPO."""
     return {
-        "round_s": record.generate_s + record.score_s + record.train_s,
-        "policy_version": float(record.policy_version),
-        "local_groups": float(record.local_groups),
-        "external_groups": float(record.external_groups),
-        "external_groups_wanted": float(snapshot.external_groups_wanted),
-        "tokens_per_s": snapshot.tokens_per_s,
-        "generated_tokens_total": float(record.generated_tokens_total),
-        "trained_tokens_total": float(record.trained_tokens_total),
+        m.ROUND_S: record.generate_s + record.score_s + record.train_s,
+        m.POLICY_VERSION: float(record.policy_version),
+        m.LOCAL_GROUPS: float(record.own_taught),
+        m.EXTERNAL_GROUPS: float(record.external_groups),
+        m.EXTERNAL_GROUPS_WANTED: float(snapshot.external_groups_wanted),
+        m.TOKENS_PER_S: snapshot.tokens_per_s,
+        m.GENERATED_TOKENS_TOTAL: float(record.generated_tokens_total),
+        m.TRAINED_TOKENS_TOTAL: float(record.trained_tokens_total),
     }
 
 
 def step_metrics(record: StepDone) -> dict[str, float]:
     """Metrics of a learner's step."""
     return {
-        "round": float(record.step),
-        "round_s": record.idle_s + record.train_s,
-        "policy_version": float(record.version),
-        "published_version": float(record.published_version),
-        "own_reward": record.reward,
-        "local_groups": float(record.groups - record.shared_groups),
-        "external_groups": float(record.shared_groups),
-        "trained_tokens_total": float(record.trained_tokens_total),
-        "idle_ratio": _ratio(record.idle_s, record.train_s),
-        "staleness_mean_steps": record.staleness_mean,
-        "staleness_max_steps": float(record.staleness_max),
+        m.ROUND: float(record.step),
+        m.ROUND_S: record.idle_s + record.train_s,
+        m.POLICY_VERSION: float(record.version),
+        m.PUBLISHED_VERSION: float(record.published_version),
+        m.OWN_REWARD: record.reward,
+        m.LOCAL_GROUPS: float(record.groups - record.shared_groups),
+        m.EXTERNAL_GROUPS: float(record.shared_groups),
+        m.TRAINED_TOKENS_TOTAL: float(record.trained_tokens_total),
+        m.IDLE_RATIO: _ratio(record.idle_s, record.train_s),
+        m.STALENESS_MEAN_STEPS: record.staleness_mean,
+        m.STALENESS_MAX_STEPS: float(record.staleness_max),
     }
 
 
@@ -137,14 +146,14 @@ def work_metrics(record: WorkDone) -> dict[str, float]:
     """Metrics of a worker's batch."""
     rate = record.generated_tokens / record.generate_s if record.generate_s > 0 else 0.0
     return {
-        "round": float(record.batch),
-        "round_s": record.wait_s + record.generate_s,
-        "policy_version": float(record.policy_version),
-        "published_version": float(record.learner_version),
-        "local_groups": float(record.groups),
-        "tokens_per_s": rate,
-        "generated_tokens_total": float(record.generated_tokens_total),
-        "idle_ratio": _ratio(record.wait_s, record.generate_s),
+        m.ROUND: float(record.batch),
+        m.ROUND_S: record.wait_s + record.generate_s,
+        m.POLICY_VERSION: float(record.policy_version),
+        m.PUBLISHED_VERSION: float(record.learner_version),
+        m.LOCAL_GROUPS: float(record.groups),
+        m.TOKENS_PER_S: rate,
+        m.GENERATED_TOKENS_TOTAL: float(record.generated_tokens_total),
+        m.IDLE_RATIO: _ratio(record.wait_s, record.generate_s),
     }
 
 
@@ -156,9 +165,9 @@ def _ratio(waited_s: float, worked_s: float) -> float:
 def outcome_metrics(outcome: Outcome) -> dict[str, float]:
     """Metrics of a version that was fetched and serves."""
     applied = outcome.applied
-    metrics = {"broadcast_s": applied.fetch_s + applied.patch_s, "paused_s": applied.paused_s}
+    metrics = {m.BROADCAST_S: applied.fetch_s + applied.patch_s, m.PAUSED_S: applied.paused_s}
     if outcome.bound_s:
-        metrics["broadcast_bound_ratio"] = applied.fetch_s / outcome.bound_s
+        metrics[m.BROADCAST_BOUND_RATIO] = applied.fetch_s / outcome.bound_s
     return metrics
 
 
@@ -225,11 +234,11 @@ def _phase(worker: ReportedWorker) -> str:
     return "working" if worker.leased else "idle"
 
 
-def broadcast_row(holding: Holding | None) -> Broadcast | None:
+def broadcast_row(holding: Holding | None) -> BroadcastReport | None:
     """A version on its way, or here."""
     if holding is None or holding.chunks == 0:
         return None
-    return Broadcast(
+    return BroadcastReport(
         version=holding.version,
         chunks=holding.chunks,
         have="" if holding.complete else bitfield(holding.have, holding.chunks),
@@ -253,6 +262,25 @@ def bitfield(have: int, chunks: int) -> str:
         have = int(marks[::-1], 2)
     field = have.to_bytes(-(-bits // 8), "little").translate(_REVERSED)
     return field.hex()[: -(-bits // 4)]
+
+
+def learning_counts(record: RoundDone | StepDone) -> Counter[str]:
+    """What a round or a step adds to the counters of what there was to learn."""
+    if isinstance(record, StepDone):
+        groups = record.groups
+    else:
+        groups = record.local_groups + record.external_groups
+    answers = record.answers or AnswerCounts(0, 0, 0, 0)
+    return Counter(
+        {
+            m.GROUPS_TOTAL: groups,
+            m.INFORMATIVE_GROUPS_TOTAL: record.informative_groups,
+            m.COMPLETIONS_TOTAL: answers.completions,
+            m.UNREAD_COMPLETIONS_TOTAL: answers.unread,
+            m.RIGHT_COMPLETIONS_TOTAL: answers.right,
+            m.CUT_COMPLETIONS_TOTAL: answers.cut,
+        }
+    )
 
 
 class Reporter:
@@ -282,6 +310,7 @@ class Reporter:
         self._work: WorkDone | None = None
         self._outcome: Outcome | None = None
         self._saved_bytes = 0
+        self._learning: Counter[str] = Counter()
 
     def note(self, record: Record) -> None:
         """Something has happened."""
@@ -290,8 +319,10 @@ class Reporter:
                 self._round, self._step = None, None
             case RoundDone():
                 self._round = record
+                self._learning.update(learning_counts(record))
             case StepDone():
                 self._step = record
+                self._learning.update(learning_counts(record))
             case WorkDone():
                 self._work = record
             case Trouble():
@@ -307,7 +338,7 @@ class Reporter:
         self,
         snapshot: StatusSnapshot,
         traffic: Traffic,
-        machine: Machine,
+        machine: MachineResources,
         extras: Extras,
         *,
         now_s: float,
@@ -316,13 +347,13 @@ class Reporter:
         """The next report. `dropped`: reports that could not be sent; `now_s`: unix time."""
         self._sequence += 1
         metrics = self._metrics(snapshot, traffic, machine)
-        metrics["telemetry_dropped_total"] = float(dropped)
+        metrics[m.TELEMETRY_DROPPED_TOTAL] = float(dropped)
         protocols = snapshot.bytes_by_protocol
         labelled = {
-            "protocol_bytes_in_total": {name: float(each[0]) for name, each in protocols.items()},
-            "protocol_bytes_out_total": {name: float(each[1]) for name, each in protocols.items()},
-            "rejected_total": {name: float(each) for name, each in snapshot.rejected.items()},
-            "turned_away_total": turned_away(snapshot),
+            m.PROTOCOL_BYTES_IN_TOTAL: {name: float(each[0]) for name, each in protocols.items()},
+            m.PROTOCOL_BYTES_OUT_TOTAL: {name: float(each[1]) for name, each in protocols.items()},
+            m.REJECTED_TOTAL: {name: float(each) for name, each in snapshot.rejected.items()},
+            m.TURNED_AWAY_TOTAL: turned_away(snapshot),
             **extras.labelled,
         }
         return NodeReport(
@@ -345,22 +376,23 @@ class Reporter:
         )
 
     def _metrics(
-        self, snapshot: StatusSnapshot, traffic: Traffic, machine: Machine
+        self, snapshot: StatusSnapshot, traffic: Traffic, machine: MachineResources
     ) -> dict[str, float]:
         counters = traffic.counters
         metrics = (
             status_metrics(snapshot)
             | door_metrics(snapshot)
             | {
-                "peers": float(len(traffic.connected)),
-                "adverts_in_total": float(counters.messages_in[adverts_topic(self._run_id)]),
-                "fetches_total": float(counters.messages_out[ROLLOUTS_PROTOCOL]),
-                "errors_total": float(self._errors),
-                "memory_available_bytes": float(machine.memory_available_bytes),
+                m.PEERS: float(len(traffic.connected)),
+                m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
+                m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
+                m.ERRORS_TOTAL: float(self._errors),
+                m.MEMORY_AVAILABLE_BYTES: float(machine.memory_available_bytes),
             }
         )
         if machine.disk_free_bytes is not None:
-            metrics["disk_free_bytes"] = float(machine.disk_free_bytes)
+            metrics[m.DISK_FREE_BYTES] = float(machine.disk_free_bytes)
+        metrics |= {name: float(count) for name, count in self._learning.items()}
         if self._round is not None:
             metrics |= round_metrics(self._round, snapshot)
         if self._step is not None:
@@ -369,5 +401,5 @@ class Reporter:
             metrics |= work_metrics(self._work)
         if self._outcome is not None:
             metrics |= outcome_metrics(self._outcome)
-            metrics["saved_bytes_total"] = float(self._saved_bytes)
+            metrics[m.SAVED_BYTES_TOTAL] = float(self._saved_bytes)
         return metrics

@@ -23,11 +23,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.answering import CLIENTS_MAX, serve_answers
-from node.monitor.events import plain_json
-from node.monitor.figures import mismatch_lines, now_line, quantised, role_lines
-from node.monitor.format import amount, duration, percent, printable, short_id
-from node.monitor.records import BanStatus, PeerStatus, StatusSnapshot
+from node.records.event_log import plain_json
+from node.records.figures import (
+    answer_lines,
+    mismatch_lines,
+    now_line,
+    own_groups,
+    quantised,
+    role_lines,
+)
+from node.records.format import amount, duration, percent, printable, short_id
+from node.records.records import BanStatus, PeerStatus, StatusSnapshot
+from node.system.bounded_server import CLIENTS_MAX, serve_answers
 from swarm.errors import ConfigError, RequestTimeout
 
 SOCKET_NAME: Final = "status.sock"
@@ -247,14 +254,16 @@ def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
         return role_lines(s)
     reward = "none yet" if s.own_reward is None else f"{s.own_reward:.3f}"
     if s.role == "learner":
-        return [("held-out", _held_out(s)), ("reward", f"{reward} (last step)"), *role_lines(s)]
+        told = [("held-out", _held_out(s)), ("reward", f"{reward} (last step)")]
+        return [*told, *answer_lines(s), *role_lines(s)]
     wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
     return [
         ("held-out", _held_out(s)),
         ("own reward", f"{reward} (last round, own completions only)"),
+        *answer_lines(s),
         (
             "trained on",
-            f"{s.local_groups} own groups, {wanted} from others"
+            f"{own_groups(s)} own groups, {wanted} from others"
             f"{quantised(s.groups_quantised)} (last round)",
         ),
         *mismatch_lines(s),

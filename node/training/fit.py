@@ -9,8 +9,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training import memory
-from node.training.spec import TrainerSpec
 from swarm.errors import ConfigError
 
 

@@ -1,9 +1,10 @@
 """How much memory training will take, estimated before it starts.
 
-The estimate is meant to be a little high. Fixed part: weights, gradients and Adam's two moments,
-all fp32, next to the runtime itself; where an adapter is trained, these are its own, and of the
-model there are the weights alone. Varying part: what one micro-batch keeps for its backward pass,
-which is linear in its padded tokens.
+Fixed part: weights, gradients and Adam's two moments, all fp32, next to the runtime itself; where
+an adapter is trained, these are its own, and of the model there are the weights alone. Varying
+part: what one micro-batch keeps for its backward pass, which is linear in its padded tokens; the
+gradients are not there yet when that is most. `scripts/bench/engines/bench_training_memory.py`
+measures a real model against it.
 """
 
 from dataclasses import dataclass
@@ -12,16 +13,23 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.machine import free_memory_bytes
-from node.training.adapter_files import AdapterShape
-from node.training.policy import load_error_line, pick_device, refuse_quantised
+from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.trainer_spec import Recomputing, TrainerSpec
+from node.methods.chunks import LOGITS_MAX
+from node.policies.policy import load_error_line, pick_device, refuse_quantised
+from node.system.machine import free_memory_bytes
 from node.training.ranks import Ranks
-from node.training.spec import TrainerSpec
 from swarm.errors import ConfigError
 
 RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a model
 MICRO_BATCH_TOKENS_MIN = 256
+ROW_TOKENS_WANTED = 2048  # that a trainer shall hold at once without computing layers twice
 _FLOAT = 4  # bytes
+_PER_HIDDEN, _PER_INTERMEDIATE = 13, 4  # numbers of a token that a layer keeps for its gradient
+_RECOMPUTED = 9  # layers' worth of them, as measured, while one layer runs again
+_END_GRADIENTS = 2  # of the head's size, beside all others
+_LOGITS = 4  # chunks of them, with their gradient
+_HEAD_GRADIENTS = 4
 _COPIES = 4  # weights, gradients, two moments
 _FROZEN = 1  # weights alone
 _MERGED = 1  # weights, while an adapter is written merged into them
@@ -51,6 +59,7 @@ class MemoryPlan:
     estimate_bytes: int
     available_bytes: int
     held_bytes: int  # of the estimate, also between updates
+    recomputes: bool = False  # layers run twice, and keep their inputs alone
 
 
 def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
@@ -72,8 +81,17 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         copies = _FROZEN + _MERGED * spec.writes_merged
     if ranks is not None:
         copies = copies / ranks.size + _GATHERED
+    mode = spec.activation_checkpointing
+    if ranks is not None and mode == "on":
+        raise ConfigError("activation_checkpointing = 'on': not yet for a trainer of several ranks")
+    shape = shape_of(spec.model, spec.adapter)
     return fit(
-        shape_of(spec.model, spec.adapter), spec.micro_batch_tokens, available, spec.model, copies
+        shape,
+        spec.micro_batch_tokens,
+        available,
+        spec.model,
+        copies,
+        "off" if ranks is not None else mode,
     )
 
 
@@ -83,38 +101,94 @@ def fit(
     available_bytes: int,
     name: str,
     copies: float = _COPIES,
+    recomputing: Recomputing = "off",
 ) -> MemoryPlan:
-    """Halve the micro-batch until the estimate fits.
+    """Halve the micro-batch until the estimate fits. With `recomputing` "auto" layers are computed
+    twice where less than `ROW_TOKENS_WANTED` would fit otherwise.
 
     Raises:
         ConfigError: it does not fit at `MICRO_BATCH_TOKENS_MIN`.
     """
+    recomputes = recomputing == "on"
+    wanted_row = min(wanted_tokens, ROW_TOKENS_WANTED)
+    if recomputing == "auto":
+        recomputes = estimate_bytes(shape, wanted_row, copies) > available_bytes
     tokens = wanted_tokens
     while (
-        estimate_bytes(shape, tokens, copies) > available_bytes and tokens > MICRO_BATCH_TOKENS_MIN
+        estimate_bytes(shape, tokens, copies, recomputes=recomputes) > available_bytes
+        and tokens > MICRO_BATCH_TOKENS_MIN
     ):
         tokens = max(tokens // 2, MICRO_BATCH_TOKENS_MIN)
-    estimate = estimate_bytes(shape, tokens, copies)
+    estimate = estimate_bytes(shape, tokens, copies, recomputes=recomputes)
     if estimate > available_bytes:
         raise ConfigError(
             f"model {name}: training needs about {_mib(estimate)} of memory and "
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
     held = estimate_bytes(shape, 0, copies)
-    room = (available_bytes - held) // _token_bytes(shape)
-    return MemoryPlan(tokens, room, estimate, available_bytes, held)
+    free = available_bytes - RUNTIME_BYTES
+    room = (free - _before_tokens(shape, copies)) // _token_bytes(shape, recomputes)
+    if recomputes:
+        end = _at_the_end(shape, copies, 0, recomputes)
+        room = min(room, (free - end) // _again_bytes(shape, recomputes))
+    return MemoryPlan(tokens, room, estimate, available_bytes, held, recomputes)
 
 
-def estimate_bytes(shape: ModelShape, micro_batch_tokens: int, copies: float = _COPIES) -> int:
+def estimate_bytes(
+    shape: ModelShape,
+    micro_batch_tokens: int,
+    copies: float = _COPIES,
+    *,
+    recomputes: bool = False,
+) -> int:
     """Peak bytes of a training process that holds so many numbers for each of the model's
-    parameters."""
-    states = int(_FLOAT * (copies * shape.parameters + _COPIES * shape.adapter_parameters))
-    return RUNTIME_BYTES + states + _token_bytes(shape) * micro_batch_tokens
+    parameters; without tokens, what it holds between updates. With `recomputes` layers keep their
+    input alone, and one at a time has all of its own."""
+    states = _state_bytes(shape, copies)
+    if not micro_batch_tokens:
+        return RUNTIME_BYTES + states
+    forward = _before_tokens(shape, copies)
+    forward += _token_bytes(shape, recomputes) * micro_batch_tokens
+    return RUNTIME_BYTES + max(forward, _at_the_end(shape, copies, micro_batch_tokens, recomputes))
 
 
-def _token_bytes(shape: ModelShape) -> int:
-    per_layer = 16 * shape.hidden + 5 * shape.intermediate + 8 * shape.heads
-    return _FLOAT * (shape.layers * per_layer + 4 * shape.vocabulary)
+def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool) -> int:
+    """What is there when the backward pass ends or the step is made, with all gradients."""
+    held = _state_bytes(shape, copies) + _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
+    return held + _again_bytes(shape, recomputes) * tokens
+
+
+def _again_bytes(shape: ModelShape, recomputes: bool) -> int:
+    """Of a token, while a layer runs again and its gradients are computed."""
+    return _FLOAT * _RECOMPUTED * _layer_numbers(shape) if recomputes else 0
+
+
+def _state_bytes(shape: ModelShape, copies: float) -> int:
+    return int(_FLOAT * (copies * shape.parameters + _COPIES * shape.adapter_parameters))
+
+
+def _before_tokens(shape: ModelShape, copies: float) -> int:
+    """What is there beside a micro-batch when it takes most, which is where its backward pass
+    begins: of a whole model there are no gradients yet, but for the head's."""
+    gradients = _FLOAT * shape.parameters if copies == _COPIES else 0
+    return _state_bytes(shape, copies) - gradients + _head_bytes(shape)
+
+
+def _head_bytes(shape: ModelShape) -> int:
+    """So many times a chunk's logits, and gradients of the head's weights on their way to each
+    other."""
+    chunk = max(LOGITS_MAX, shape.vocabulary)
+    return _FLOAT * (_LOGITS * chunk + _HEAD_GRADIENTS * shape.vocabulary * shape.hidden)
+
+
+def _token_bytes(shape: ModelShape, recomputes: bool) -> int:
+    kept = shape.hidden if recomputes else _layer_numbers(shape)
+    return _FLOAT * shape.layers * kept
+
+
+def _layer_numbers(shape: ModelShape) -> int:
+    """What a layer keeps of a token for its gradient."""
+    return _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate + 8 * shape.heads
 
 
 def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
@@ -132,7 +206,7 @@ def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
         raise ConfigError(load_error_line(model, error)) from error
     trained = 0
     if adapter is not None:
-        from node.training import adapters  # brings PEFT in
+        from node.policies import adapters  # brings PEFT in
 
         trained = adapters.parameters(network, adapter, model)
     text = config.get_text_config()

@@ -15,28 +15,29 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import trio
 
-from node.child_environment import child_environ
-from node.engines.base import Maker, Sampling
-from node.engines.gate import Gate
-from node.training import wire
-from node.training.base import PolicyInfo, TrainingGroup, TrainReport, check_scorable
+from node.interfaces.engine import Maker, Sampling
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
+from node.interfaces.trainer_spec import TrainerSpec
+from node.system.child_environment import child_environ
+from node.system.pause_gate import Gate
+from node.training import frames
 from node.training.ranks import Ranks
-from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
 
 LOG_BYTES_MAX = 1_048_576  # of the child's standard error; then the file is begun anew
 LOG_NAME = "trainer.log"
 WORKER = "node.training.worker"
-SHARDED_WORKER = "node.training.sharded_worker"
+SHARDED_WORKER = "node.training.sharded.worker"
 SEGMENT_STEPS = 16  # tokens of each row in one segment of a generation
 STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
 _RECEIVE_BYTES = 262_144
+T = TypeVar("T")
 
 
 class _Channel:
@@ -62,7 +63,7 @@ class _Channel:
             ChildFailed: the child ended, or answered with an error.
             ConfigError: it answered that something configured is wrong.
         """
-        frame = await trio.to_thread.run_sync(wire.encode, {**request, "id": self._sent + 1})
+        frame = await trio.to_thread.run_sync(frames.encode, {**request, "id": self._sent + 1})
         while self._answered < self._sent:
             await self._next_answer()
         await self._write(frame)
@@ -74,7 +75,7 @@ class _Channel:
         Raises:
             ChildFailed: the child ended.
         """
-        await self._write(wire.encode({**request, "id": self._sent + 1}))
+        await self._write(frames.encode({**request, "id": self._sent + 1}))
 
     async def _write(self, frame: bytes) -> None:
         whole = False
@@ -98,13 +99,14 @@ class _Channel:
 
     async def _receive(self) -> dict[str, Any]:
         """Cancelling loses no bytes: they are taken from the buffer when the frame is whole."""
-        await self._fill(wire.HEADER.size)
-        end = wire.HEADER.size + wire.body_length(bytes(self._buffer[: wire.HEADER.size]))
+        await self._fill(frames.HEADER.size)
+        end = frames.HEADER.size + frames.body_length(bytes(self._buffer[: frames.HEADER.size]))
         await self._fill(end)
-        body = bytes(self._buffer[wire.HEADER.size : end])
+        body = bytes(self._buffer[frames.HEADER.size : end])
         del self._buffer[:end]
         with trio.CancelScope(shield=True):  # the bytes are gone from the buffer: finish
-            return await trio.to_thread.run_sync(wire.decode, body)
+            message: dict[str, Any] = await trio.to_thread.run_sync(frames.decode, body)
+        return message
 
     async def _fill(self, count: int) -> None:
         while len(self._buffer) < count:
@@ -276,7 +278,7 @@ class TrainerProcess:
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""
-        records = await trio.to_thread.run_sync(wire.group_records, groups)
+        records = await trio.to_thread.run_sync(frames.group_records, groups)
         return TrainReport(**await self._call("train", groups=records))
 
     async def score(self, groups: Sequence[TrainingGroup]) -> list[list[tuple[float, ...]]]:
@@ -288,9 +290,9 @@ class TrainerProcess:
             LocalProtocolError: a group without `own_tokens`.
         """
         check_scorable(groups)
-        records = await trio.to_thread.run_sync(wire.group_records, groups)
+        records = await trio.to_thread.run_sync(frames.group_records, groups)
         columns = await self._call("score", groups=records)
-        return await trio.to_thread.run_sync(wire.columns_of, columns)
+        return await trio.to_thread.run_sync(frames.columns_of, columns)
 
     async def logprobs(self, rows: Sequence[Sequence[int]]) -> list[list[float]]:
         """What the loaded weights say of rows of tokens, all of one length: the log-prob of each
@@ -316,7 +318,7 @@ class TrainerProcess:
 
     async def lend(self, directory: Path) -> str | None:
         """Lend what an export has just written to an engine on the same device; or why its files
-        have to be read. See `node.training.lending`.
+        have to be read. See `node.policies.ipc_weights`.
 
         Raises:
             ChildFailed: out of memory or a crash.
@@ -395,9 +397,7 @@ class InProcessTrainer:
                 )
                 while True:
                     async with self._gate.passing():
-                        groups: list[tuple[Completion, ...]] | None = await self._run(
-                            partial(core.advance, session, SEGMENT_STEPS)
-                        )
+                        groups = await self._run(partial(core.advance, session, SEGMENT_STEPS))
                     if groups is not None:
                         return groups
             finally:
@@ -448,7 +448,7 @@ class InProcessTrainer:
 
         return await self._run(resident_bytes)
 
-    async def _run(self, compute: Callable[[], Any]) -> Any:
+    async def _run(self, compute: Callable[[], T]) -> T:
         """Compute, failing as the process does: errors other than ours become `ChildFailed`."""
         await trio.lowlevel.checkpoint()
         try:
@@ -467,7 +467,7 @@ def _failed_load() -> Iterator[None]:
 
 
 def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Completion, ...]]:
-    return [tuple(wire.completion_of(record) for record in group) for group in groups]
+    return [tuple(frames.completion_of(record) for record in group) for group in groups]
 
 
 async def _spawn(module: str, log: Path) -> trio.Process:

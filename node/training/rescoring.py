@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from node.training.base import TrainingGroup, check_scorable
-from node.training.policy import Policy
+from node.interfaces.trainer import TrainingGroup, check_scorable
+from node.policies.policy import Policy
 from node.training.trainer import GroupTrainer
 from swarm.rollouts import Completion
 

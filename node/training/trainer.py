@@ -12,51 +12,36 @@ denominator of the loss: means are over the tokens that are trained.
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
-from node.training import corrections, lean, losses
-from node.training.base import TrainingGroup, TrainReport
-from node.training.objectives import OBJECTIVES, Tokens
-from node.training.policy import Policy
-from node.training.samplers import within_unknown_share
-from node.training.spec import TrainerSpec
-from swarm.rollouts import Completion, FinishReason
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import corrections, losses
+from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
+from node.methods.objectives import OBJECTIVES, Tokens
+from node.methods.samplers import within_unknown_share
+from node.policies import checkpoint, lean
+from node.policies.policy import Policy
+from node.training import suited
+from node.training.course import Course, take_back
+from node.training.rows import (
+    FOREIGN_WEIGHT_MAX,
+    Encoder,
+    Prepared,
+    Row,
+    Unit,
+    padded_tokens,
+    weigh,
+)
 
-OfLogits = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # logits, targets
-
-LOGPROB_ERROR_MAX = 1e-3  # how far above zero rounding may put a log-prob
-
-
-@dataclass(slots=True)
-class _Row:
-    """One completion to train on."""
-
-    tokens: list[int]
-    advantage: float
-    own: bool
-    weight: float = 0.0  # of each of its token losses
-    old_logprobs: torch.Tensor | None = None  # under the policy before the update
-    claimed: torch.Tensor | None = None  # log-probs that came with its tokens, if these are ours
-    behaviour: torch.Tensor | None = None  # the same, where the loss takes them
-    source: int = 0  # number of who generated it, within the batch
-    kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
-
-
-@dataclass(slots=True)
-class Unit:
-    """One prompt with completions: what a micro-batch is packed from."""
-
-    prompt: list[int]
-    rows: list[_Row]
-
-    @property
-    def lacking(self) -> int:
-        """Rows without behaviour log-probs."""
-        return sum(row.behaviour is None for row in self.rows)
+PROBE_ROWS_MAX = 64
+PROBE_TOKENS_MAX = 8192  # of completions
 
 
 @dataclass(slots=True)
@@ -77,6 +62,24 @@ class Sums:
         return torch.cat(self.known, dim=1) if self.known else torch.zeros(2, 0)
 
 
+@dataclass(slots=True)
+class _Done:
+    """What the updates of one batch came to."""
+
+    first: Sums = field(default_factory=Sums)
+    whole: Sums = field(default_factory=Sums)  # what was clipped, masked and seen over all
+    grad_norm: float = 0.0  # of the first
+    step_kl: float = math.nan  # of the largest step
+    taken_back: int = 0
+
+    def note(self, sums: Sums, grad_norm: float, *, is_first: bool) -> None:
+        self.whole.clipped += sums.clipped
+        self.whole.masked += sums.masked
+        self.whole.tokens += sums.tokens
+        if is_first:
+            self.first, self.grad_norm = sums, grad_norm
+
+
 class GroupTrainer:
     """Owns the optimizer over a policy. Synchronous; not safe for use from two threads."""
 
@@ -86,52 +89,59 @@ class GroupTrainer:
         spec: TrainerSpec,
         micro_batch_tokens: int,
         row_tokens_max: int | None = None,
+        recomputes: bool = False,
     ) -> None:
-        """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits."""
+        """A row of more than `row_tokens_max` padded tokens is skipped; None: every row fits.
+        `recomputes`: layers keep their input alone and run again in the backward pass."""
         self.policy = policy
         self.spec = spec
         self._objective, self._set_to = OBJECTIVES[spec.loss], spec.loss_parameters()
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
+        self.course = Course()
+        self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._lean_fits = lean.supports(policy.model)
-        self.optimizer = torch.optim.Adam(
-            [p for p in policy.model.parameters() if p.requires_grad], lr=spec.learning_rate
-        )
+        self._recomputes = recomputes and recompute_layers(policy.model)
+        self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
+        self.logits_max = LOGITS_MAX
+        trained = [p for p in policy.model.parameters() if p.requires_grad]
+        self.suited = _suited(policy, spec, trained)
+        self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
         started, version = time.perf_counter(), self.policy_version
-        units, skipped = self._prepare(groups)
-        informative, units = len(units), self._within_share(units)
+        units, made, left_out_groups = self._prepare(groups)
         rows = [row for unit in units for row in unit.rows]
-        for row, weight in zip(
-            rows,
-            losses.token_weights([len(row.tokens) for row in rows], self._set_to.aggregation),
-            strict=True,
-        ):
-            row.weight = weight
+        weigh(rows, self._set_to.aggregation)
         try:
-            first, grad_norm, whole = self._updates(self._micro_batches(units))
+            done = self._updates(self._micro_batches(units))
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
             raise
+        first, whole = done.first, done.whole
         own = sum(len(row.tokens) for row in rows if row.own)
         foreign = first.tokens - own
         far = corrections.mismatch(*first.known_columns())
         return TrainReport(
             policy_version=self.policy_version,
             loss=first.loss,
-            grad_norm=grad_norm,
+            grad_norm=done.grad_norm,
             trained_tokens=first.tokens if self.policy_version > version else 0,
             clip_fraction=whole.clipped / whole.tokens if whole.tokens else 0.0,
             own_logprob=first.own_logprob / own if own else math.nan,
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
-            skipped_completions=skipped,
+            skipped_completions=made.skipped,
+            left_out_completions=made.left_out,
+            weighed_tokens=sum(len(row.tokens) for row in rows if row.weighing is not None),
+            step_kl=done.step_kl,
+            steps_taken_back=done.taken_back,
+            rate_scale=self.course.caution,
             unlikely_tokens=first.unlikely,
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
-            unknown_tokens=first.tokens - far.tokens if self._objective.uses_behaviour else 0,
-            left_out_groups=informative - len(units),
+            unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
+            left_out_groups=left_out_groups,
             known_tokens=far.tokens,
             effective_share=far.effective_share,
             mismatch_k1=far.k1,
@@ -141,6 +151,11 @@ class GroupTrainer:
             mismatch_max=far.max,
             seconds=time.perf_counter() - started,
         )
+
+    def _unknown_tokens(self, rows: Sequence[Row]) -> int:
+        if not self._objective.uses_behaviour:
+            return 0
+        return sum(len(row.tokens) for row in rows if row.behaviour is None)
 
     def logprobs(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
         """Log-probs of every completion's tokens under the present policy, group by group.
@@ -157,7 +172,7 @@ class GroupTrainer:
         result = []
         with torch.no_grad():
             for group in groups:
-                prompt, rows, _ = self._rows(group)
+                prompt, rows = self._encoder.rows(group)
                 unit = Unit(prompt, [row for row in rows if row is not None])
                 found: dict[int, list[Any]] = {}
                 for piece in _pieces(unit, self.micro_batch_tokens):
@@ -168,34 +183,81 @@ class GroupTrainer:
                 result.append([found.get(id(row), []) for row in rows])
         return result
 
-    def _updates(self, batches: Sequence[Sequence[Unit]]) -> tuple[Sums, float, Sums]:
-        """All optimizer steps of one batch: sums and norm of the first, and what was clipped,
-        masked and seen over all."""
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint; see `checkpoint.save`."""
+        course = self.course.to_record()
+        checkpoint.save(directory, self.policy, self.optimizer, self.policy_version, course)
+
+    def resume(self, directory: Path) -> None:
+        """Restore what `save` wrote; see `checkpoint.load`."""
+        self.policy_version = checkpoint.load(directory, self.policy, self.optimizer)
+        try:
+            self.course = Course.from_record(checkpoint.course_of(directory))
+        except (KeyError, TypeError, ValueError) as error:
+            raise checkpoint.DamagedCheckpoint(
+                f"{checkpoint.DAMAGED}: {directory}: what it holds of the course is no such thing"
+            ) from error
+
+    def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
+        """All optimizer steps of one batch."""
+        done = _Done()
         if not batches:
-            return Sums(), 0.0, Sums()
+            return done
         if self.spec.updates_per_batch > 1:
             self._remember_old(batches)
-        first, first_norm, whole = Sums(), 0.0, Sums()
         for step in range(self.spec.updates_per_batch):
             sums = Sums()
             self._decide_kept(batches)
             for batch in batches:
                 self._backward(batch, sums)
             sums = self._summed(sums)
-            grad_norm = self._clip_gradient()
-            whole.clipped += sums.clipped
-            whole.masked += sums.masked
-            whole.tokens += sums.tokens
-            if step == 0:
-                first, first_norm = sums, grad_norm
+            grad_norm = self._clipped_gradient()
+            done.note(sums, grad_norm, is_first=step == 0)
             finite = math.isfinite(sums.loss) and math.isfinite(grad_norm)
-            if finite:
-                self.optimizer.step()
-                self.policy_version += 1
+            stands = finite and self._step(batches, done)
+            self.policy_version += stands
             self.optimizer.zero_grad(set_to_none=True)
-            if not finite:  # one such step would spoil the weights for good
+            if not stands:  # what is not finite would spoil the weights for good
                 break
-        return first, first_norm, whole
+        return done
+
+    def _clipped_gradient(self) -> float:
+        """The norm that the gradient had before it was clipped."""
+        limit = self.spec.grad_norm_max
+        if self.spec.clips_to_median:
+            limit = self.course.norm_bound(limit)
+        norm = self._clip_gradient(limit)
+        self.course.note_norm(norm)
+        return norm
+
+    def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
+        """Descend at the rate of this update. False: that went too far and was taken back."""
+        factor = self.suited.warmth(self.policy_version) * self.course.caution
+        with _rate_times(self.optimizer, factor):
+            self.optimizer.step()
+            if not self.spec.step_guard:
+                return True
+            move = self._moved(batches)
+            done.step_kl = move if math.isnan(done.step_kl) else max(done.step_kl, move)
+            if self.course.takes(move):
+                return True
+            take_back(self.optimizer)
+        done.taken_back += 1
+        return False
+
+    def _moved(self, batches: Sequence[Sequence[Unit]]) -> float:
+        """How far the last step moved the policy on some of the rows: k3 of a token, in nats."""
+        found = [torch.zeros(2, 0, device=self.policy.device)]
+        with torch.no_grad():
+            for batch in probe(batches):
+                rows = [row for unit in batch for row in unit.rows]
+                found += [
+                    torch.stack([values, row.before])
+                    for row, values in zip(rows, self._forward(batch), strict=True)
+                    if row.before is not None
+                ]
+        columns, _ = self._of_all(torch.cat(found, dim=1))
+        return corrections.mismatch(*columns).k3
 
     def _remember_old(self, batches: Sequence[Sequence[Unit]]) -> None:
         with torch.no_grad():
@@ -243,12 +305,11 @@ class GroupTrainer:
         """Add to the gradient that of one micro-batch's part of the loss."""
         loss.backward()
 
-    def _clip_gradient(self) -> float:
-        """The norm of the whole gradient, which is at most `grad_norm_max` afterwards."""
-        parameters = self.policy.model.parameters()
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.spec.grad_norm_max))
+    def _clip_gradient(self, norm_max: float) -> float:
+        """The norm of the whole gradient, which is at most `norm_max` afterwards."""
+        return float(torch.nn.utils.clip_grad_norm_(self.policy.model.parameters(), norm_max))
 
-    def _tokens(self, row: _Row, values: torch.Tensor) -> Tokens:
+    def _tokens(self, row: Row, values: torch.Tensor) -> Tokens:
         old = values.detach() if row.old_logprobs is None else row.old_logprobs
         behaviour = old if row.behaviour is None else row.behaviour
         return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
@@ -258,17 +319,21 @@ class GroupTrainer:
         loss = torch.zeros((), device=self.policy.device)
         for row, values in zip(rows, self._forward(batch), strict=True):
             tokens = self._tokens(row, values)
-            old = tokens.proximal
+            old, row.before = tokens.proximal, values.detach()
             each, clipped, masked = self._objective.losses(tokens, self._set_to)
-            if self.spec.foreign_logprob_min is not None and not row.own:
-                unlikely = old < self.spec.foreign_logprob_min
+            weighing = row.weighing
+            if weighing is not None and not self._objective.uses_behaviour:
+                weights = corrections.behaviour_weights(old, weighing)
+                each = each * weights.clamp(max=FOREIGN_WEIGHT_MAX)
+            if row.floor is not None:
+                unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)
                 sums.unlikely += int(unlikely.sum())
             loss = loss + row.weight * each.sum()
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())
             sums.tokens += len(row.tokens)
-            if row.claimed is not None:
+            if row.own and row.claimed is not None:
                 sums.known.append(torch.stack([old, row.claimed]))
             total = float(old.sum())
             sums.own_logprob += total if row.own else 0.0
@@ -278,90 +343,63 @@ class GroupTrainer:
 
     # from groups to token rows
 
-    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], int]:
-        units, skipped = [], 0
-        numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
-        for group in groups:
-            prompt, rows, skipped_here = self._rows(group)
-            skipped += skipped_here
-            kept = [row for row in rows if row is not None]
-            for row in kept:
-                row.source = numbers[group.source]
-            if any(row.advantage != 0.0 for row in kept):
-                units.append(Unit(prompt, kept))
-        return units, skipped
+    def _prepare(self, groups: Sequence[TrainingGroup]) -> tuple[list[Unit], Prepared, int]:
+        """What is trained on, what was made of the groups, and how many informative ones the share
+        of rows without behaviour log-probs leaves out.
 
-    def _within_share(self, units: list[Unit]) -> list[Unit]:
-        """Those units that the share of rows without behaviour log-probs leaves in the batch."""
+        That share is of the whole batch as it was drawn, own groups without any advantage included:
+        where a policy fails at all of its own tasks it needs the others' groups most.
+        """
+        made = self._encoder.prepare(groups)
+        units = [unit for unit in made.units if unit.is_informative]
         if not self._objective.uses_behaviour:
-            return units
+            return units, made, 0
+        idle = [unit for unit in made.units if not unit.is_informative and not unit.lacking]
         counts = [(len(unit.rows), unit.lacking) for unit in units]
-        return [units[i] for i in within_unknown_share(counts, self._set_to.unknown_share_max)]
-
-    def _rows(self, group: TrainingGroup) -> tuple[list[int], list[_Row | None], int]:
-        prompt = self.policy.encode_prompt(group.prompt)
-        rows: list[_Row | None] = []
-        for completion, advantage in zip(group.completions, group.advantages, strict=True):
-            own = group.own_tokens and self._has_that_text(group, completion)
-            if own:
-                tokens, limit = list(completion.token_ids), None
-            else:
-                tokens = self.policy.encode_completion(completion.text)
-                limit = self.spec.completion_tokens_max
-                if completion.finish_reason is FinishReason.STOP:
-                    tokens.append(self.policy.eos_id)
-            row = _Row(tokens, advantage, own)
-            if own:
-                row.claimed = self._claimed(tokens, completion.logprobs)
-            if self._objective.uses_behaviour:
-                row.behaviour = row.claimed
-            rows.append(row if self._fits(prompt, row, limit) else None)
-        return prompt, rows, rows.count(None)
-
-    def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
-        """Whether tokens that another machine made are those of the text. The text was rewarded;
-        where the tokens are others, it is what is trained on."""
-        if not group.source or max(completion.token_ids, default=0) >= self.policy.vocabulary:
-            return True  # made here; or no tokens of ours, which `_fits` leaves out
-        return completion.text == self.policy.decode(list(completion.token_ids))
-
-    def _claimed(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
-        """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
-        whole = len(logprobs) == len(tokens) and any(logprobs)
-        if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):
-            return None
-        return torch.tensor(logprobs, dtype=torch.float32, device=self.policy.device)
-
-    def _fits(self, prompt: list[int], row: _Row, completion_tokens_max: int | None) -> bool:
-        count = len(row.tokens)
-        if row.own and max(row.tokens, default=0) >= self.policy.vocabulary:
-            return False  # made elsewhere; looking it up would end this process
-        if not 0 < count <= self.policy.context_tokens - len(prompt):
-            return False
-        if completion_tokens_max is not None and count > completion_tokens_max + 1:  # EOS
-            return False
-        padded = padded_tokens([Unit(prompt, [row])])
-        return self.row_tokens_max is None or padded <= self.row_tokens_max
+        share_max = self._set_to.unknown_share_max
+        assert share_max is not None  # such a loss has one
+        within = within_unknown_share(counts, share_max, sum(len(unit.rows) for unit in idle))
+        return [units[place] for place in within], made, len(units) - len(within)
 
     # log-probs with gradient
 
     def _forward(
-        self, units: Sequence[Unit], of_logits: OfLogits = losses.token_logprobs
+        self, units: Sequence[Unit], of_logits: OfLogits | None = None
     ) -> list[torch.Tensor]:
-        """Log-probs of each row's tokens, or what else is wanted of them, in the order of rows."""
+        """Log-probs of each row's tokens, or what else is wanted of them, in the order of rows. Of
+        the distribution that the run samples from: at its temperature."""
+        of_logits = of_logits or self._tempered
         units = [unit for unit in units if unit.rows]
         if not units:
             return []
         with self.policy.autocast():
             if self.policy.stateful or min(len(unit.prompt) for unit in units) < 2:
                 return self._plain(units, of_logits)
+            if self._recomputes:  # a cache would be filled once more
+                return self._plain(units, of_logits)
             way = self._lean if self._lean_fits else self._shared
             return way(units, of_logits)
 
+    def _tempered(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        temperature = self.spec.temperature
+        scaled = logits if temperature == 1.0 else logits.float() / temperature
+        return losses.token_logprobs(scaled, targets)
+
     def _plain(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
-        result = []
         pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]
         ids, _ = self._right_padded([prompt + tokens for prompt, tokens in pairs])
+        head = self._plain_head()
+        if head is None:
+            return self._plain_of_all(pairs, ids, of_logits)
+        hidden = self._body()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+        begins = [len(prompt) - 1 for prompt, _ in pairs]
+        return self._of_rows(head, hidden, begins, [tokens for _, tokens in pairs], of_logits)
+
+    def _plain_of_all(
+        self, pairs: Sequence[tuple[list[int], list[int]]], ids: torch.Tensor, of_logits: OfLogits
+    ) -> list[torch.Tensor]:
+        """By the model's own way from hidden states to logits, which is more than its head."""
+        result = []
         kept = ids.shape[1] - min(len(prompt) for prompt, _ in pairs)
         logits = self.policy.model(
             input_ids=ids[:, :-1], use_cache=False, **self.policy.logits_kept(kept)
@@ -372,6 +410,32 @@ class GroupTrainer:
             span = slice(len(prompt) - dropped, len(prompt) - dropped + len(tokens))
             result.append(of_logits(logits[index, span], targets[index, span]))
         return result
+
+    def _plain_head(self) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What makes logits of hidden states, where that is all that the model does with them;
+        None: it does more (a cap, a scale). Tried once, on a token."""
+        if self._head is None:
+            self._head = (_head_of(self.policy),)
+        return self._head[0]
+
+    def _of_rows(
+        self,
+        head: Callable[[torch.Tensor], torch.Tensor],
+        hidden: torch.Tensor,
+        begins: Sequence[int],
+        rows: Sequence[Sequence[int]],
+        of_logits: OfLogits,
+    ) -> list[torch.Tensor]:
+        """From hidden states (rows, positions, d): of each row those from `begins` on, as many as
+        it has tokens, which are what they foretell."""
+        lengths = [len(tokens) for tokens in rows]
+        spans = zip(begins, lengths, strict=True)
+        flat = torch.cat(
+            [hidden[place, begin : begin + count] for place, (begin, count) in enumerate(spans)]
+        )
+        targets = torch.tensor([token for tokens in rows for token in tokens], device=flat.device)
+        chunk = chunk_tokens(self.policy.vocabulary, self.logits_max)
+        return list(in_chunks(head, flat, targets, of_logits, chunk).split(lengths))
 
     def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
@@ -387,6 +451,11 @@ class GroupTrainer:
         ids, _ = lean.pad_right(tails, self.policy.eos_id)
         start = torch.tensor([len(unit.prompt) - 1 for unit in units])
         hidden, _ = model.run(ids[:, :-1].view(len(units), each, -1), start, above)
+        if hidden[..., 0].numel() > chunk_tokens(self.policy.vocabulary, self.logits_max):
+            places = [p * each + i for p, unit in enumerate(units) for i in range(len(unit.rows))]
+            tokens = [row.tokens for unit in units for row in unit.rows]
+            flat = hidden.flatten(0, 1)[places]
+            return self._of_rows(model.logits, flat, [0] * len(places), tokens, of_logits)
         values = of_logits(model.logits(hidden), ids[:, 1:].view(len(units), each, -1))
         return [
             values[place, index, : len(row.tokens)]
@@ -406,21 +475,29 @@ class GroupTrainer:
         cache.batch_select_indices(select)
         lengths = torch.tensor([len(unit.prompt) - 1 for unit in units], device=ids.device)
         positions = lengths[select, None] + torch.arange(ids.shape[1] - 1, device=ids.device)
-        logits = self.policy.model(
+        head = self._plain_head()
+        found = (self.policy.model if head is None else self._body())(
             input_ids=ids[:, :-1],
             attention_mask=torch.cat([prefix_mask[select], mask[:, :-1]], dim=1),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-        ).logits
-        values = of_logits(logits, ids[:, 1:])
-        return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
+        )
+        if head is None:
+            values = of_logits(found.logits, ids[:, 1:])
+            return [values[index, : len(row.tokens)] for index, row in enumerate(rows)]
+        tokens = [row.tokens for row in rows]
+        return self._of_rows(head, found.last_hidden_state, [0] * len(rows), tokens, of_logits)
+
+    def _body(self) -> torch.nn.Module:
+        """The model without what makes logits."""
+        body: torch.nn.Module = getattr(self.policy.model, self.policy.model.base_model_prefix)
+        return body
 
     def _prefix_cache(self, units: Sequence[Unit]) -> tuple[DynamicCache, torch.Tensor]:
         ids, mask = self._right_padded([unit.prompt[:-1] for unit in units])
         cache = DynamicCache()
-        body = getattr(self.policy.model, self.policy.model.base_model_prefix)
-        body(input_ids=ids, past_key_values=cache, use_cache=True)
+        self._body()(input_ids=ids, past_key_values=cache, use_cache=True)
         return cache, mask
 
     def _right_padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -434,10 +511,62 @@ class GroupTrainer:
         return ids.to(self.policy.device), mask.to(self.policy.device)
 
 
+def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    head: torch.nn.Module | None = policy.model.get_output_embeddings()
+    body = getattr(policy.model, policy.model.base_model_prefix, None)
+    if head is None or body is None:
+        return None
+    ids = torch.full((1, 2), policy.eos_id, device=policy.device)
+    with torch.no_grad(), policy.autocast():
+        logits = policy.model(input_ids=ids, use_cache=False).logits
+        ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+    same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
+    return head if same else None
+
+
+def _suited(
+    policy: Policy, spec: TrainerSpec, trained: Sequence[torch.nn.Parameter]
+) -> suited.Suited:
+    adapter = 0 if policy.adapter is None else sum(p.numel() for p in trained)
+    rate, warm_up = spec.learning_rate, spec.warm_up_updates
+    return suited.suited(policy.parameters - adapter, adapter, rate, warm_up)
+
+
+@contextmanager
+def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[None]:
+    """Within it the optimizer's rates are so many times what they are."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] *= factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
 def _columns(tokens: Tokens, source: int) -> torch.Tensor:
     """(5, T): what a loss decides on, and the source's number."""
     each = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
     return torch.stack([*each, torch.full_like(tokens.logprobs, source)])
+
+
+def probe(batches: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
+    """Of each micro-batch those rows on which a step is measured: own ones where there are any,
+    from all over the batch, at most `PROBE_ROWS_MAX` and about `PROBE_TOKENS_MAX`."""
+    rows = [row for batch in batches for unit in batch for row in unit.rows]
+    rows = [row for row in rows if row.own] or rows
+    chosen: set[int] = set()
+    tokens = 0
+    for row in rows[:: max(1, math.ceil(len(rows) / PROBE_ROWS_MAX))]:
+        tokens += len(row.tokens)
+        if chosen and tokens > PROBE_TOKENS_MAX:
+            break
+        chosen.add(id(row))
+    return [
+        [Unit(unit.prompt, [row for row in unit.rows if id(row) in chosen]) for unit in batch]
+        for batch in batches
+    ]
 
 
 def pack(
@@ -460,19 +589,8 @@ def pack(
             yield batch
 
 
-def padded_tokens(units: Sequence[Unit]) -> int:
-    """Token positions that a micro-batch computes or keeps in its attention, padding included."""
-    prompt = max(len(unit.prompt) for unit in units)
-    rows = [row for unit in units for row in unit.rows]
-    tail = max(len(row.tokens) for row in rows)
-    return len(units) * prompt + len(rows) * (tail + prompt // CACHED_TOKEN_SHARE)
-
-
-CACHED_TOKEN_SHARE = 4  # a token that is only attended to costs about this fraction of memory
-
-
 def _pieces(unit: Unit, tokens_max: int) -> Iterator[Unit]:
-    piece: list[_Row] = []
+    piece: list[Row] = []
     for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
         if piece and padded_tokens([Unit(unit.prompt, [*piece, row])]) > tokens_max:
             yield Unit(unit.prompt, piece)

@@ -19,14 +19,15 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
-from node.engines.base import Sampling
 from node.engines.torch_engine import Generation
-from node.machine import THREADS_DEFAULT_MAX
-from node.training import checkpoint, lending, memory, rescoring, wire
-from node.training.adapter_files import is_adapter
-from node.training.base import PolicyInfo, TrainingGroup, TrainReport
-from node.training.policy import Policy, load_policy
-from node.training.spec import Device, TrainerSpec
+from node.interfaces.adapter_files import is_adapter
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import Device, TrainerSpec
+from node.policies import checkpoint, ipc_weights
+from node.policies.policy import Policy, load_policy
+from node.system.machine import THREADS_DEFAULT_MAX
+from node.training import frames, memory, rescoring
 from node.training.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import Completion
@@ -57,7 +58,7 @@ class TrainerCore:
         self.spec = spec
         self._sessions: dict[int, Generation] = {}
         self.policy, self.trainer = self._open(saved)
-        self._lender = lending.Lender(self.policy)
+        self._lender = ipc_weights.Lender(self.policy)
 
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
         """The policy and what trains it."""
@@ -66,9 +67,9 @@ class TrainerCore:
         self.plan = memory.plan(spec)
         policy = opened(spec, spec.device)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)
-        trainer = GroupTrainer(policy, spec, *limits)
+        trainer = GroupTrainer(policy, spec, *limits, self.plan.recomputes)
         if saved is not None:
-            trainer.policy_version = checkpoint.load(saved, policy, trainer.optimizer)
+            trainer.resume(saved)
         return policy, trainer
 
     def info(self) -> PolicyInfo:
@@ -83,12 +84,15 @@ class TrainerCore:
             adapted=self._adapted(),
             held_bytes=self.plan.held_bytes,
             device_bytes=memory.total_bytes(self.policy.device),
+            learning_rate=self.trainer.suited.learning_rate,
+            warm_up_updates=self.trainer.suited.warm_up_updates,
+            rate_told=str(self.trainer.suited),
         )
 
     def _adapted(self) -> str:
         if self.policy.adapter is None:
             return ""
-        from node.training import adapters  # brings PEFT in
+        from node.policies import adapters  # brings PEFT in
 
         return adapters.described(self.policy)
 
@@ -152,7 +156,7 @@ class TrainerCore:
             generation.weights_changed()
 
     def save(self, directory: Path) -> None:
-        checkpoint.save(directory, self.policy, self.trainer.optimizer, self.trainer.policy_version)
+        self.trainer.save(directory)
 
     def export(self, directory: Path) -> None:
         checkpoint.export(directory, self.policy)
@@ -177,7 +181,7 @@ def load_version(policy: Policy, weights: Path) -> None:
         ConfigError: it is damaged, or not for this policy.
     """
     if is_adapter(weights):
-        from node.training import adapters  # brings PEFT in
+        from node.policies import adapters  # brings PEFT in
 
         adapters.load(policy, weights)
     elif policy.adapter is not None:
@@ -194,7 +198,7 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
     """
     policy = load_policy(spec.model, device, spec.context_tokens_max)
     if spec.adapter is not None:
-        from node.training import adapters  # brings PEFT in
+        from node.policies import adapters  # brings PEFT in
 
         adapters.attach(policy, spec.adapter, spec.seed)
     return policy
@@ -217,8 +221,10 @@ class _Server:
             "advance": self._advance,
             "end": lambda r: self._loaded.end(r["session"]),
             "load_weights": self._load_weights,
-            "train": lambda r: asdict(self._loaded.train(wire.groups_of(r["groups"]))),
-            "score": lambda r: wire.column_records(self._loaded.score(wire.groups_of(r["groups"]))),
+            "train": lambda r: asdict(self._loaded.train(frames.groups_of(r["groups"]))),
+            "score": lambda r: frames.column_records(
+                self._loaded.score(frames.groups_of(r["groups"]))
+            ),
             "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
             "export_whole": lambda r: self._loaded.export_whole(Path(r["directory"])),
@@ -277,7 +283,7 @@ class _Server:
         groups = self._loaded.advance(request["session"], request["steps"])
         if groups is None:
             return None
-        return [[wire.completion_record(c) for c in group] for group in groups]
+        return [[frames.completion_record(c) for c in group] for group in groups]
 
     def _load_weights(self, request: dict[str, Any]) -> None:
         self._loaded.load(Path(request["weights"]), request["policy_version"])
@@ -293,7 +299,7 @@ def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda:
     threading.Thread(target=_read_requests, args=(requests, on_end), daemon=True).start()
     server = _Server(open_core)
     while True:
-        request = wire.decode(requests.get())
+        request = frames.decode(requests.get())
         if request["op"] == "stop":
             on_end()
             _write(answers, {"id": request["id"], "ok": None})
@@ -304,7 +310,7 @@ def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda:
 
 
 def _write(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(wire.encode(message))
+    answers.write(frames.encode(message))
     answers.flush()
 
 
@@ -312,8 +318,8 @@ def _read_requests(requests: "queue.Queue[bytes]", on_end: Callable[[], None]) -
     """Fill the queue; end the process when the pipe ends or the parent is another one."""
     try:
         while True:
-            header = _read_exactly(wire.HEADER.size)
-            requests.put(_read_exactly(wire.body_length(header)))
+            header = _read_exactly(frames.HEADER.size)
+            requests.put(_read_exactly(frames.body_length(header)))
     except (EOFError, OSError, LocalProtocolError):
         try:
             on_end()

@@ -72,6 +72,7 @@ BATCH_BYTES_MAX = 524_288  # of one request, unless a single group is larger
 HOLDERS_TRIED_MAX = 3  # for one batch, after the producer
 REQUESTS_PER_PEER_MAX = 4  # open at a time; PROTOCOL.md
 EXPECTED_S, EXPECTED_BYTES_PER_S = 2.0, 262_144.0  # in which an ordinary peer answers
+TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were good so far
 REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
 
 
@@ -284,7 +285,8 @@ class Fetcher:
     async def _missing(self) -> int:
         """How many groups short of the wanted stock we are, counting those under way that are not
         late; of those that unproven producers may never deliver, no more than half the stock."""
-        stock = self._stock = sum(informative(c.rewards) for c in await self._candidates())
+        rewards = Counter(c.rewards for c in await self._candidates())
+        stock = self._stock = sum(n for each, n in rewards.items() if informative(each))
         unproven = sum(len(batch.offers) for batch in self._unproven() if not batch.late)
         under_way = sum(len(b.offers) for b in self._in_flight.values() if not b.late)
         wanted = self._rules.stock_groups
@@ -460,26 +462,48 @@ class Fetcher:
         good = 0
         waiting: list[_Checked] = []  # groups that go into the pool together
         since = trio.current_time()
+        records = reply.records
+        at_once = TAKEN_IN_AT_ONCE if self._offers.is_proven(batch.producer) else 1
         try:
-            for record in reply.records:
-                if self._warden.is_banned(batch.producer):
-                    break  # for those before: the rest may cost as much
-                try:
-                    checked = await self._take_in(batch, peer, record)
-                except RemoteProtocolError:
-                    continue  # counted where it was found
-                good += 1
-                waiting += [checked] if checked else []
+            while records and not self._warden.is_banned(batch.producer):  # the rest may be as bad
+                taken, records = records[:at_once], records[at_once:]
+                found = await self._take_in_together(batch, peer, taken, waiting)
+                good += found
+                if found < len(taken):
+                    at_once = 1
                 if trio.current_time() - since > POOL_AFTER_S:
                     await self._keep(waiting)
                     waiting, since = [], trio.current_time()
-        except ChildFailed:
+        except* ChildFailed:
             await self._keep(waiting)
             raise
         await self._keep(waiting)
         if good:
             return _Answer.GOOD
         return _Answer.BROKEN if reply.records else _Answer.NOTHING
+
+    async def _take_in_together(
+        self, batch: _Batch, peer: PeerId, records: Sequence[bytes], waiting: list[_Checked]
+    ) -> int:
+        """Check some records of an answer, so that the verifier has them at the same time; what is
+        for the pool is added to `waiting`. How many were good."""
+        good = 0
+
+        async def take(record: bytes) -> None:
+            nonlocal good
+            try:
+                checked = await self._take_in(batch, peer, record)
+            except RemoteProtocolError:  # counted where it was found
+                if self._warden.is_banned(batch.producer):
+                    nursery.cancel_scope.cancel()
+                return
+            good += 1
+            waiting.extend([checked] if checked else [])
+
+        async with trio.open_nursery() as nursery:
+            for record in records:
+                nursery.start_soon(take, record)
+        return good
 
     async def _take_in(self, batch: _Batch, peer: PeerId, record: bytes) -> _Checked | None:
         """Check one fetched record completely; None if somebody else delivered it before.
@@ -520,10 +544,10 @@ class Fetcher:
     def _decode(
         self, peer: PeerId, record: bytes, producer: PeerId
     ) -> tuple[GroupId, RolloutGroup]:
-        """The record's group. A bad one is the fault of the producer whose groups were asked for,
-        if it signed it; else of who gives it to us."""
+        """The record's group, without columns. A bad one is the fault of the producer whose groups
+        were asked for, if it signed it; else of who gives it to us."""
         try:
-            return codec.decode_group(record)
+            return codec.decode_group(record, columns=False)
         except RemoteProtocolError as error:
             self._ledger.reject(producer if error.signer == producer else peer, error.reason)
             raise

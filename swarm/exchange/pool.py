@@ -34,7 +34,7 @@ from functools import lru_cache
 from math import inf
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarm.identity import PeerId
@@ -115,8 +115,7 @@ class AddResult(StrEnum):
     TOO_OLD = "too_old"  # its producer has moved on
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):  # thousands of them, at each look
     """One group that may be drawn for training; rewards are this node's own."""
 
     group_id: GroupId
@@ -127,7 +126,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnGroup:
+class AdvertisedGroup:
     """What an advert says of one of this node's own groups."""
 
     group_id: GroupId
@@ -303,7 +302,7 @@ class Pool:
             found = {each: self._db.execute(query, (each, now_s)).fetchone() for each in group_ids}
         return {each for each, row in found.items() if row is not None and row[0] not in without}
 
-    def own_newest(self, now_s: float) -> list[OwnGroup]:
+    def own_newest(self, now_s: float) -> list[AdvertisedGroup]:
         """This node's own unexpired groups, newest first, at most `OWN_NEWEST_MAX`."""
         with self._transaction():
             rows = self._db.execute(
@@ -312,7 +311,7 @@ class Pool:
                 " WHERE own AND expires_at_s > ? ORDER BY seq DESC LIMIT ?",
                 (now_s, OWN_NEWEST_MAX),
             ).fetchall()
-        return [OwnGroup(GroupId(group_id), *rest) for group_id, *rest in rows]
+        return [AdvertisedGroup(GroupId(group_id), *rest) for group_id, *rest in rows]
 
     def ids_seen(self, group_ids: Iterable[GroupId]) -> set[GroupId]:
         """Those that are or were in the pool, as far back as tombstones reach."""
@@ -335,7 +334,7 @@ class Pool:
                 for producer, (_, newest) in self._newest.items()
             }
         return [
-            Candidate(GroupId(group_id), PeerId(producer), _rewards(text), of_round, created)
+            Candidate(group_id, producer, _rewards(text), of_round, created)
             for group_id, producer, text, of_round, created in rows
             if of_round > oldest[producer]
         ]

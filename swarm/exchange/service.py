@@ -11,7 +11,7 @@ that lies, stalls or vanishes costs a count.
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
-from math import ceil
+from math import ceil, inf
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from swarm.exchange.advert_cache import AdvertShelf
 from swarm.exchange.advert_sampling import ProducerSampler
 from swarm.exchange.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
 from swarm.exchange.offers import OfferTable
-from swarm.exchange.pool import AddResult, Candidate, OwnGroup, Pool
+from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
 from swarm.limits.byte_budget import ByteBudget
 from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
@@ -89,7 +89,8 @@ class Exchange:
         run_sync: RunSync,
         warden: Warden | None = None,
     ) -> None:
-        """`warden` may come with rules of its own; it brings the ledger with it."""
+        """`warden` may come with rules of its own; it brings the ledger with it, and is run by
+        whoever made it. None: one that runs with the exchange."""
         self._rules = rules
         self._identity = identity
         self._transport = transport
@@ -109,6 +110,7 @@ class Exchange:
         self._round_began = trio.current_time()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
+        self._runs_warden = warden is None
         self.warden = warden or Warden(transport, Ledger())
         self.ledger = self.warden.ledger
         self._fetcher = Fetcher(
@@ -191,7 +193,7 @@ class Exchange:
     async def _advertise_again(self) -> None:
         """Put what this node shared before it was restarted on the shelf: a crash may have come
         before anybody had heard of it, and whoever connects asks for adverts."""
-        own: list[OwnGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
+        own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
         newest = own[0].round if own else 0
         rounds: dict[tuple[int, int, int], list[AdvertEntry]] = {}
         for group in reversed(own):  # as they were shared, so that the adverts are the same again
@@ -216,13 +218,10 @@ class Exchange:
         """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
         producer that is not banned."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
-        oldest = self._rules.offers.rounds_max
-        return [
-            c
-            for c in eligible
-            if c.round > self._offers.newest_round(c.producer) - oldest
-            and not self.warden.is_banned(c.producer)
-        ]
+        rounds = self._rules.offers.rounds_max
+        producers = {c.producer for c in eligible} - self.warden.banned_peers()
+        before = {each: self._offers.newest_round(each) - rounds for each in producers}
+        return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
         """Hand groups out for training. They are marked first, and durably: a crash between here
@@ -272,7 +271,8 @@ class Exchange:
             topic, self._judge_gossip, self._admits, self._sampler.asks
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.warden.run)
+            if self._runs_warden:
+                nursery.start_soon(self.warden.run)
             nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._expire_forever)
             nursery.start_soon(self._tell_again)

@@ -18,9 +18,9 @@ import trio
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.leasing.known_worker import WorkerAccount
-from swarm.leasing.leases import Answer, Lease, LeaseBook, Submission, TrialState
+from swarm.leasing.leases import Answer, Lease, LeaseBook, SubmittedGroup, TrialState
 from swarm.leasing.staleness import Denial
-from swarm.leasing.trial import Place
+from swarm.leasing.trial import WorkerOrigin
 from swarm.limits.quotas import RELAYED, Kind
 from swarm.peers.connection_gater import Warden
 from swarm.rollouts import GroupId, RolloutGroup, version_spans
@@ -311,15 +311,15 @@ class Intake:
             )
         )
 
-    def _place_of(self, peer: PeerId) -> Place:
+    def _place_of(self, peer: PeerId) -> WorkerOrigin:
         """Behind a private address there may be many honest workers, and all of them new: it has no
         limit of its own, but its workers come after those of other places."""
         share = self._warden.share_of(peer)
         if share == RELAYED:
-            return Place(share, RELAYED_PART)
+            return WorkerOrigin(share, RELAYED_PART)
         if share == peer:
-            return Place(self._transport.ip_of(peer) or share)
-        return Place(share, BLOCK_PART)
+            return WorkerOrigin(self._transport.ip_of(peer) or share)
+        return WorkerOrigin(share, BLOCK_PART)
 
     def _no_lease(self, reason: str, retry_s: float) -> bytes:
         return codec.encode(
@@ -394,7 +394,7 @@ class Intake:
         lease = self._book.lease(lease_id)
         place = group.task.index
         seed = lease.seeds[place] if lease is not None and place < lease.groups else -1
-        submission = Submission(lease_id, worker, seed, group_id, _versions(group))
+        submission = SubmittedGroup(lease_id, worker, seed, group_id, _versions(group))
         answer = self._book.judge(submission, self._now_s())
         if answer is not None or lease is None:
             return self._book.submit(submission, self._now_s()), None

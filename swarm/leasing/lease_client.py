@@ -40,7 +40,7 @@ TURNED_AWAY_MAX: Final = 2  # of one group: a learner that is busy may take it t
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class HeldLease:
     """What to generate: the tasks at places 0 to `groups` - 1 of a stream."""
 
     id: bytes  # 16
@@ -81,7 +81,7 @@ class WorkSource:
         self.verdicts: Counter[str] = Counter()  # accepted, why refused, undelivered or turned_away
         self.learner_version = 0  # the newest that was heard of
 
-    async def lease(self, version: int) -> Lease | Declined:
+    async def lease(self, version: int) -> HeldLease | Declined:
         """Ask for tasks, with the policy version that serves here."""
         request = WantLease(type="want_lease", run_id=self._run_id, version=version)
         asked_s = trio.current_time()
@@ -104,7 +104,7 @@ class WorkSource:
         self.learner_version = max(self.learner_version, reply.learner_version)
         if not reply.groups:
             return Declined(reply.reason, max(0.05, reply.retry_ms / 1e3))
-        return Lease(
+        return HeldLease(
             id=reply.lease,
             learner_version=reply.learner_version,
             stream=reply.stream,
@@ -112,7 +112,7 @@ class WorkSource:
             ends_s=asked_s + reply.life_ms / 1e3,
         )
 
-    async def submit(self, lease: Lease, group: RolloutGroup) -> Verdict | None:
+    async def submit(self, lease: HeldLease, group: RolloutGroup) -> Verdict | None:
         """Hand a group in. None: it could not be delivered before the lease ended, or was turned
         away unread or as malformed."""
         payload = codec.encode_submission(lease.id, group, self._identity)

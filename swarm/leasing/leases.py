@@ -39,7 +39,7 @@ from typing import Any, Final
 from swarm.errors import LocalProtocolError, require
 from swarm.leasing.known_worker import KnownWorker, WorkerAccount
 from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.leasing.trial import Allowance, Line, Place, Trial, TrialsOut
+from swarm.leasing.trial import Allowance, Line, Trial, TrialsOut, WorkerOrigin
 
 LEASE_GROUPS_MAX: Final = 256  # what `groups_max` may be
 WORKERS_MAX: Final = 4096  # kept account of; the one unheard of for longest makes room
@@ -106,7 +106,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class SubmittedGroup:
     """A group that a worker sent. `versions` are those of all its tokens, each at least once."""
 
     lease_id: bytes
@@ -214,12 +214,12 @@ class LeaseBook:
     # --- granting ----------------------------------------------------------------------------
 
     def request(
-        self, worker: str, version: int, now: float, place: Place | None = None
+        self, worker: str, version: int, now: float, place: WorkerOrigin | None = None
     ) -> Lease | Denial:
         """Grant what a worker with this version of the policy may do next. `place`: where it asks
         from; None: it has that to itself."""
         self.expire(now)
-        result = self._grant(worker, version, now, place or Place(worker))
+        result = self._grant(worker, version, now, place or WorkerOrigin(worker))
         if isinstance(result, Denial):
             self.denied[result] += 1
         return result
@@ -231,7 +231,7 @@ class LeaseBook:
         if self._is_version(version) and self._know(worker):
             self._workers[worker].asks(version, now)
 
-    def _grant(self, worker: str, version: int, now: float, place: Place) -> Lease | Denial:
+    def _grant(self, worker: str, version: int, now: float, place: WorkerOrigin) -> Lease | Denial:
         if not self._is_version(version):  # nothing that is said along with it counts
             return Denial.UNKNOWN_VERSION
         if not self._know(worker):
@@ -362,12 +362,12 @@ class LeaseBook:
 
     # --- answering ---------------------------------------------------------------------------
 
-    def judge(self, submission: Submission, now: float) -> Answer | None:
+    def judge(self, submission: SubmittedGroup, now: float) -> Answer | None:
         """What the answer is without a look at the group; None where that has to decide. Changes
         nothing and counts nothing: `submit` follows in any case."""
         return self._judge(submission, now)[1]
 
-    def submit(self, submission: Submission, now: float, fault: str = "") -> Answer:
+    def submit(self, submission: SubmittedGroup, now: float, fault: str = "") -> Answer:
         """Take a group in, or say why not. `fault`: what is wrong with it, one line; it is heard
         only where the group would have been taken."""
         held, answer = self._judge(submission, now)
@@ -394,7 +394,7 @@ class LeaseBook:
         """Whether a refusal ends what its task was granted; else the worker may try again."""
         return reason in (Discard.UNKNOWN_VERSION, Discard.OLDER_THAN_LEASE)
 
-    def _judge(self, submission: Submission, now: float) -> tuple[_Held | None, Answer | None]:
+    def _judge(self, submission: SubmittedGroup, now: float) -> tuple[_Held | None, Answer | None]:
         """The lease, if it is the sender's, and the answer, if it is clear."""
         held = self._open.get(submission.lease_id) or self._ended.get(submission.lease_id)
         if held is None:
@@ -429,7 +429,7 @@ class LeaseBook:
     def _is_over(self, held: _Held, now: float) -> bool:
         return held.lease.lease_id not in self._open or now >= held.lease.deadline
 
-    def _earlier(self, held: _Held, submission: Submission) -> Answer | None:
+    def _earlier(self, held: _Held, submission: SubmittedGroup) -> Answer | None:
         """The answer that the task has had."""
         found = held.answers.get(submission.seed)
         if found is None:
@@ -439,7 +439,7 @@ class LeaseBook:
             return Answer(Discard.OTHER_GROUP)
         return Answer(answer.reason, answer.detail, repeated=True)
 
-    def _settle(self, held: _Held, submission: Submission, fault: str, now: float) -> Answer:
+    def _settle(self, held: _Held, submission: SubmittedGroup, fault: str, now: float) -> Answer:
         """Answer a submission for the first time that only verification or its age decides."""
         self._end_trial(held, 1)
         if fault:
@@ -454,7 +454,7 @@ class LeaseBook:
         self._note(held, submission, answer, now)
         return answer
 
-    def _note(self, held: _Held, submission: Submission, answer: Answer, now: float) -> None:
+    def _note(self, held: _Held, submission: SubmittedGroup, answer: Answer, now: float) -> None:
         held.answers[submission.seed] = (submission.group_id, answer)
         held.answered_at = now
         if answer.admitted:

@@ -29,7 +29,7 @@ BEHIND_S: Final = 30.0  # for each credit that its place holds on trial
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerOrigin:
     """Where a worker asks from, as far as that tells persons apart."""
 
     name: str
@@ -40,7 +40,7 @@ class Place:
 class Trial:
     """As what a lease on trial counts: from where, and whether it is longer than a first one."""
 
-    place: Place
+    place: WorkerOrigin
     is_long: bool
 
     def to_record(self) -> list[Any]:
@@ -53,7 +53,7 @@ class Trial:
         name, part, is_long = record
         if not isinstance(name, str):
             raise LocalProtocolError(f"no record of a lease on trial: {record!r}")
-        return cls(Place(name, float(part)), bool(is_long))
+        return cls(WorkerOrigin(name, float(part)), bool(is_long))
 
 
 @dataclass(slots=True)

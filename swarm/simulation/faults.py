@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import trio
 
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World
+from swarm.simulation.world import SimulatedWorld
 
 Kind = Literal["crash", "pause", "partition", "clog", "bad_link", "stillborn"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -132,7 +132,7 @@ class FaultRunner:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         events: Sequence[FaultEvent],
         crash: Callable[[int], Awaitable[None]],
         restart: Callable[[int], Awaitable[None]],

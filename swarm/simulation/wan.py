@@ -8,7 +8,7 @@ import trio
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.profiles import links_of
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Wan:
 
     def __call__(
         self,
-        main: Callable[[World], Awaitable[T]],
+        main: Callable[[SimulatedWorld], Awaitable[T]],
         *,
         hosts: int = 2,
         profile: str | LinkProfile | Sequence[LinkProfile] = "cable",

@@ -26,7 +26,7 @@ from swarm.transport.memory.network import RUNS_ON, Cut, MemoryNetwork, MemoryTr
 TRACE_LINES_MAX = 10_000
 
 
-class World:
+class SimulatedWorld:
     """`hosts` identities and the network between them, all of it drawn from one seed.
 
     `trace` holds the newest events as text; `trace_hash` covers all of them.
@@ -174,8 +174,8 @@ async def open_world(
     profile: LinkProfile,
     profiles: Mapping[int, LinkProfile] | None = None,
     ips: Sequence[str] | None = None,
-) -> AsyncIterator[World]:
-    """A world whose network runs until the context ends; see `World`."""
+) -> AsyncIterator[SimulatedWorld]:
+    """A world whose network runs until the context ends; see `SimulatedWorld`."""
     async with trio.open_nursery() as nursery:
-        yield World(seed, hosts, profile, nursery, profiles, ips)
+        yield SimulatedWorld(seed, hosts, profile, nursery, profiles, ips)
         nursery.cancel_scope.cancel()

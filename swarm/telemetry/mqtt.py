@@ -219,7 +219,7 @@ class _Connecting:
 
         properties = None
         if self._protocol is ProtocolVersion.V5:
-            properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties = Properties(PacketTypes.CONNECT)
             properties.MaximumPacketSize = PACKET_BYTES_MAX
         else:
             options["clean_session"] = True
@@ -283,7 +283,7 @@ def _tls_context(broker: Broker) -> ssl.SSLContext | None:
         raise ConfigError(f"{broker.ca_file}: no CA certificates in PEM ({error})") from None
 
 
-class Publisher(_Connecting):
+class MqttPublisher(_Connecting):
     """Publishes what is put into it. `online` and `will` give the message for when the broker has
     us, and the one that it shall publish when it has lost us, by the number of the connection."""
 
@@ -356,7 +356,7 @@ async def knock(broker: Broker, rng: Random, timeout_s: float) -> str:
 
 def publisher_of(
     broker: Broker, identity: Identity, run_id: str, instance: str, rng: Random
-) -> Publisher:
+) -> MqttPublisher:
     """A publisher that says when this process is there, and leaves word for when it is not."""
     topic = str(Topic(run_id, identity.peer_id, "status"))
 
@@ -364,7 +364,7 @@ def publisher_of(
         said = Status(run_id=run_id, instance=instance, connection=connection, online=online)
         return Outgoing(topic, encode_status(said, identity), qos=1)
 
-    return Publisher(
+    return MqttPublisher(
         broker,
         lambda connection: status(connection, online=True),
         lambda connection: status(connection, online=False),

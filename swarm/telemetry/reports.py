@@ -1,4 +1,4 @@
-"""What a node tells those who watch: one signed report an interval, and every metric's one name.
+"""What a node tells those who watch: one signed report an interval.
 
 A report is JSON, so that any MQTT client can show it, and it comes from strangers: it is bounded
 before it is parsed, signed by the node that it speaks of, and refused whole where a field breaks a
@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import isfinite
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId, verify
+from swarm.telemetry.metrics import METRICS
 
 DOMAIN: Final = b"swarm-telemetry-1:"
 STATUS_DOMAIN: Final = b"swarm-telemetry-status-1:"
@@ -53,6 +53,7 @@ class Alarm(StrEnum):
     CLOCK_SKEW = "clock_skew"
     REFUSING_NEWCOMERS = "refusing_newcomers"  # all places for connections are taken
     VERSION_SPLIT = "version_split"  # workers far behind the published version
+    NOTHING_TO_LEARN = "nothing_to_learn"  # in every group, all rewards are alike
 
 
 ADVICE: Final[Mapping[Alarm, str]] = {
@@ -93,6 +94,10 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     Alarm.VERSION_SPLIT: (
         "Look at the broadcast of the worker that is behind: its link, its disk, its notes."
     ),
+    Alarm.NOTHING_TO_LEARN: (
+        "Look with `swarm-node samples` at what the policy says; it learns only from tasks that it "
+        "solves now and then."
+    ),
 }
 """What to do, by alarm: one sentence each."""
 
@@ -101,86 +106,6 @@ ALONE_ADVICE: Final = (
     "be reached, or train alone with --external 0."
 )
 """What to do about `Alarm.NO_FOREIGN` where no peer is connected."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One figure of a node. The name ends in its unit; a counter never falls while a node runs."""
-
-    name: str
-    kind: Literal["counter", "gauge"]
-    help: str
-    label: str | None = None  # what its values are told apart by
-
-
-def _named(*metrics: Metric) -> Mapping[str, Metric]:
-    assert len({each.name for each in metrics}) == len(metrics)
-    return {each.name: each for each in metrics}
-
-
-METRICS: Final = _named(
-    Metric("uptime_s", "gauge", "seconds since this process started"),
-    Metric("peers", "gauge", "connected peers"),
-    Metric("connections", "gauge", "connections that have a place"),
-    Metric("connections_max", "gauge", "places for connections"),
-    Metric("largest_origin_connections", "gauge", "connections of the address that has most"),
-    Metric("turned_away_total", "counter", "newcomers that were refused, by reason", "reason"),
-    Metric("bytes_in_total", "counter", "bytes from peers"),
-    Metric("bytes_out_total", "counter", "bytes to peers"),
-    Metric("protocol_bytes_in_total", "counter", "bytes from peers, by protocol", "protocol"),
-    Metric("protocol_bytes_out_total", "counter", "bytes to peers, by protocol", "protocol"),
-    Metric("accepted_total", "counter", "groups of others that passed every check"),
-    Metric("rejected_total", "counter", "what others sent and was refused, by reason", "reason"),
-    Metric("adverts_in_total", "counter", "adverts heard"),
-    Metric("fetches_total", "counter", "requests for groups to other peers"),
-    Metric("pool_groups", "gauge", "groups in the pool"),
-    Metric("pool_foreign_groups", "gauge", "groups of others that may still be drawn"),
-    Metric("pool_bytes", "gauge", "bytes of the pool's groups"),
-    Metric("pool_age_s", "gauge", "age of the oldest group of others that may still be drawn"),
-    Metric("round", "gauge", "rounds or steps done"),
-    Metric("round_s", "gauge", "seconds that the last round or step took"),
-    Metric("policy_version", "gauge", "of the policy that generates"),
-    Metric("local_groups", "gauge", "own groups trained on in the last round"),
-    Metric("external_groups", "gauge", "foreign groups trained on in the last round"),
-    Metric("external_groups_wanted", "gauge", "foreign groups that a round wants"),
-    Metric("own_reward", "gauge", "mean reward of own completions in the last round"),
-    Metric("held_out_ratio", "gauge", "held-out pass rate at the last evaluation, 0 to 1"),
-    Metric("tokens_per_s", "gauge", "tokens generated a second, while generating"),
-    Metric("generated_tokens_total", "counter", "tokens generated"),
-    Metric("trained_tokens_total", "counter", "tokens trained on"),
-    Metric("idle_ratio", "gauge", "share of its time that a learner or worker waited, 0 to 1"),
-    Metric("staleness_mean_steps", "gauge", "of the groups of a learner's last step"),
-    Metric("staleness_max_steps", "gauge", "the oldest of these"),
-    Metric("staleness_bound_steps", "gauge", "S of the run"),
-    Metric("mismatch_k3_nats", "gauge", "KL from what generates to what is trained, by k3"),
-    Metric("effective_sample_ratio", "gauge", "effective sample size of that, over its tokens"),
-    Metric("in_flight_groups", "gauge", "groups in workers' hands"),
-    Metric("trial_groups", "gauge", "of these, in the hands of workers that delivered nothing yet"),
-    Metric("queued_groups", "gauge", "groups handed in and not trained on yet"),
-    Metric("queued_staleness_max_steps", "gauge", "the oldest of these, in steps"),
-    Metric("discarded_total", "counter", "groups that a learner gave up, by reason", "reason"),
-    Metric("published_version", "gauge", "the newest version on offer, or heard of"),
-    Metric("broadcast_s", "gauge", "seconds from a version's publication until it was here"),
-    Metric("broadcast_bound_ratio", "gauge", "that over the least that the links allow"),
-    Metric("paused_s", "gauge", "seconds that sampling paused for the last version"),
-    Metric("saved_bytes_total", "counter", "bytes that deltas made unnecessary"),
-    Metric("cost_per_h", "gauge", "dollars an hour for workers"),
-    Metric("predicted_idle_ratio", "gauge", "the learner's, by the capacity model, 0 to 1"),
-    Metric("predicted_staleness_steps", "gauge", "the worst, by the capacity model"),
-    Metric("predicted_broadcast_s", "gauge", "until a version is at all workers, by that model"),
-    Metric("required_groups_per_s", "gauge", "groups a second that keep the learner busy, by it"),
-    Metric("offered_groups_per_s", "gauge", "groups a second that the workers make, by it"),
-    Metric("memory_bytes", "gauge", "resident memory of the node's processes"),
-    Metric("memory_available_bytes", "gauge", "of the machine, without swapping"),
-    Metric("disk_free_bytes", "gauge", "left where the data directory is"),
-    Metric("errors_total", "counter", "troubles that the event log tells of"),
-    Metric("telemetry_dropped_total", "counter", "reports that could not be sent and were dropped"),
-)
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float]:
-    """Without what is no number, as the mean of nothing is."""
-    return {name: value for name, value in values.items() if isfinite(value)}
 
 
 _Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
@@ -223,7 +148,7 @@ class WorkerRow(_Part):
     heard_s: Annotated[float, Field(ge=0)] | None = None  # ago
 
 
-class Broadcast(_Part):
+class BroadcastReport(_Part):
     """A version on its way to this node, or complete here."""
 
     version: _Count
@@ -265,7 +190,7 @@ class NodeReport(_Part):
     peers: Annotated[tuple[PeerTraffic, ...], Field(max_length=PEERS_MAX)] = ()
     workers: Annotated[tuple[WorkerRow, ...], Field(max_length=WORKERS_MAX)] = ()
     workers_left_out: _Count = 0  # for which there was no room
-    broadcast: Broadcast | None = None
+    broadcast: BroadcastReport | None = None
     alarms: Annotated[tuple[AlarmReport, ...], Field(max_length=ALARMS_MAX)] = ()
     notes: Annotated[tuple[_Text, ...], Field(max_length=NOTES_MAX)] = ()
 

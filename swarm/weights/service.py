@@ -105,7 +105,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class VersionProgress:
     """How far the version on its way is."""
 
     version: int
@@ -119,7 +119,7 @@ class Stage:
     """What a try to get a version goes on to."""
 
     version: int
-    phase: str  # one of `Progress.phase`; dropped: a newer version came
+    phase: str  # one of `VersionProgress.phase`; dropped: a newer version came
 
 
 Tell = Callable[[Outcome], None]
@@ -145,7 +145,7 @@ class NoEngine:
 
 @dataclass(slots=True)
 class _Try:
-    """What is known of the version on its way, for `Outcome` and `Progress`."""
+    """What is known of the version on its way, for `Outcome` and `VersionProgress`."""
 
     version: int
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
@@ -242,13 +242,13 @@ class WeightsService:
         async for _ in heard:  # the validator has taken each head in already
             pass
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> VersionProgress | None:
         """Of the version on its way; None: there is none."""
         current = self._try
         if current is None:
             return None
         have, total = self.sharing.progress_of(current.version)
-        return Progress(current.version, current.phase, have, total)
+        return VersionProgress(current.version, current.phase, have, total)
 
     # --- heads -----------------------------------------------------------------------------
 

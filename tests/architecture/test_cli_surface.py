@@ -12,21 +12,25 @@ SURFACE = {
     "--listen --local --lora-rank --metrics-listen --model --no-dht --no-lan --no-relay "
     "--no-upnp --over-provision --peer --private --role --rounds --run --seed --share "
     "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
-    "--web-name",
+    "--web-name --yes",
     "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
     "--invite --key-file --learning-rate --listen --lora-rank --metrics-listen --model --no-dht "
     "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
-    "--telemetry-ca --telemetry-interval --threads --web-name",
+    "--telemetry-ca --telemetry-interval --threads --web-name --yes",
     "invite": "--data-dir",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
+    "config": "--data-dir --learning-rate --lora-rank --model --run --yes",
     "status": "--data-dir --json",
+    "samples": "--best --data-dir --foreign --worst -n",
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
-    "eval": "--data-dir --lora-rank --model --run --threads",
+    "eval": "--data-dir --lora-rank --model --run --threads --yes",
     "report": "--out data_dirs",
-    "prepare": "--data-dir --model --run",
+    "prepare": "--data-dir --model --run --yes",
+    "model get": "--cache-dir name",
+    "model ls": "--cache-dir",
     "simulate": "--nodes --plot --profile --scenario --seed",
     "weights ls": "data_dir",
     "weights publish": "--announce --data-dir --follow --key-file --listen --once --peer --policy "

@@ -14,7 +14,7 @@ FORBIDDEN_EVERYWHERE_LIGHT = ("torch", "vllm", "transformers")
 # contract name (as in pyproject.toml) -> files, each with a line that breaks that contract alone
 VIOLATIONS = {
     "node and coordinator stand on swarm and never on each other": [
-        ("node/planted.py", "import coordinator"),
+        ("node/loops/planted.py", "import coordinator"),
         ("coordinator/planted.py", "import node"),
         ("swarm/limits/planted.py", "import node"),
     ],
@@ -22,6 +22,15 @@ VIOLATIONS = {
         ("swarm/limits/planted.py", "import swarm.peers.ledger"),
         ("swarm/exchange/planted.py", "import swarm.leasing.leases"),
         ("swarm/planted.py", ""),  # belongs to no room
+    ],
+    "the rooms of node stand on each other in one order": [
+        ("node/loops/planted.py", "import node.roles.app"),
+        ("node/hosting/planted.py", "import node.loops.sapo"),
+        ("node/roles/planted.py", "import node.simulation.scenario"),
+        ("node/planted.py", ""),  # belongs to no room
+    ],
+    "the trainer knows nothing of its being cut": [
+        ("node/training/planted.py", "import node.training.sharded.team"),
     ],
     "both transports stand on what they share": [
         ("swarm/transport/memory/planted.py", "import swarm.transport.libp2p.addresses"),
@@ -49,48 +58,47 @@ VIOLATIONS = {
     "libp2p is imported in swarm.transport.libp2p alone": [
         ("swarm/limits/planted.py", "import libp2p"),
         ("swarm/transport/planted.py", "from libp2p.host import basic_host"),
-        ("node/planted.py", "import libp2p.peer.id"),
+        ("node/system/planted.py", "import libp2p.peer.id"),
     ],
     "zeroconf is imported in swarm.peers.mdns alone": [
         ("swarm/limits/planted.py", "import zeroconf"),
-        ("node/planted.py", "from zeroconf import Zeroconf"),
+        ("node/system/planted.py", "from zeroconf import Zeroconf"),
     ],
     "starlette and uvicorn are imported in swarm.telemetry.dashboard.server alone": [
         ("swarm/limits/planted.py", "import starlette"),
         ("swarm/telemetry/dashboard/planted.py", "from starlette.routing import Route"),
-        ("node/planted.py", "import uvicorn"),
+        ("node/system/planted.py", "import uvicorn"),
         ("coordinator/planted.py", "from starlette.applications import Starlette"),
     ],
-    "prometheus_client and h11 are imported in node.metrics_page alone": [
-        ("node/planted.py", "import prometheus_client"),
+    "prometheus_client and h11 are imported in node.monitor.metrics_page alone": [
+        ("node/system/planted.py", "import prometheus_client"),
         ("swarm/limits/planted.py", "import h11"),
     ],
     "asyncio and what needs it stay in swarm.telemetry.mqtt and node.monitor.embedded_broker": [
-        ("node/planted.py", "import amqtt.broker"),
+        ("node/system/planted.py", "import amqtt.broker"),
         ("swarm/limits/planted.py", "import aiomqtt"),
-        ("node/planted.py", "import asyncio"),
+        ("node/system/planted.py", "import asyncio"),
         ("coordinator/planted.py", "from paho.mqtt import client"),
     ],
     "zstandard is imported in swarm.weights.format.entropy_coding alone": [
         ("swarm/limits/planted.py", "import zstandard"),
         ("swarm/weights/store/planted.py", "from zstandard import ZstdCompressor"),
     ],
-    "reasoning_gym is imported in node.tasks.reasoning_gym alone": [
-        ("node/planted.py", "import reasoning_gym"),
-        ("node/tasks/planted.py", "from reasoning_gym import factory"),
+    "reasoning_gym is imported in node.environments.reasoning_gym alone": [
+        ("node/system/planted.py", "import reasoning_gym"),
+        ("node/environments/planted.py", "from reasoning_gym import factory"),
     ],
-    "peft is imported in node.training.adapters alone": [
-        ("node/planted.py", "import peft"),
-        ("node/training/planted.py", "def late():\n    from peft import LoraConfig"),
+    "peft is imported in node.policies.adapters alone": [
+        ("node/system/planted.py", "import peft"),
+        ("node/policies/planted.py", "def late():\n    from peft import LoraConfig"),
     ],
     "sky is imported in coordinator.providers.skypilot alone": [
         ("coordinator/planted.py", "import sky"),
         ("coordinator/providers/planted.py", "def late():\n    from sky import launch"),
-        ("node/planted.py", "import sky.client.sdk"),
+        ("node/system/planted.py", "import sky.client.sdk"),
     ],
-    "production code does not import the simulation": [
-        ("node/planted.py", "import swarm.simulation"),
-        ("node/planted.py", "import node.simulated"),
+    "production code does not import the simulated network": [
+        ("node/loops/planted.py", "import swarm.simulation"),
         ("coordinator/planted.py", "import swarm.simulation"),
     ],
 }

@@ -14,7 +14,7 @@ import trio
 
 from swarm.identity import Identity
 from swarm.telemetry.dashboard.server import Board, Guarded, listen_on, serve, serve_board
-from swarm.telemetry.dashboard.state import Source
+from swarm.telemetry.dashboard.state import ReportSource
 from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 
@@ -30,7 +30,7 @@ class LivePage:
         self._listen = listen
         self.watch = Watch()
         self.now_s = NOW_S
-        self.source = Source("mqtt://127.0.0.1:1883", flag="mqtt://127.0.0.1:1883")
+        self.source = ReportSource("mqtt://127.0.0.1:1883", flag="mqtt://127.0.0.1:1883")
         self.guarded: Guarded | None = None
         self.url = ""
         self._token: trio.lowlevel.TrioToken | None = None

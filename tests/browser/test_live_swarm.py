@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.overrides import read_depth, read_drained
 from coordinator.view import save_state
-from coordinator.wishes import read_depth, read_drained
 from tests.brokers import Mosquitto, open_mosquitto
 from tests.integration.nodes import ENVIRON, MakeNode, NodeProcess, until
 from tests.integration.process_groups import PAUSE_S, pause

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from swarm.identity import Identity
-from swarm.telemetry.dashboard.state import State
-from swarm.telemetry.reports import Alarm, AlarmReport, Broadcast, PeerTraffic, WorkerRow
+from swarm.telemetry.dashboard.state import DashboardState
+from swarm.telemetry.reports import Alarm, AlarmReport, BroadcastReport, PeerTraffic, WorkerRow
 from tests.browser.live_page import LivePage, blank_page, figures
 
 pytestmark = [pytest.mark.browser, pytest.mark.integration]
@@ -278,7 +278,7 @@ def test_where_no_page_can_be_made_the_last_one_is_shown_as_old(
     page = open_page(live.url)
     report_four(live)
     reads(page, "#verdict-text", "All is well")
-    monkeypatch.setattr(State, "look", lambda *_: {"number": float("inf")})
+    monkeypatch.setattr(DashboardState, "look", lambda *_: {"number": float("inf")})
     in_state(page, "stale")
     reads(page, "#banner", "what is shown is from then")
     page.wait_for_function(
@@ -371,7 +371,9 @@ def test_a_learner_its_workers_and_a_broadcast(
         planner, role="coordinator", metrics={"predicted_idle_ratio": 0.05, "cost_per_h": 0.5}
     )
     for have, worker in zip(("ff00", "f000"), workers, strict=True):
-        on_way = Broadcast(version=8, chunks=16, have=have, size_bytes=16_000_000, complete=False)
+        on_way = BroadcastReport(
+            version=8, chunks=16, have=have, size_bytes=16_000_000, complete=False
+        )
         live.report(worker, role="worker", metrics=dict(figures(3)), broadcast=on_way)
     reads(page, "#broadcast-text", "Version 8: 16.0 MB in 16 chunks, complete at 0 of 2 nodes")
     shares = page.locator("#broadcast-rows .share").all_inner_texts()

@@ -12,12 +12,12 @@ import torch
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.engines.base import RolloutEngine, Sampling
 from node.engines.scripted import ScriptedPolicy
-from node.training import adapters, checkpoint
-from node.training.adapter_files import AdapterShape
+from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.engine import RolloutEngine, Sampling
+from node.interfaces.trainer_spec import TrainerSpec
+from node.policies import adapters, checkpoint
 from node.training.process import InProcessTrainer, open_trainer
-from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason, version_spans
 from swarm.wire import codec
@@ -155,6 +155,7 @@ def case(request) -> Case:
     return request.param
 
 
+@pytest.mark.slow
 def test_it_says_what_it_is_in_words_that_groups_can_carry(case, tmp_path):
     async def body():
         async with case.open(tmp_path) as engine:
@@ -169,6 +170,7 @@ def test_it_says_what_it_is_in_words_that_groups_can_carry(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):
     async def body():
         async with case.open(tmp_path) as engine:
@@ -179,6 +181,7 @@ def test_completions_come_in_the_order_and_number_asked_for(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_columns_agree_and_limits_hold(case, tmp_path):
     async def body():
         async with case.open(tmp_path) as engine:
@@ -195,6 +198,7 @@ def test_columns_agree_and_limits_hold(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_the_seed_decides(case, tmp_path):
     async def body():
         async with case.open(tmp_path) as engine:
@@ -205,6 +209,7 @@ def test_the_seed_decides(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path):
     async def body():
         async with case.open(tmp_path) as engine:
@@ -214,6 +219,7 @@ def test_completions_of_a_prompt_differ_also_where_it_is_repeated(case, tmp_path
     case.run(body)
 
 
+@pytest.mark.slow
 def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
     async def body():
         weights = case.weights(tmp_path)
@@ -226,6 +232,7 @@ def test_loading_weights_sets_the_version_of_what_follows(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_leaves_the_old_version_serving(case, tmp_path):
     async def body():
         empty = tmp_path / "empty"
@@ -240,6 +247,7 @@ def test_a_load_that_fails_leaves_the_old_version_serving(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
     """Whatever an engine does with what it has begun: tokens that it says are of a version are."""
 
@@ -273,6 +281,7 @@ def test_spans_tell_the_truth_of_a_load_in_the_middle(case, tmp_path):
     case.run(body)
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_during_a_pause_waits_for_its_end(case, tmp_path):
     async def body():
         weights = case.weights(tmp_path)

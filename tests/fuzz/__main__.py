@@ -24,7 +24,7 @@ from tests.fuzz.harness import (
     save_figures,
 )
 
-TARGETS = ("codec", "streams", "connections", "gossip", "multistream")
+TARGETS = ("codec", "streams", "connections", "gossip", "multistream", "answers")
 CORPUS = Path(__file__).parent / "corpus"
 OUT = Path("out/fuzz")
 # The reference is pure Python: its branches lead to MessagePack that compiled code hides.
@@ -34,6 +34,7 @@ INSTRUMENTED = {
     "connections": ["swarm", "libp2p.stream_muxer", "libp2p.security"],
     "gossip": ["swarm.transport"],
     "multistream": ["swarm.transport"],
+    "answers": ["node.environments.answers", "tests.answers_reference"],
 }
 SAVE_EVERY = 500  # executions
 HANG_S = 300  # of wall time: an input that never ends, on however busy a machine

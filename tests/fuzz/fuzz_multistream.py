@@ -20,8 +20,8 @@ from swarm.transport.libp2p.connection.negotiation import (
     LINE_BYTES_MAX,
     MULTISTREAM,
     NOT_SERVED,
-    Offer,
     Reader,
+    Responder,
     agree,
     proposal,
 )
@@ -99,7 +99,7 @@ def check(data: bytes) -> None:
 
 
 async def _offer(reader: Reader, wire: Wire) -> str | None:
-    offer = Offer(reader, wire.write)
+    offer = Responder(reader, wire.write)
     choice = await offer.choice({PROTOCOL}, TRIES)
     await offer.flush()
     return choice or "nothing"

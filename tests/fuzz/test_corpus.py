@@ -11,6 +11,7 @@ import pytest
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.transport.upgrader import TransportUpgrader
 
+from node.environments import answers
 from swarm.errors import RemoteProtocolError
 from swarm.exchange.service import Exchange
 from swarm.peers.discovery import Discovery
@@ -20,7 +21,7 @@ from swarm.transport.libp2p.admission import front_door
 from swarm.transport.libp2p.connection import noise, streams, yamux
 from swarm.weights.format import manifest_wire
 from swarm.wire import codec, messages
-from tests.fuzz import fuzz_codec, fuzz_connections, fuzz_streams
+from tests.fuzz import fuzz_answers, fuzz_codec, fuzz_connections, fuzz_streams
 from tests.fuzz.harness import CPU_S_MAX, GROWTH_BYTES_MAX, Finding, Watch, keep_finding
 from tests.fuzz.rig import PIECES_MAX, pieces
 
@@ -43,6 +44,7 @@ TARGETS: dict[str, Any] = {
     "codec": fuzz_codec,
     "streams": fuzz_streams,
     "connections": fuzz_connections,
+    "answers": fuzz_answers,
 }
 
 
@@ -290,6 +292,50 @@ CONNECTION_FAULTS = {
 def test_a_fault_in_connections_is_found(fault: Callable[[Patch], None], message: str) -> None:
     with planted(fault), pytest.raises(Finding, match=message):
         replay(fuzz_connections.check, "connections")
+
+
+def _finder(patch: Patch, kind: str, find: Callable[[str], str | None]) -> None:
+    patch.setattr(answers, "_FINDERS", {**answers._FINDERS, kind: find})
+
+
+def _blanks_may_follow(patch: Patch) -> None:
+    _finder(patch, "last_number", lambda text: answers._last_number(text.rstrip()))
+
+
+def _any_row_of_digits(patch: Patch) -> None:
+    patch.setattr(answers, "_integer", lambda text: text or None)
+
+
+def _no_sign(patch: Patch) -> None:
+    patch.setattr(answers, "_is_negative", lambda text, begin: False)
+
+
+def _padded_inside(patch: Patch) -> None:
+    patch.setattr(answers, "_unpadded", lambda text: text or None)
+
+
+def _first_tag(patch: Patch) -> None:
+    _finder(patch, "tags", lambda text: text.partition("<answer>")[2].partition("</answer>")[0])
+
+
+def _raises(patch: Patch) -> None:
+    _finder(patch, "boxed", lambda text: text[text.index("\\boxed{") :])
+
+
+ANSWER_FAULTS = {
+    "blanks may follow": (_blanks_may_follow, "reference says None|followed by"),
+    "any row of digits": (_any_row_of_digits, "reference says None"),
+    "no sign": (_no_sign, "reference says '-"),
+    "padded inside": (_padded_inside, "reference says None|followed by"),
+    "the first tag": (_first_tag, "reference says"),
+    "raises": (_raises, "ValueError"),
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), ANSWER_FAULTS.values(), ids=ANSWER_FAULTS)
+def test_a_fault_in_answers_is_found(fault: Callable[[Patch], None], message: str) -> None:
+    with planted(fault), pytest.raises(Finding, match=message):
+        replay(fuzz_answers.check, "answers")
 
 
 # --- the harness itself ------------------------------------------------------------------------

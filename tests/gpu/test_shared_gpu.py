@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.engines import probe
-from node.engines.base import Sampling
-from node.engines.vllm_server import is_cpu_build
+from node.engines.vllm import probe
+from node.engines.vllm.server import is_cpu_build
+from node.interfaces.engine import Sampling
 from swarm.rollouts import Completion
 from tests.integration.hand_over_cases import PROMPTS, trainer_and_engine
 from tests.integration.vllm_models import model_directory

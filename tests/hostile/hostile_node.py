@@ -23,8 +23,8 @@ import trio
 sys.path.insert(0, str(Path(__file__).parents[2]))  # as a script it is in no package
 
 from node.config import RunConfig, load_config
-from node.tasks.scoring import pose
-from node.tasks.stream import INDEX_MAX, assigned_task
+from node.environments.scoring import pose
+from node.verification.assignment import INDEX_MAX, assigned_task
 from swarm.errors import SwarmError
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup

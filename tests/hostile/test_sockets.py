@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import trio
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, SwarmError
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
@@ -137,6 +137,7 @@ async def attacked(rules: WardenRules = RULES) -> AsyncIterator[Target]:
         discovery = Discovery(
             RUN_ID, "target", identity, bytes(16), transport, (), AddressBook(), warden, **shared
         )
+        nursery.start_soon(warden.run)
         await nursery.start(exchange.run)
         await nursery.start(discovery.run)
         await friend.transport.connect(transport.addresses()[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from node.engines.vllm_worker import ReloadExtension
+from node.engines.vllm.worker import ReloadExtension
 
 FORGET, CORRUPT, DIE, FAIL = "forget", "corrupt", "die", "fail"
 FORGET_EXPERTS, HANG, HANGS = "forget-experts", "hang", "hangs"

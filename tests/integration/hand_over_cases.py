@@ -5,12 +5,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.engines.base import Sampling
 from node.engines.policy_files import PolicyFiles, policy_files
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.hand_over import EngineHandOver
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.hosting.hand_over import EngineHandOver
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer_spec import Device, TrainerSpec
 from node.training.process import TrainerProcess, open_trainer
-from node.training.spec import Device, TrainerSpec
 
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
 SHORT = Sampling(max_new_tokens=24)

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from node.monitor.events import read_events
-from node.monitor.records import RoundDone, Started, StatusSnapshot, Trouble
 from node.monitor.status import fetch_status
+from node.records.event_log import read_events
+from node.records.records import RoundDone, Started, StatusSnapshot, Trouble
 from swarm.errors import SwarmError
 from tests.integration.process_groups import PAUSE_S, pause
 

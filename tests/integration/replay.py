@@ -11,14 +11,14 @@ from typing import Any
 
 import trio
 
-from node.app import load_identity, trainer_spec
 from node.config import NodeConfig, load_config
-from node.models import resolve_model
-from node.monitor.records import RoundDone
-from node.sapo import Progress, Sapo
-from node.tasks.held_out import HeldOutGuard
-from node.tasks.verifier import ProcessVerifier
+from node.hosting.models import resolve_model, trainer_spec
+from node.loops.sapo import Progress, Sapo
+from node.records.records import RoundDone
+from node.roles.app import load_identity
 from node.training.process import open_trainer
+from node.verification.held_out import HeldOutGuard
+from node.verification.verifier import ProcessVerifier
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, VerifiedGroup
 from swarm.wire.codec import decode_group

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from node.training.base import TrainingGroup
-from node.training.policy import Policy
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.policies.policy import Policy
 from node.training.ranks import Ranks
-from node.training.sharded import ShardedTrainer
-from node.training.spec import TrainerSpec
+from node.training.sharded.trainer import ShardedTrainer
 from node.training.trainer import GroupTrainer
 from node.training.worker import opened
 from tests.unit.training_support import group
@@ -23,14 +23,19 @@ STEPS = 3
 TOKENS_MAX = 64  # a few micro-batches, not as many for each rank
 RATE = 1e-3
 SPECS = {  # each loss, and each option that a micro-batch reads
-    "sapo": TrainerSpec("test", learning_rate=RATE, updates_per_batch=2),
+    "sapo": TrainerSpec("test", learning_rate=RATE, updates_per_batch=2, foreign_weighting="none"),
     "sequences": TrainerSpec("test", learning_rate=RATE, aggregation="sequence_mean"),
     "decoupled": TrainerSpec("test", learning_rate=RATE, loss="decoupled"),
     "m2po": TrainerSpec(
-        "test", learning_rate=RATE, loss="m2po", second_moment_max=4.0, updates_per_batch=2
+        "test",
+        learning_rate=RATE,
+        loss="m2po",
+        second_moment_max=4.0,
+        updates_per_batch=2,
+        foreign_weighting="none",
     ),
     "unlikely": TrainerSpec("test", learning_rate=RATE, foreign_logprob_min=-2.0),
-    "adapter": TrainerSpec("test", learning_rate=RATE, lora_rank=4),
+    "adapter": TrainerSpec("test", learning_rate=RATE, lora_rank=4, warm_up_updates=0),
 }
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 import trio
 
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.probe import LogProbs, Rows
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.engines.vllm_server import VllmServer
-from node.training.policy import load_policy
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.probe import LogProbs, Rows
+from node.engines.vllm.server import VllmServer
+from node.interfaces.engine import Sampling
+from node.policies.policy import load_policy
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import HOLD, WAITS
 from tests.integration.vllm_models import model_directory

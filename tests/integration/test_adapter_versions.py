@@ -12,15 +12,15 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.engines.base import Sampling
-from node.engines.hosts import ReferencePolicy, VllmHost
-from node.engines.vllm_engine import VllmEngine
-from node.engines.vllm_server import VllmServer
-from node.monitor.records import StepDone, VersionCame, WorkDone
-from node.training.adapter_files import BASE_FILE, WEIGHTS_FILE
-from node.training.policy import Policy
+from node.engines.vllm.engine import VllmEngine
+from node.engines.vllm.server import VllmServer
+from node.hosting.engine_hosts import ReferencePolicy, VllmHost
+from node.hosting.policy_host import PolicyHost
+from node.interfaces.adapter_files import BASE_FILE, WEIGHTS_FILE
+from node.interfaces.engine import Sampling
+from node.policies.policy import Policy
+from node.records.records import StepDone, VersionCame, WorkDone
 from node.training.worker import load_version
-from node.worker_app import PolicyHost
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from swarm.wire.messages import CHUNKS_PROTOCOL
@@ -150,7 +150,7 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
     engine: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "node.engines.vllm_server.WORKER_EXTENSION",
+        "node.engines.vllm.server.WORKER_EXTENSION",
         "tests.integration.failing_worker.FailingExtension",
     )
     model = model_directory(tmp_path / "base", 1, context_tokens=512)

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from node.monitor.events import FILE_NAME, history, read_events
-from node.monitor.records import (
+from node.monitor.report.report import NodeSummary, summarise
+from node.monitor.report.waterfall import PUBLISHER, Waterfall, waterfall
+from node.records.event_log import FILE_NAME, history, read_events
+from node.records.records import (
     VersionCame,
     VersionComing,
     VersionPublished,
     VersionSpread,
     VersionSpreading,
 )
-from node.monitor.report import NodeSummary, summarise
-from node.monitor.waterfall import PUBLISHER, Waterfall, waterfall
 from tests.integration.nodes import MakeFed, NodeProcess, swarm_node, until
 
 pytestmark = pytest.mark.integration

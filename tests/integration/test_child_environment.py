@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from node.cli import _config, _parser
-from node.engines import vllm_server
-from node.engines.vllm_server import ServerSettings, VllmServer
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.server import ServerSettings, VllmServer
 from node.monitor.monitoring import embedded_broker
-from node.tasks.verifier import ProcessVerifier
 from node.training.process import _spawn
+from node.verification.verifier import ProcessVerifier
 from swarm.errors import ChildFailed
 from tests.brokers import free_port
 from tests.support import run

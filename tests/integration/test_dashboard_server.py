@@ -25,7 +25,7 @@ from swarm.telemetry.dashboard.server import (
     serve,
     serve_board,
 )
-from swarm.telemetry.dashboard.state import Source
+from swarm.telemetry.dashboard.state import ReportSource
 from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 
@@ -272,7 +272,7 @@ def test_a_signed_report_is_on_the_page_and_a_forged_one_is_counted() -> None:
 
                 async def show(task_status: trio.TaskStatus[str]) -> None:
                     await serve(
-                        watch, "127.0.0.1:0", lambda: Source("here"), unix_s=lambda: NOW_S,
+                        watch, "127.0.0.1:0", lambda: ReportSource("here"), unix_s=lambda: NOW_S,
                         counters=lambda: {"queue_dropped": 3}, task_status=task_status,
                     )  # fmt: skip
 

@@ -8,12 +8,12 @@ from random import Random
 import pytest
 import trio
 
-from node import doctor
 from node.config import NodeConfig
-from node.doctor import check_addresses, check_clock, examine_network
-from node.doctor_machine import Finding, check_broker, check_congestion, check_model
-from node.simulated import EPOCH_S
-from node.training.spec import TrainerSpec
+from node.doctor import doctor
+from node.doctor.doctor import check_addresses, check_clock, examine_network
+from node.doctor.machine import Finding, check_broker, check_congestion, check_model
+from node.interfaces.trainer_spec import TrainerSpec
+from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import Warden

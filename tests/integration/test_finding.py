@@ -7,7 +7,7 @@ from random import Random
 import pytest
 import trio
 
-from node.simulated import EPOCH_S
+from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import Warden

@@ -34,6 +34,16 @@ def peer_id(node: NodeProcess) -> str:
 # --- a swarm ---------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
+def test_two_nodes_join_and_train_on_each_others_groups(make_node: MakeNode) -> None:
+    first = make_node("a").start()
+    second = make_node("b", "--peer", first.address()).start()
+    for node, other in ((first, second), (second, first)):
+        node.until(lambda node=node, other=other: peer_id(other) in node.sources())
+        node.until(lambda node=node: node.foreign_trained() > 0)
+    assert [node.interrupt() for node in (first, second)] == [0, 0], [first.said(), second.said()]
+
+
 def test_three_nodes_find_each_other_share_and_survive_a_kill(make_node: MakeNode) -> None:
     first = make_node("a").start()
     address = first.address()

@@ -174,7 +174,7 @@ def test_any_process_may_be_killed(make_node: MakeNode) -> None:
     assert sum(each.deaths.total() for each in lives) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_twenty_kills_at_random_moments(make_node: MakeNode) -> None:
     rng = Random(20)
     deaths = [kind for kind in KINDS for _ in range(7)][:20]

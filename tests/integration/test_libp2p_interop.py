@@ -1,6 +1,6 @@
 """Ours and go-libp2p: handshake, identify, ping, streams and gossip, whoever dialled.
 
-The other side is go-libp2p's daemon p2pd, which `scripts/p2pd.py` fetches.
+The other side is go-libp2p's daemon p2pd, which `scripts/bench/network/p2pd.py` fetches.
 """
 
 import random

@@ -23,8 +23,8 @@ from swarm.telemetry.mqtt import (
     PACKET_BYTES_MAX,
     PUBLISH_QUEUE_MAX,
     Incoming,
+    MqttPublisher,
     Outgoing,
-    Publisher,
     Subscriber,
     _Queue,
 )
@@ -79,8 +79,8 @@ trio.run(sending.run)
 """
 
 
-def publisher(broker: Broker, **options: Any) -> Publisher:
-    return Publisher(
+def publisher(broker: Broker, **options: Any) -> MqttPublisher:
+    return MqttPublisher(
         broker,
         lambda connection: status(connection, online=True),
         lambda connection: status(connection, online=False),
@@ -132,7 +132,7 @@ def leaving(nursery: trio.Nursery) -> Iterator[None]:
 @asynccontextmanager
 async def watched(
     broker: Broker, **options: Any
-) -> AsyncIterator[tuple[Seen, Publisher, Subscriber]]:
+) -> AsyncIterator[tuple[Seen, MqttPublisher, Subscriber]]:
     """A publisher and who hears it, both at work."""
     seen, sending = Seen(), publisher(broker, **options)
     subscriber = Subscriber(broker, TOPICS, Random(2))
@@ -413,7 +413,7 @@ def test_a_bug_of_ours_is_no_broker_that_cannot_be_reached() -> None:
                     raise ZeroDivisionError
 
                 will = status(1, online=False)
-                sending = Publisher(broker, online, lambda connection: will, Random(1))
+                sending = MqttPublisher(broker, online, lambda connection: will, Random(1))
                 with trio.fail_after(BOUND_S), pytest.raises(ZeroDivisionError):
                     await sending.run()
 

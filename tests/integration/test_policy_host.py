@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.hosts import TorchHost, VllmHost
-from node.engines.vllm_engine import VllmEngine
-from node.worker_app import PolicyHost
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.engine import VllmEngine
+from node.hosting.engine_hosts import TorchHost, VllmHost
+from node.hosting.policy_host import PolicyHost
+from node.interfaces.engine import Sampling
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
@@ -122,7 +122,7 @@ def test_a_workers_vllm_takes_what_it_is_given_of_a_gpu(
         asked.append(gpu_memory_share)
         raise ChildFailed("no server today")
 
-    monkeypatch.setattr("node.engines.hosts.make_vllm", refuse)
+    monkeypatch.setattr("node.hosting.engine_hosts.make_vllm", refuse)
     config = NodeConfig(
         run=RUN, data_dir=tmp_path, threads=1, engine="vllm", engine_gpu_share=given
     )

@@ -17,7 +17,7 @@ def test_a_learner_and_its_worker_keep_all_to_themselves(make_fed: MakeFed) -> N
     learner.until(lambda: any((learner.data_dir / "checkpoints").glob("*/*")))
     worker.until(lambda: any((worker.data_dir / "weights").rglob("*.safetensors")))
     for node in (learner, worker):
-        assert (node.data_dir / "pool.sqlite-wal").exists()
+        assert (node.data_dir / "events.jsonl").exists()
         assert set(open_to_others(node.data_dir)) <= {CONSOLE}
 
 

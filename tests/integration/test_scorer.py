@@ -3,9 +3,9 @@
 import pytest
 import trio
 
-from node.learner_checks import Scorer
-from node.training.base import TrainingGroup
-from node.training.spec import TrainerSpec
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.loops.learner_checks import Scorer
 from swarm.rollouts import Completion, FinishReason
 from tests.support import run
 from tests.unit.training_support import qwen_directory

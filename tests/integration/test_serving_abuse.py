@@ -159,3 +159,36 @@ def test_a_place_that_comes_as_its_request_is_given_up_is_free_again() -> None:
         assert not served.waiting
 
     run(main, virtual=True)
+
+
+def test_arriving_requests_of_many_keys_are_bounded_and_newcomers_come_in() -> None:
+    megabyte = 1 << 20
+    limits = ServeLimits(megabyte, 100, concurrent_max=64, concurrent_per_peer_max=16)
+
+    async def short(peer: PeerId, payload: bytes) -> bytes:
+        return len(payload).to_bytes(4, "big")
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            server, honest, *liars = [
+                await stack.enter_async_context(open_libp2p(Identity(bytes([i]) * 32), LOOPBACK))
+                for i in range(5)
+            ]
+            server.serve(PROTOCOL, short, limits)
+            for each in (honest, *liars):
+                await each.connect(server.addresses()[0])
+            head = encode_delim(b"/multistream/1.0.0") + encode_delim(PROTOCOL.encode())
+            for liar in liars:
+                connection: Any = liar._connection(server._id)
+                for _ in range(16):
+                    stream = await connection.muxed_conn.open_stream()
+                    await stream.write(head + megabyte.to_bytes(4, "big") + bytes(1_000))
+            await until(lambda: server.counters.refused[PROTOCOL] >= 3 * 16 - 12)
+            assert server._arrivals.held_bytes == request_slots.ARRIVING_BYTES_MAX
+            answer = await honest.request(
+                server.peer_id, PROTOCOL, bytes(megabyte), timeout_s=30.0, response_bytes_max=100
+            )
+            assert int.from_bytes(answer, "big") == megabyte
+            assert server._arrivals.held_bytes == request_slots.ARRIVING_BYTES_MAX - megabyte
+
+    run(main)

@@ -14,11 +14,11 @@ import trio
 from safetensors.torch import load_file
 from torch import distributed
 
-from node.engines.base import Sampling
-from node.training.base import TrainingGroup, TrainReport
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
 from node.training.ranks import Ranks
-from node.training.spec import TrainerSpec
 from node.training.worker import TrainerCore
 from swarm.errors import ChildFailed, ConfigError
 from tests.integration import sharded_child

@@ -24,7 +24,7 @@ WAIT_S = 90.0
 @pytest.fixture
 def siege(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with short times of rest."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "siege"))
     module = script("siege")
     module.load_all()
     for name, value in {"QUIET_S": 0.1, "BACK_S": 1.0, "CENSUS_TRIES": 1, "CENSUS_MAX": 96}.items():

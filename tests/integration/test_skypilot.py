@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import script
 
-pytestmark = [pytest.mark.sky, pytest.mark.slow, pytest.mark.integration]
+pytestmark = [pytest.mark.sky, pytest.mark.long, pytest.mark.integration]
 
 ROOT = Path(__file__).parents[2]
 CHILD_TIMEOUT_S = 300.0

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from node.monitor.events import read_events
-from node.monitor.records import Started, StepDone
-from node.training.checkpoint import load
-from node.training.policy import load_policy
+from node.policies.checkpoint import load
+from node.policies.policy import load_policy
+from node.records.event_log import read_events
+from node.records.records import Started, StepDone
 from swarm.identity import Identity
 from tests.integration.nodes import ENVIRON, LOOPBACK, RUN_TEXT, all_gone, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 STEPS = 24  # more than are made until the first is seen and a process is killed
 LEARNER_TEXT = """

@@ -17,11 +17,11 @@ import trio
 from transformers import AutoModelForCausalLM
 from trio.testing import wait_all_tasks_blocked
 
-from node.engines.base import Sampling
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training import process
-from node.training.base import TrainingGroup
 from node.training.process import InProcessTrainer, TrainerProcess, open_trainer
-from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
 from swarm.rollouts import version_spans
 from tests.integration.nodes import until
@@ -282,9 +282,9 @@ PARENT = """
 import sys
 from pathlib import Path
 import trio
-from node.engines.base import Sampling
+from node.interfaces.engine import Sampling
 from node.training.process import open_trainer
-from node.training.spec import TrainerSpec
+from node.interfaces.trainer_spec import TrainerSpec
 
 async def main():
     spec = TrainerSpec(sys.argv[1], device="cpu", threads=1)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import trio
 
-from node.engines import vllm_child
-from node.engines.vllm_server import VllmServer
+from node.engines.vllm import child as vllm_child
+from node.engines.vllm.server import VllmServer
 from tests.integration.process_groups import PAUSE_S, WAIT_S, gone, members, pause
 from tests.support import run
 
@@ -47,7 +47,7 @@ def scratch(tmp_path: Path) -> Path:
 
 def command(log: Path, scratch: Path, code: str) -> list[str]:
     server = [sys.executable, "-c", code]
-    return [sys.executable, "-m", "node.engines.vllm_child", str(log), str(scratch), *server]
+    return [sys.executable, "-m", "node.engines.vllm.child", str(log), str(scratch), *server]
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ import pytest
 import torch
 import trio
 
-from node.engines.base import Sampling
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.training.policy import Policy, load_policy
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.interfaces.engine import Sampling
+from node.policies.policy import Policy, load_policy
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
 from tests.integration.process_groups import gone, members
@@ -210,7 +210,7 @@ def test_the_server_dies_with_a_node_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import trio
 from pathlib import Path
-from node.engines.vllm_engine import open_vllm
+from node.engines.vllm.engine import open_vllm
 async def main():
     async with open_vllm(Path({str(directory)!r}), Path({str(tmp_path)!r}), threads=1) as engine:
         print(engine.pid, flush=True)

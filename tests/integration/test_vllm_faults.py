@@ -10,10 +10,10 @@ import psutil
 import pytest
 import trio
 
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.flow import LIMIT_FIRST
-from node.engines.vllm_engine import VllmEngine, make_vllm, open_vllm
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.concurrency import LIMIT_FIRST
+from node.engines.vllm.engine import VllmEngine, make_vllm, open_vllm
+from node.interfaces.engine import Sampling
 from swarm.errors import ChildFailed, ConfigError
 from tests.integration.shared_vllm import held, hold, use_holding_worker
 from tests.integration.vllm_models import model_directory

@@ -20,10 +20,10 @@ import torch
 import trio
 from safetensors.torch import load_file, save_file
 
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.probe import LogProbs, Rows, difference
-from node.engines.vllm_engine import VllmEngine, open_vllm
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.probe import LogProbs, Rows, difference
+from node.interfaces.engine import Sampling
 from tests.integration.failing_worker import FORGET, FORGET_EXPERTS
 from tests.integration.shared_vllm import reference
 from tests.integration.vllm_models import model_directory
@@ -123,7 +123,7 @@ async def apart(engine: VllmEngine, fresh: FreshEngines, seed: int) -> float:
     ("layout", "updates"),
     [
         *((layout, FEW_UPDATES) for layout in ("tied", "experts")),
-        *(pytest.param(layout, UPDATES, marks=pytest.mark.slow) for layout in LAYOUTS),
+        *(pytest.param(layout, UPDATES, marks=pytest.mark.long) for layout in LAYOUTS),
     ],
 )
 def test_each_update_leaves_what_a_fresh_engine_has(

@@ -14,11 +14,11 @@ import pytest
 import torch
 import trio
 
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.vllm_work import VllmWork
-from node.engines.vllm_worker import ReloadExtension
-from node.training import lending
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.work import VllmWork
+from node.engines.vllm.worker import ReloadExtension
+from node.interfaces.engine import Sampling
+from node.policies import ipc_weights
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.hand_over_cases import PROMPTS, Pair, trainer_and_engine
@@ -166,8 +166,8 @@ def test_what_is_lent_is_checked(models: list[Path], tmp_path: Path) -> None:
             for version in (3, 4):
                 directory = await pair.files.export(trainer, version)
                 assert await trainer.lend(directory) is None
-                lent = (directory / lending.LENT).read_bytes()
-                (directory / lending.LENT).write_bytes(b"GPU 7\n" + lent)
+                lent = (directory / ipc_weights.LENT).read_bytes()
+                (directory / ipc_weights.LENT).write_bytes(b"GPU 7\n" + lent)
                 await engine.load(directory, version, lent=True)
                 assert not engine.last_update.lent
                 await trainer.load(models[3], 4)

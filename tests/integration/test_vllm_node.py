@@ -11,7 +11,7 @@ import pytest
 
 from node.cli import EXIT_USAGE
 from node.engines.policy_files import SHARED_MEMORY
-from node.monitor.records import StepDone, WorkDone
+from node.records.records import StepDone, WorkDone
 from tests.integration.nodes import (
     MakeFed,
     MakeNode,
@@ -28,7 +28,7 @@ ENDS_S = 400.0  # two processes start before it may end; what counts is how ofte
 
 def keeper(node: NodeProcess) -> psutil.Process | None:
     """The process that leads the server's group."""
-    found = (p for p in node.children() if "node.engines.vllm_child" in " ".join(p.cmdline()))
+    found = (p for p in node.children() if "node.engines.vllm.child" in " ".join(p.cmdline()))
     return next(found, None)
 
 

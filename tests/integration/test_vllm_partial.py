@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.engines.base import Sampling
+from node.interfaces.engine import Sampling
 from swarm.rollouts import FinishReason
 from tests.integration.shared_vllm import (
     CONTEXT_TOKENS,

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from node.engines import vllm_server
-from node.engines.base import Sampling
-from node.engines.quantisation import Quantisation
-from node.engines.vllm_engine import VllmEngine, open_vllm
-from node.engines.vllm_worker import ReloadExtension
-from node.monitor.records import Trouble
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.engine import VllmEngine, open_vllm
+from node.engines.vllm.worker import ReloadExtension
+from node.interfaces.engine import Sampling
+from node.interfaces.quantisation import Quantisation
+from node.records.records import Trouble
 from swarm.errors import ChildFailed
 from swarm.rollouts import is_quantised
 from tests.integration.nodes import MakeNode
@@ -71,7 +71,7 @@ async def sampled(engine: VllmEngine) -> list[tuple[tuple[int, ...], tuple[float
     return [(each.token_ids, each.logprobs) for group in groups for each in group]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("fp8", marks=pytest.mark.slow), "int8"])
+@pytest.mark.parametrize("kind", [pytest.param("fp8", marks=pytest.mark.long), "int8"])
 def test_each_load_is_quantised_anew(
     kind: Quantisation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

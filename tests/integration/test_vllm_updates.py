@@ -14,8 +14,8 @@ import pytest
 import trio
 from safetensors.torch import load_file, save_file
 
-from node.engines.base import Sampling
-from node.engines.vllm_engine import VllmEngine
+from node.engines.vllm.engine import VllmEngine
+from node.interfaces.engine import Sampling
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT, DIE, FAIL, FORGET, HANG, HANGS

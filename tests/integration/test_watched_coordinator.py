@@ -16,16 +16,16 @@ import httpx
 import psutil
 import pytest
 
+from coordinator.overrides import read_depth, read_drained
 from coordinator.view import load_state
-from coordinator.wishes import read_depth, read_drained
-from node.monitor.events import FILE_NAME, read_events
-from node.monitor.records import StepDone, WorkDone
+from node.records.event_log import FILE_NAME, read_events
+from node.records.records import StepDone, WorkDone
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from tests.brokers import open_mosquitto
 from tests.integration.nodes import ENVIRON, LOOPBACK, NodeProcess, swarm_node, until
 
-pytestmark = [pytest.mark.integration, pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.broker, pytest.mark.long]
 
 TOKEN = "a token for this test"
 WAIT_S = 300.0

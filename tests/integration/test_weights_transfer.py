@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
-from node.weights import POLICIES, STORE
+from node.hosting.weights import POLICIES, STORE
 from swarm.identity import Identity
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until
 from tests.integration.stalling import stalling_way
@@ -236,6 +236,15 @@ def test_peers_that_together_hold_every_chunk_finish_without_the_publisher(
     for fetcher in fetchers:
         fetcher.summary(2)
         assert fetcher.version(2) == tree(tmp_path / "other")
+
+
+def test_a_fetcher_that_reaches_nobody_says_so_and_waits(
+    transfers: Transfers, models: dict[int, Path]
+) -> None:
+    transfers.publish(models[1]).kill()
+    fetcher = transfers.fetch("fetcher")
+    fetcher.until_says("cannot join through ")
+    assert fetcher.starts[-1].poll() is None
 
 
 def test_a_disk_that_is_full_is_one_line_and_the_old_version_stays(

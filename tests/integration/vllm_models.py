@@ -12,10 +12,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from node.training import adapters, checkpoint
-from node.training.adapter_files import AdapterShape
-from node.training.policy import load_policy
-from node.training.tiny import byte_tokenizer
+from node.interfaces.adapter_files import AdapterShape
+from node.policies import adapters, checkpoint
+from node.policies.policy import load_policy
+from node.policies.tiny import byte_tokenizer
 
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 CHAT_TEMPLATE = (

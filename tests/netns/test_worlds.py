@@ -15,7 +15,7 @@ FETCHED = 2**20
 
 @pytest.mark.netns
 def test_both_worlds_run_it_and_neither_is_faster_than_its_links() -> None:
-    command = [sys.executable, "scripts/compare_worlds.py", "--profile", "cable"]
+    command = [sys.executable, "scripts/lab/compare_worlds.py", "--profile", "cable"]
     said = subprocess.run(
         [*command, "--hosts", "2", "--repeats", "2", "--json"],
         cwd=ROOT,

@@ -6,8 +6,8 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from coordinator.activation import Choice, cheapest_set
-from coordinator.capacity import Capacity, Form, Infeasible, Run, Worker, assess
+from coordinator.model.activation import Choice, cheapest_set
+from coordinator.model.capacity import Capacity, Form, Infeasible, Run, Worker, assess
 from tests.coordinator_samples import MB, fleet, run_of
 from tests.support import script
 

@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from swarm.errors import LocalProtocolError
-from swarm.leasing.leases import Answer, Lease, LeaseBook, LeaseRules, Submission
+from swarm.leasing.leases import Answer, Lease, LeaseBook, LeaseRules, SubmittedGroup
 from swarm.leasing.staleness import Account, BufferedGroup, Denial, Discard, Room, StalenessRules
-from swarm.leasing.trial import Allowance, Place
+from swarm.leasing.trial import Allowance, WorkerOrigin
 
 BOUND, STEP, CREDITS = 2, 2, 6
 STALENESS = StalenessRules(BOUND, STEP, CREDITS)
@@ -30,7 +30,7 @@ RULES = LeaseRules(
 )  # fmt: skip
 SHORT, LONG = 3, 2  # credits of workers on trial, in leases of either kind, by these rules
 TRIAL = SHORT + LONG
-PLACES = (Place("a block", 0.4), Place("a machine"))
+PLACES = (WorkerOrigin("a block", 0.4), WorkerOrigin("a machine"))
 STRANGERS_MAX = 30
 WORKERS = ("ann", "bob", "cem")
 SECRET = b"the learner's secret"
@@ -44,7 +44,7 @@ class Promise:
     answered: dict[int, tuple[bytes, Answer]] = field(default_factory=dict)
     over: bool = False
     on_trial: bool = False  # as the account counts it
-    place: Place | None = None
+    place: WorkerOrigin | None = None
     by_nobody: bool = False  # of whom no group had ever been admitted
 
     @property
@@ -111,7 +111,7 @@ class LeaseMachine(RuleBasedStateMachine):
             if seed not in p.answered
         ]
 
-    def answer_to(self, promise: Promise, sent: Submission, fault: str) -> Answer:
+    def answer_to(self, promise: Promise, sent: SubmittedGroup, fault: str) -> Answer:
         lease = promise.lease
         if sent.worker != lease.worker:
             return Answer(Discard.OTHER_WORKER)
@@ -154,18 +154,18 @@ class LeaseMachine(RuleBasedStateMachine):
         behind=st.integers(-1, 4),
         place=st.sampled_from((None, *PLACES)),
     )
-    def request(self, worker: str, behind: int, place: Place | None) -> None:
+    def request(self, worker: str, behind: int, place: WorkerOrigin | None) -> None:
         self.ask(worker, behind, place)
 
     @precondition(lambda self: self.strangers < STRANGERS_MAX)
     @rule(place=st.sampled_from(PLACES), count=st.integers(1, 4))
-    def request_by_strangers(self, place: Place, count: int) -> None:
+    def request_by_strangers(self, place: WorkerOrigin, count: int) -> None:
         """Keys that nobody has seen before, and that cost nothing."""
         for _ in range(count):
             self.strangers += 1
             self.ask(f"stranger {self.strangers}", 0, place)
 
-    def ask(self, worker: str, behind: int, place: Place | None) -> None:
+    def ask(self, worker: str, behind: int, place: WorkerOrigin | None) -> None:
         free = CREDITS - self.counted_on()
         self.end_late()
         freed = CREDITS - self.counted_on()
@@ -192,7 +192,7 @@ class LeaseMachine(RuleBasedStateMachine):
         known_leases = [p.lease for p in self.promises] + self.lost
         assert all(set(lease.seeds).isdisjoint(other.seeds) for other in known_leases)
         assert all(lease.lease_id != other.lease_id for other in known_leases)
-        place = place or Place(worker)
+        place = place or WorkerOrigin(worker)
         self.promises.append(Promise(lease, on_trial=on_trial, place=place, by_nobody=not known))
         self.expected["granted"] += lease.groups
 
@@ -215,7 +215,7 @@ class LeaseMachine(RuleBasedStateMachine):
         behind, more = spread
         oldest = max(0, self.version - behind)
         versions = (oldest + max(0, more), oldest)
-        sent = Submission(promise.lease.lease_id, worker, seed, group_id, versions)
+        sent = SubmittedGroup(promise.lease.lease_id, worker, seed, group_id, versions)
         expected = self.answer_to(promise, sent, fault)
         answered_before = seed in promise.answered and worker == promise.lease.worker
         judged = self.book.judge(sent, self.now)
@@ -239,7 +239,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """A group that was admitted for one task, for another."""
         group_id = data.draw(st.sampled_from(self.admitted()))
         lease, seed = data.draw(st.sampled_from(self.unanswered()))
-        sent = Submission(lease.lease_id, lease.worker, seed, group_id, (self.version,))
+        sent = SubmittedGroup(lease.lease_id, lease.worker, seed, group_id, (self.version,))
         assert self.book.submit(sent, self.now).reason is Discard.DUPLICATE
 
     @precondition(lambda self: any(p.answered for p in self.promises))
@@ -250,7 +250,7 @@ class LeaseMachine(RuleBasedStateMachine):
         seed = data.draw(st.sampled_from(sorted(promise.answered)))
         group_id, earlier = promise.answered[seed]
         lease = promise.lease
-        sent = Submission(lease.lease_id, lease.worker, seed, group_id, (self.version,))
+        sent = SubmittedGroup(lease.lease_id, lease.worker, seed, group_id, (self.version,))
         answer = self.book.submit(sent, self.now, fault)
         assert answer == earlier
         assert answer.repeated
@@ -263,7 +263,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.now = lease.deadline
         self.fresh += 1
         group_id = self.fresh.to_bytes(4, "big")
-        sent = Submission(lease.lease_id, lease.worker, seed, group_id, (self.version,))
+        sent = SubmittedGroup(lease.lease_id, lease.worker, seed, group_id, (self.version,))
         assert self.book.submit(sent, self.now).reason is Discard.LATE
 
     @precondition(lambda self: self.lost)
@@ -272,7 +272,9 @@ class LeaseMachine(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.lost))
         self.fresh += 1
         group_id = self.fresh.to_bytes(4, "big")
-        sent = Submission(lease.lease_id, lease.worker, lease.seeds[0], group_id, (self.version,))
+        sent = SubmittedGroup(
+            lease.lease_id, lease.worker, lease.seeds[0], group_id, (self.version,)
+        )
         assert self.book.submit(sent, self.now).reason is Discard.UNKNOWN_LEASE
 
     @precondition(lambda self: not self.book.account.training)
@@ -530,7 +532,7 @@ class NoDeadline(LeaseBook):
 
 
 class NoMemory(LeaseBook):
-    def _earlier(self, held: Any, submission: Submission) -> Answer | None:
+    def _earlier(self, held: Any, submission: SubmittedGroup) -> Answer | None:
         return None
 
 
@@ -540,7 +542,7 @@ class AnyVersion(LeaseBook):
 
 
 class NoDuplicates(LeaseBook):
-    def _note(self, held: Any, submission: Submission, answer: Answer, now: float) -> None:
+    def _note(self, held: Any, submission: SubmittedGroup, answer: Answer, now: float) -> None:
         super()._note(held, submission, answer, now)
         self._places.clear()
 
@@ -624,6 +626,7 @@ def machine_of(*classes: type) -> type[LeaseMachine]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.slow
 def test_a_variant_without_a_check_is_found_out(variant: type) -> None:
     with pytest.raises((AssertionError, LocalProtocolError)):
         run_state_machine_as_test(machine_of(variant), settings=FIND)

@@ -25,7 +25,7 @@ from swarm.weights.format.delta import (
     ordered,
     unit_bytes,
 )
-from swarm.weights.format.entropy_coding import Array, Reader, Writer
+from swarm.weights.format.entropy_coding import Array, PayloadReader, PayloadWriter
 from swarm.weights.format.layout import DTYPE_BITS
 from swarm.weights.format.magnitude_classes import (
     Classes,
@@ -87,6 +87,7 @@ def pairs(draw: st.DrawFn) -> tuple[str, Array, Array]:
 
 
 @given(pairs())
+@pytest.mark.slow
 def test_round_trip_is_bit_identical(pair: tuple[str, Array, Array]) -> None:
     dtype, new, base = pair
     round_trip(new, base, dtype)
@@ -105,6 +106,7 @@ def test_any_classes_give_the_same(pair: tuple[str, Array, Array], cuts: list[in
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.slow
 def test_every_special_value_turns_into_every_other(dtype: str) -> None:
     kind = f"<u{unit_bytes(dtype)}"
     values = np.array(SPECIAL[dtype], np.uint64).astype(kind)
@@ -209,14 +211,14 @@ def test_what_a_block_takes_is_foreseen(dtype: str, scale: float) -> None:
 @example([0])
 @example([255, 510, 511, 0])
 def test_symbols_come_back(numbers: list[int]) -> None:
-    writer = Writer()
+    writer = PayloadWriter()
     writer.symbols(np.array(numbers, np.uint64))
-    reader = Reader(memoryview(bytes(writer.content)))
+    reader = PayloadReader(memoryview(bytes(writer.content)))
     assert reader.symbols(len(numbers), 1 << 40).tolist() == numbers
     reader.end()
     if max(numbers):
         with pytest.raises(RemoteProtocolError):
-            Reader(memoryview(bytes(writer.content))).symbols(len(numbers), max(numbers) - 1)
+            PayloadReader(memoryview(bytes(writer.content))).symbols(len(numbers), max(numbers) - 1)
 
 
 @given(st.binary(min_size=2, max_size=4000), st.integers(1, 300))
@@ -250,6 +252,7 @@ def hostile(payload: bytes, dtype: str, method: int, base: Array | None, count: 
 
 @settings(max_examples=40)  # counting memory is slow
 @given(pairs(), st.randoms(use_true_random=False), st.integers(0, 5))
+@pytest.mark.slow
 def test_damaged_blocks_do_no_harm(
     pair: tuple[str, Array, Array], random: random.Random, method: int
 ) -> None:
@@ -283,7 +286,7 @@ def frame(content: bytes, **options: Any) -> bytes:
 
 
 def stream_of(stored: bytes) -> bytes:
-    writer = Writer()
+    writer = PayloadWriter()
     writer.varint(len(stored) << 1 | 1)
     return bytes(writer.content) + stored
 
@@ -308,7 +311,7 @@ def test_a_frame_of_another_size_is_refused_unread(stored: bytes) -> None:
     assert len(content) < 100_000
     tracemalloc.start()
     with pytest.raises(RemoteProtocolError):
-        Reader(memoryview(content)).stream(1000)
+        PayloadReader(memoryview(content)).stream(1000)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -316,7 +319,7 @@ def test_a_frame_of_another_size_is_refused_unread(stored: bytes) -> None:
 
 def test_a_frame_of_the_right_size_is_read() -> None:
     content = stream_of(frame(bytes(1000)))
-    assert Reader(memoryview(content)).stream(1000).tobytes() == bytes(1000)
+    assert PayloadReader(memoryview(content)).stream(1000).tobytes() == bytes(1000)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,7 @@ def test_a_block_out_of_bounds_is_refused(method: int, count: int, base: Array |
 
 
 def sparse(*parts: int | bytes) -> bytes:
-    writer = Writer()
+    writer = PayloadWriter()
     for part in parts:
         if isinstance(part, int):
             writer.varint(part)

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from swarm.identity import PeerId
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 
@@ -41,7 +41,7 @@ async def echo(peer: PeerId, payload: bytes) -> bytes:
     return payload
 
 
-async def live(world: World, index: int, hosts: list[MemoryTransport]) -> None:
+async def live(world: SimulatedWorld, index: int, hosts: list[MemoryTransport]) -> None:
     """One host: connect, then gossip and ask in each round."""
     host = hosts[index]
     neighbours = [hosts[(index + step) % HOSTS] for step in (1, 3)]

@@ -9,14 +9,14 @@ from typing import Any
 import trio
 
 from node.engines.scripted import TOKENIZER
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import Reject
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task, VerifiedGroup
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire.messages import WANT_BYTES_MAX
@@ -95,7 +95,7 @@ async def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> float:
 class Swarm:
     """Hosts whose exchanges start when the test says so."""
 
-    world: World
+    world: SimulatedWorld
     peers: list[Peer]
     nursery: trio.Nursery
 

@@ -7,15 +7,15 @@ import pytest
 import trio
 import trio.testing
 
-from node.engines.base import Sampling
 from node.engines.scripted import ScriptedPolicy
-from node.monitor.records import RoundDone
-from node.simulated import SimulatedNode, build, run
-from node.training.base import TrainingGroup, TrainReport
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.records.records import RoundDone
+from node.simulation.nodes import SimulatedNode, build, run
 from swarm.rollouts import Completion
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.wire.messages import ADVERTS_PROTOCOL
 from tests.simulation.exchanges import exchanges, group_of, now_s
 from tests.simulation.test_swarm import CONFIG, RUN
@@ -51,7 +51,7 @@ class Sleeper(ScriptedPolicy):
 class Swarm:
     """Nodes that go on with their rounds."""
 
-    def __init__(self, world: World, nursery: trio.Nursery, life_s: int) -> None:
+    def __init__(self, world: SimulatedWorld, nursery: trio.Nursery, life_s: int) -> None:
         self.world = world
         limits = RUN.limits.model_copy(update={"record_life_s": life_s})
         self._run = RUN.model_copy(update={"limits": limits})
@@ -134,7 +134,7 @@ async def slept_for_fifty_rounds(life_s: int, drop: bool) -> None:
         swarm.sleep(sleeper.host)
         await trio.sleep(50 * ROUND_S)
         assert len(rounds(others[0])) > before + 45
-        tables = [other.node.exchange._offers for other in others]
+        tables = [other.exchange._offers for other in others]
         assert life_s == 240 or any(t.is_resting(asleep, trio.current_time()) for t in tables)
         taken_before = taken(others, sleeper)
         assert all(taken_before)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from node import simulate as simulate_module
-from node.scenario import CHAOS, GANG, Scenario, SwarmTable, chaos_scenario
-from node.simulate import SimulatedPolicy, replay_of, simulate
-from node.simulation_report import Replay, Report
+from node.simulation import simulate as simulate_module
+from node.simulation.report import Replay, Report
+from node.simulation.scenario import CHAOS, GANG, Scenario, SwarmTable, chaos_scenario
+from node.simulation.simulate import SimulatedPolicy, replay_of, simulate
 from swarm.errors import Reject, RequestRefused
 from swarm.exchange.fetching import Fetcher
 from swarm.exchange.pool import Pool
@@ -33,7 +33,7 @@ from swarm.transport.memory.network import RUNS_ON
 from swarm.wire import codec
 
 CASES = tomllib.loads((Path(__file__).parent / "chaos_cases.toml").read_text())["cases"]
-SEEDS = (101, 102, 112, 113)
+SEEDS = (pytest.param(101, marks=pytest.mark.quick), 102, 112, 113)
 SMALL = Scenario(
     title="small",
     nodes=3,

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import trio
 
-from coordinator.activation import Settings
 from coordinator.fleet import Fleet, LearnerCosts, Machine
 from coordinator.loop import Coordinator
-from coordinator.pacing import PacingRules
+from coordinator.model.activation import Settings
+from coordinator.model.pacing import PacingRules
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import StaticProvider
-from node.config import LearnerRules, RunConfig
-from node.simulated import EPOCH_S, run_inline
-from node.simulated_learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from node.config import RunConfig
+from node.config.run import LearnerRules
+from node.simulation.learner import LEARNER, LearnerCase, SimulatedLearner, run_of
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.identity import PeerId
 from swarm.leasing.coordination import ControlClient, ReportedWorker, pack_peers
 from swarm.leasing.leases import LeaseRules
@@ -154,8 +155,12 @@ COORDINATOR = 1 + len(GENERATE_S)
 
 
 def play(
-    directory: Path, scene: Callable[[Stage], Awaitable[None]], fleet_changes: object = None
+    directory: Path,
+    scene: Callable[[Stage], Awaitable[None]],
+    coordinator: PeerId | None = None,
+    seed: int = 7,
 ) -> Stage:
+    """`coordinator`: whom the learner takes for its own; None: the one on the stage."""
     case = LearnerCase(RULES, tuple(GENERATE_S.values()), train_s=TRAIN_S, leases=LEASES)
     machines = tuple(
         Machine(name, price_per_h=PRICES[name], groups_per_s=0.9 / seconds, generation_s=2.0)
@@ -173,11 +178,11 @@ def play(
 
     async def main() -> None:
         async with (
-            open_world(7, COORDINATOR + 1, LINK) as world,
+            open_world(seed, COORDINATOR + 1, LINK) as world,
             trio.open_nursery() as nursery,
         ):
             there = SimulatedLearner(case, world, directory, nursery, run_of(world, RULES, RUN))
-            there.coordinator = PeerId(world.peer_id(COORDINATOR))
+            there.coordinator = coordinator or PeerId(world.peer_id(COORDINATOR))
             await there.start(LEARNER)
             transport = there.transports[COORDINATOR] = world.join(COORDINATOR)
             there.gone[COORDINATOR] = trio.Event()
@@ -188,7 +193,7 @@ def play(
             await scene(stage)
             nursery.cancel_scope.cancel()
 
-    deterministic_run(main, seed=7)
+    deterministic_run(main, seed=seed)
     (stage,) = found
     assert all(step.staleness_max <= RULES.staleness_max for step in stage.there.steps)
     assert not stage.ledger.rejected
@@ -213,7 +218,7 @@ def test_the_dearest_comes_in_for_one_that_is_lost_and_goes_again(tmp_path: Path
             assert view.report is not None
             assert abs(view.report.pace.idle_share - (1 - view.predicted.utilisation)) < 0.1
 
-    stage = play(tmp_path, scene)
+    stage = play(tmp_path, scene, seed=1)
     assert stage.machines.released == ["dear"]
     assert stage.machines.started.count("dear") == 1
     assert stage.machines.started.count("a") == 2
@@ -293,14 +298,13 @@ def test_a_volunteer_is_measured_then_counts_and_costs_nothing(tmp_path: Path) -
 
 def test_nobody_else_may_coordinate(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
-        stage.there.coordinator = PeerId(ALICE.peer_id)
         async with stage.coordinated() as coordinator:
             await trio.sleep(10.0)
             assert coordinator.view is not None
             assert not coordinator.view.reachable
             assert not stage.machines.started
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, PeerId(ALICE.peer_id))
 
 
 def test_a_plan_outlives_the_learner_and_an_older_one_changes_nothing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from random import Random
 
 import trio
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import AddressBook
@@ -28,7 +28,7 @@ from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -50,7 +50,7 @@ class Member:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         host: int,
         run_id: str,
         bootstrap: Sequence[str] = (),

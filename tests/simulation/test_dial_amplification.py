@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import Warden
@@ -17,7 +17,7 @@ from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -43,7 +43,7 @@ ATTACK_S = 300
 DIALS_MAX = 8  # within the attack: once, and again after 10, 20, 40, 80 ... seconds
 
 
-def simulate(hosts: int, body: Callable[[World, trio.Nursery], Awaitable[Any]]) -> Any:
+def simulate(hosts: int, body: Callable[[SimulatedWorld, trio.Nursery], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
             result = await body(world, nursery)
@@ -53,7 +53,7 @@ def simulate(hosts: int, body: Callable[[World, trio.Nursery], Awaitable[Any]]) 
     return deterministic_run(main, seed=1)
 
 
-def dials_at(world: World, host: int) -> list[float]:
+def dials_at(world: SimulatedWorld, host: int) -> list[float]:
     """When a host was dialled, from now on."""
     times: list[float] = []
     number, dial = world.network._numbers[world.peer_id(host)], world.network._dial
@@ -70,7 +70,7 @@ def dials_at(world: World, host: int) -> list[float]:
 class Liar:
     """A member that places ever new peers at one address, which it spells in ever other ways."""
 
-    def __init__(self, world: World, host: int, target: int) -> None:
+    def __init__(self, world: SimulatedWorld, host: int, target: int) -> None:
         self.transport = world.join(host)
         self._rng = Random(host)
         self._number = world.network._numbers[world.peer_id(target)]
@@ -110,7 +110,12 @@ class Liar:
 
 
 def member(
-    world: World, host: int, bootstrap: tuple[str, ...], nursery: trio.Nursery, *, dht: bool = False
+    world: SimulatedWorld,
+    host: int,
+    bootstrap: tuple[str, ...],
+    nursery: trio.Nursery,
+    *,
+    dht: bool = False,
 ) -> Discovery:
     transport = world.join(host)
     warden = Warden(transport, Ledger())
@@ -135,7 +140,7 @@ def member(
 def test_four_liars_make_nobody_a_flood(answers: bool, dht: bool) -> None:
     """A victim that answers has another key than those named; one that drops never answers."""
 
-    async def body(world: World, nursery: trio.Nursery) -> list[float]:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> list[float]:
         world.network.address(world.peer_id(VICTIM))
         if answers:
             world.join(VICTIM)
@@ -157,7 +162,7 @@ def test_who_comes_ever_anew_and_says_that_it_is_elsewhere_brings_no_flood() -> 
     that worked: each new key was dialled there once it had left."""
     strangers = range(VICTIM + 1, VICTIM + 61)
 
-    async def body(world: World, nursery: trio.Nursery) -> list[float]:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> list[float]:
         world.join(VICTIM)
         times = dials_at(world, VICTIM)
         own = member(world, 0, (), nursery)
@@ -193,7 +198,7 @@ def test_who_comes_ever_anew_and_says_that_it_is_elsewhere_brings_no_flood() -> 
 def test_an_honest_peer_at_whose_place_liars_name_others_is_found_again_when_it_restarts() -> None:
     """Each of the liars' dials fails, for the honest peer answers by another key."""
 
-    async def body(world: World, nursery: trio.Nursery) -> float:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> float:
         friend = VICTIM
         async with trio.open_nursery() as first_life:
             member(world, friend, (), first_life)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from node.engines.scripted import TOKENIZER
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import (
     ChildFailed,
     PeerUnreachable,
@@ -19,13 +19,13 @@ from swarm.errors import (
     RemoteProtocolError,
     RequestRefused,
 )
-from swarm.exchange.fetching import DIAL_ADDRESSES_MAX
+from swarm.exchange.fetching import DIAL_ADDRESSES_MAX, TAKEN_IN_AT_ONCE
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -87,7 +87,7 @@ class Setting:
     transport: MemoryTransport  # the peer's
     others_transport: MemoryTransport
     own: PeerId
-    world: World
+    world: SimulatedWorld
 
     async def advertise(self, *groups: RolloutGroup) -> dict[bytes, bytes]:
         records = dict(codec.sign_group(group, self.identity) for group in groups)
@@ -196,6 +196,63 @@ def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays() -> None:
             assert here.exchange.verifier_failures == 4
             assert here.exchange.ledger.accepted == 1
             assert not here.exchange.ledger.rejected
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+class Judge:
+    """Judges one group after the other, a second each, and counts who waits."""
+
+    def __init__(self) -> None:
+        self.is_right = True
+        self.judged = self.at_once = self.at_once_most = 0
+        self._turn = trio.Lock()
+
+    async def __call__(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        self.at_once += 1
+        self.at_once_most = max(self.at_once, self.at_once_most)
+        try:
+            async with self._turn:
+                await trio.sleep(1.0)
+                self.judged += 1
+                if not self.is_right:
+                    raise RemoteProtocolError(Reject.OVERRUN, "it takes too long")
+                return await approve(group)
+        finally:
+            self.at_once -= 1
+
+
+def test_the_verifier_gets_more_at_once_of_a_producer_whose_groups_were_good() -> None:
+    async def main() -> None:
+        judge = Judge()
+        async with setting(judge, stock_groups=64) as here:
+            here.serve(server_of(records := {}))
+            for first, most in ((0, 1), (16, TAKEN_IN_AT_ONCE)):
+                groups = [group_of(here.identity, first + at) for at in range(12)]
+                records |= await here.advertise(*groups)
+                await trio.sleep(60)
+                assert judge.at_once_most == most
+            assert here.exchange.ledger.accepted == 24
+
+    run(main, virtual=True, timeout_s=1000)
+
+
+@pytest.mark.parametrize("bans", [True, False])
+def test_what_waits_of_a_producer_that_is_banned_meanwhile_is_not_judged(bans: bool) -> None:
+    async def main() -> None:
+        judge = Judge()
+        async with setting(judge, stock_groups=64) as here:
+            here.serve(server_of(records := await here.advertise(group_of(here.identity, 0))))
+            await trio.sleep(60)
+            judge.is_right = False
+            if not bans:  # a fault that shows
+                here.exchange.warden.is_banned = lambda _: False
+            groups = [group_of(here.identity, 1 + at) for at in range(12)]
+            records |= await here.advertise(*groups)
+            await trio.sleep(60)
+            overruns = 3  # then it is banned
+            assert (judge.judged == 1 + overruns) is bans
+            assert judge.at_once == 0
 
     run(main, virtual=True, timeout_s=1000)
 

@@ -12,16 +12,15 @@ import trio
 
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
 from swarm.leasing.intake import STANDBY, Admitted, Intake, IntakeRules
-from swarm.leasing.lease_client import Declined, Lease, WorkSource
-from swarm.leasing.leases import Lease as GrantedLease
-from swarm.leasing.leases import LeaseBook, LeaseRules
+from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
+from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
 from swarm.peers.connection_gater import Warden
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
 from swarm.wire.messages import SUBMISSION_REPLY_BYTES_MAX, SUBMISSIONS_PROTOCOL, SubmissionReply
@@ -40,7 +39,13 @@ def task_at(stream: str, place: int) -> Task:
 
 
 def group_of(
-    worker: World, host: int, lease: Lease, place: int, version: int, *, text: str = "7"
+    worker: SimulatedWorld,
+    host: int,
+    lease: HeldLease,
+    place: int,
+    version: int,
+    *,
+    text: str = "7",
 ) -> RolloutGroup:
     completion = Completion(text, (5, 6), (-0.5, -0.25), FinishReason.STOP, version)
     return RolloutGroup(
@@ -67,9 +72,7 @@ class ScriptedChecks:
     rewarded: int = 0
     rescored: Counter[str] = field(default_factory=Counter)
 
-    async def reward(
-        self, lease: GrantedLease, group: RolloutGroup
-    ) -> tuple[str, tuple[float, ...]]:
+    async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         await trio.sleep(self.takes_s)
         if self.failures:
             raise self.failures.pop(0)
@@ -95,7 +98,7 @@ class Learner:
 
 @dataclass
 class Scene:
-    world: World
+    world: SimulatedWorld
     learner: Learner
     transports: dict[int, MemoryTransport]
     nursery: trio.Nursery
@@ -111,9 +114,9 @@ class Scene:
             Random(host),
         )
 
-    async def lease(self, host: int, version: int = 0) -> Lease:
+    async def lease(self, host: int, version: int = 0) -> HeldLease:
         lease = await self.source(host).lease(version)
-        assert isinstance(lease, Lease), lease
+        assert isinstance(lease, HeldLease), lease
         return lease
 
 
@@ -163,7 +166,7 @@ def test_groups_come_in_and_are_consumed_once() -> None:
             there.nursery.start_soon(learn)
             for version in (0, 1):
                 lease = await source.lease(version)
-                assert isinstance(lease, Lease)
+                assert isinstance(lease, HeldLease)
                 for place in range(lease.groups):
                     group = group_of(there.world, 1, lease, place, version)
                     assert await source.submit(lease, group) == "accepted"
@@ -333,13 +336,13 @@ def test_good_standing_means_fewer_closer_looks() -> None:
             looks = []
             for version in range(60):
                 lease = await source.lease(version)
-                assert isinstance(lease, Lease)
+                assert isinstance(lease, HeldLease)
                 for place in range(lease.groups):
                     group = group_of(there.world, 1, lease, place, version)
                     assert await source.submit(lease, group) == "accepted"
                 while intake.counts().buffered < 4:
                     more = await source.lease(version)
-                    assert isinstance(more, Lease)
+                    assert isinstance(more, HeldLease)
                     for place in range(more.groups):
                         group = group_of(there.world, 1, more, place, version)
                         await source.submit(more, group)

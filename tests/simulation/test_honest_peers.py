@@ -9,13 +9,13 @@ import pytest
 import trio
 
 from node.engines.scripted import ScriptedPolicy
-from node.monitor.records import BanStatus
-from node.simulated import SimulatedNode, build, run
+from node.records.records import BanStatus
+from node.simulation.nodes import SimulatedNode, build, run
 from swarm.errors import Reject
 from swarm.peers import reputation
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from tests.simulation.test_swarm import CONFIG
 
 NODES = 6
@@ -44,7 +44,7 @@ class Seen:
     starts: int = 0
 
 
-async def live(world: World, host: int, peers: tuple[str, ...], seen: Seen) -> None:
+async def live(world: SimulatedWorld, host: int, peers: tuple[str, ...], seen: Seen) -> None:
     """A host that dies now and then and comes back with its key and nothing else."""
     rng = world.rng(f"churn/{host}")
     config = CONFIG.model_copy(update={"rounds": None, "external_groups": 4})
@@ -72,7 +72,7 @@ async def watch(simulated: SimulatedNode, seen: Seen) -> None:
         seen.bans += simulated.node._ban_statuses()
 
 
-async def cut(world: World) -> None:
+async def cut(world: SimulatedWorld) -> None:
     """Halve the swarm now and then."""
     everybody = [world.peer_id(host) for host in range(NODES)]
     while True:

@@ -11,18 +11,18 @@ import pytest
 import trio
 
 from node.engines.scripted import TOKENIZER, ScriptedPolicy
-from node.monitor.records import RoundDone
+from node.environments.scoring import pose
 from node.monitor.status import render_status
-from node.simulated import EPOCH_S, SimulatedNode, build, run
-from node.tasks.scoring import pose
-from node.tasks.stream import assigned_task
+from node.records.records import RoundDone
+from node.simulation.nodes import EPOCH_S, SimulatedNode, build, run
+from node.verification.assignment import assigned_task
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.hostile.liar import LIFE_S, Liar
 from swarm.simulation.hostile.lies import CATALOGUE, Lie
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from tests.simulation import test_swarm
 
 RUN = test_swarm.RUN.model_copy(
@@ -61,7 +61,7 @@ def honest_group(producer: PeerId, index: int) -> RolloutGroup:
     )
 
 
-def make_liar(world: World, host: int) -> Liar:
+def make_liar(world: SimulatedWorld, host: int) -> Liar:
     return Liar(
         identity=world.identities[host],
         transport=world.join(host),
@@ -106,9 +106,7 @@ async def swarm_with(
         for _ in range(honest):
             await done.acquire()
         for simulated in swarm:
-            simulated.shown = simulated.node.snapshot(
-                model="scripted", parameters=0, memory_bytes=0, trainer_memory_bytes=0
-            )
+            simulated.shown = simulated.node.snapshot()
         nursery.cancel_scope.cancel()
         return liar.identity.peer_id, swarm
 

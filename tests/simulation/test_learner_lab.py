@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from node import learner
-from node.learner_checks import LearnerChecks
+from node.loops import learner
+from node.loops.learner_checks import LearnerChecks
 from swarm.leasing.staleness import StalenessRules
 from tests.support import script
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.config import LearnerRules, RunConfig, SamplingRules
-from node.engines.base import Maker
-from node.simulated_learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
-from node.simulated_policy import TimedEngine, TimedTrainer
-from node.training.base import TrainingGroup, TrainReport
+from node.config import RunConfig
+from node.config.run import LearnerRules, SamplingRules
+from node.interfaces.engine import Maker
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.simulation.learner import LEARNER, Actor, LearnerCase, SimulatedLearner, run_of
+from node.simulation.policy import TimedEngine, TimedTrainer
 from swarm.leasing.leases import LeaseRules
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile

@@ -9,7 +9,7 @@ from swarm.errors import LocalProtocolError, PeerUnreachable, RequestTimeout
 from swarm.identity import PeerId
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import OVERHEAD_BYTES, LinkProfile
-from swarm.simulation.world import TRACE_LINES_MAX, World, open_world
+from swarm.simulation.world import TRACE_LINES_MAX, SimulatedWorld, open_world
 from swarm.transport.base import GossipMessage, ServeLimits
 from swarm.transport.memory.gossip import LINK_GOSSIP_MAX, SEEN_MESSAGES_MAX
 from swarm.transport.memory.network import HANDSHAKE_ROUND_TRIPS, MemoryTransport
@@ -19,7 +19,7 @@ TOPIC = "/test/topic/1.0.0"
 LIMITS = ServeLimits(1_000_000, 1_000_000)
 FAR = LinkProfile(latency_s=0.1)
 
-Body = Callable[[World, Sequence[MemoryTransport]], Awaitable[None]]
+Body = Callable[[SimulatedWorld, Sequence[MemoryTransport]], Awaitable[None]]
 
 
 def check(
@@ -71,7 +71,7 @@ def drain(channel: trio.MemoryReceiveChannel[GossipMessage]) -> list[bytes]:
 
 
 def test_connecting_takes_round_trips_and_so_does_a_request() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         assert trio.current_time() == pytest.approx(HANDSHAKE_ROUND_TRIPS * 0.2)
@@ -83,7 +83,7 @@ def test_connecting_takes_round_trips_and_so_does_a_request() -> None:
 
 
 def test_gossip_takes_its_latency_on_each_hop() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b, c = hosts
         await link(a, b)
         await link(b, c)
@@ -99,7 +99,7 @@ def test_gossip_takes_its_latency_on_each_hop() -> None:
 def test_requests_share_the_uplink_of_their_host() -> None:
     slow = LinkProfile(latency_s=0.1, up_bytes_per_s=1000.0)
 
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b, c = hosts
         await link(a, b)
         await link(a, c)
@@ -128,7 +128,7 @@ def test_answers_to_several_peers_leave_in_turns_or_together(
     first answer to each shares the uplink, and the second of one peer follows the first."""
     slow = LinkProfile(latency_s=0.1, up_bytes_per_s=1000.0)
 
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b, c = hosts
         world.network.piece_bytes = piece_bytes
         left_s: list[float] = []
@@ -165,7 +165,7 @@ def test_answers_to_several_peers_leave_in_turns_or_together(
 
 
 def test_lost_gossip_stays_lost_and_duplicates_are_delivered_once() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         channel = await b.subscribe(TOPIC, accept)
@@ -182,7 +182,7 @@ def test_lost_gossip_stays_lost_and_duplicates_are_delivered_once() -> None:
 
 
 def test_no_request_is_lost_but_some_are_late() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         taken_s = []
@@ -197,7 +197,7 @@ def test_no_request_is_lost_but_some_are_late() -> None:
 
 
 def test_gossip_in_flight_dies_with_its_connection() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         channel = await b.subscribe(TOPIC, accept)
@@ -210,7 +210,7 @@ def test_gossip_in_flight_dies_with_its_connection() -> None:
 
 
 def test_what_links_lost_is_asked_for_by_whoever_wants_it() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         for at, host in enumerate(hosts):
             for other in hosts[:at]:
                 await link(host, other)
@@ -236,7 +236,7 @@ def test_what_links_lost_is_asked_for_by_whoever_wants_it() -> None:
 
 
 def test_a_partition_stops_everything_until_it_heals() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b, c = hosts
         await link(a, b)
         await link(a, c)
@@ -262,7 +262,7 @@ def test_a_partition_stops_everything_until_it_heals() -> None:
 
 
 def test_a_partition_may_be_one_way() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         channels = [await host.subscribe(TOPIC, accept) for host in hosts]
@@ -279,7 +279,7 @@ def test_a_partition_may_be_one_way() -> None:
 
 
 def test_requests_given_up_in_a_partition_leave_nothing_behind() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         tasks = len(world.network._nursery.child_tasks)
@@ -297,7 +297,7 @@ def test_requests_given_up_in_a_partition_leave_nothing_behind() -> None:
 
 
 def test_a_crash_ends_connections_requests_handlers_and_subscriptions() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         ended = []
 
@@ -334,7 +334,7 @@ def test_a_crash_ends_connections_requests_handlers_and_subscriptions() -> None:
 
 
 def test_a_restarted_host_has_its_address_and_nothing_else() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         with pytest.raises(LocalProtocolError, match="already"):
@@ -356,7 +356,7 @@ def test_a_restarted_host_has_its_address_and_nothing_else() -> None:
 
 
 def test_leaving_the_context_leaves_the_network() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         async with b:
@@ -367,7 +367,7 @@ def test_leaving_the_context_leaves_the_network() -> None:
 
 
 def test_nobody_at_an_address_is_a_timeout() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         with pytest.raises(PeerUnreachable, match="within"):
             await a.connect(f"/memory/77/p2p/{b.peer_id}", timeout_s=4.0)
@@ -380,7 +380,7 @@ def test_nobody_at_an_address_is_a_timeout() -> None:
 
 
 def test_gossip_in_flight_on_a_link_is_bounded() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         channel = await b.subscribe(TOPIC, accept)
@@ -397,7 +397,7 @@ def test_gossip_in_flight_on_a_link_is_bounded() -> None:
 
 
 def test_what_a_host_remembers_of_messages_is_bounded() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         (a,) = hosts
         for _ in range(SEEN_MESSAGES_MAX + 5):
             await a.publish(TOPIC, b"")
@@ -407,7 +407,7 @@ def test_what_a_host_remembers_of_messages_is_bounded() -> None:
 
 
 def test_a_subscriber_that_stopped_reading_is_counted_not_an_error() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         await link(a, b)
         channel = await b.subscribe(TOPIC, accept)
@@ -420,7 +420,7 @@ def test_a_subscriber_that_stopped_reading_is_counted_not_an_error() -> None:
 
 
 def test_an_answer_over_the_servers_own_limit_is_our_bug() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         a, b = hosts
         b.serve("/test/small", echo, ServeLimits(100, 5))
         await link(a, b)
@@ -432,7 +432,7 @@ def test_an_answer_over_the_servers_own_limit_is_our_bug() -> None:
 
 
 def test_the_trace_is_bounded_and_its_hash_covers_all() -> None:
-    async def body(world: World, hosts: Sequence[MemoryTransport]) -> None:
+    async def body(world: SimulatedWorld, hosts: Sequence[MemoryTransport]) -> None:
         before = world.trace_hash
         for number in range(TRACE_LINES_MAX + 5):
             world.record(f"event {number}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.peers import discovery
 from swarm.peers.address_book import DIAL_AGAIN_MAX_S, AddressBook
 from swarm.peers.connection_gater import Warden
@@ -13,14 +13,14 @@ from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 
 HALF = 8
 APART_S = 1_500.0
 LAN = LinkProfile(latency_s=0.02)
 
 
-def members(world: World) -> list[Discovery]:
+def members(world: SimulatedWorld) -> list[Discovery]:
     """All hosts; they join through host 0."""
     made: list[Discovery] = []
     for host in range(2 * HALF):
@@ -35,13 +35,13 @@ def members(world: World) -> list[Discovery]:
     return made
 
 
-def across(world: World, half: Sequence[Discovery], other: int) -> list[int]:
+def across(world: SimulatedWorld, half: Sequence[Discovery], other: int) -> list[int]:
     """For each node of a half: how many peers of the other half it has."""
     ids = {world.peer_id(other * HALF + host) for host in range(HALF)}
     return [len(ids & set(node.peers)) for node in half]
 
 
-async def tear_apart(world: World, halves: Sequence[Sequence[Discovery]]) -> None:
+async def tear_apart(world: SimulatedWorld, halves: Sequence[Sequence[Discovery]]) -> None:
     """No common neighbour is left: the link is cut and every connection over it ends."""
     ids = [[node._transport.peer_id for node in half] for half in halves]
     world.network.partition(*ids)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from node.simulated import run_inline
+from node.simulation.nodes import run_inline
 from swarm.exchange.service import Exchange
 from tests.simulation.exchanges import approve, exchanges, now_s, until
 from tests.support import run

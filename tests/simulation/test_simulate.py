@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_OK, main
-from node.scenario import packaged_scenarios
-from node.simulate import replay_of, simulate
-from node.simulation_report import Replay, render
+from node.simulation.report import Replay, render
+from node.simulation.scenario import packaged_scenarios
+from node.simulation.simulate import replay_of, simulate
 
 SHORT = """
 title = "short"
@@ -62,7 +62,7 @@ def _without_real_time(text: str) -> list[str]:
 
 def test_fresh_processes_replay_a_run(short: str) -> None:
     script = (
-        "import sys; from node.simulate import *;"
+        "import sys; from node.simulation.simulate import *;"
         "print(simulate(replay_of(sys.argv[1], sys.argv[2])).trace_hash)"
     )
     traces = [
@@ -90,3 +90,15 @@ def test_a_report_says_what_was_broken() -> None:
     report.violation_count = 1
     report.violations = ["3.000 s, host 1: record: expired"]  # type: ignore[list-item]
     assert "1 broken rules:\n  3.000 s, host 1: record: expired\n\nreplay: " in render(report)
+
+
+def test_a_learner_and_its_workers_live_beside_nodes_that_share() -> None:
+    report = simulate(replay_of("learner", 1, profile="lan"))
+    assert report.violations == []
+    assert report.rounds > 10
+    assert report.reach_pairs > 0
+    assert report.steps >= 4
+    assert report.step_groups - report.step_shared == 4 * report.steps  # of its workers
+    assert report.step_shared >= 24  # as many as one step draws
+    said = render(report)
+    assert f"{report.steps}, {report.step_groups}; {report.step_shared} of them shared" in said

@@ -8,8 +8,8 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.monitor.records import RoundDone
-from node.simulated import SimulatedNode, build, run
+from node.records.records import RoundDone
+from node.simulation.nodes import SimulatedNode, build, run
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world

@@ -1,4 +1,4 @@
-"""The fixture that README offers for other people's tests, used as README says."""
+"""The fixture for other people's tests, used as docs/simulation.md says."""
 
 import re
 import subprocess
@@ -11,15 +11,15 @@ import trio
 from swarm.errors import ConfigError
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.wan import Wan
-from swarm.simulation.world import World
+from swarm.simulation.world import SimulatedWorld
 
 pytest_plugins = ["swarm.simulation.pytest_plugin"]
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
 
 
-def test_the_example_in_readme_passes_as_it_stands(tmp_path: Path) -> None:
+def test_the_example_on_the_page_passes_as_it_stands(tmp_path: Path) -> None:
     (example,) = (
-        block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "wan" in block
+        block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "wan" in block
     )
     (tmp_path / "test_example.py").write_text(example)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
@@ -27,7 +27,7 @@ def test_the_example_in_readme_passes_as_it_stands(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
-async def one_round_trip(world: World) -> float:
+async def one_round_trip(world: SimulatedWorld) -> float:
     one, other = world.join(0), world.join(1)
     await one.connect(other.addresses()[0])
     return trio.current_time()
@@ -49,7 +49,7 @@ def test_a_seed_replays_a_test_and_another_does_not(wan: Wan) -> None:
 
 
 def test_a_failure_says_its_seed_and_waiting_ends(wan: Wan) -> None:
-    async def hang(world: World) -> None:
+    async def hang(world: SimulatedWorld) -> None:
         await trio.sleep_forever()
 
     with pytest.raises(trio.TooSlowError) as info:
@@ -58,7 +58,7 @@ def test_a_failure_says_its_seed_and_waiting_ends(wan: Wan) -> None:
 
 
 def test_a_paused_host_stands_still_and_finds_that_time_has_jumped(wan: Wan) -> None:
-    async def main(world: World) -> list[float]:
+    async def main(world: SimulatedWorld) -> list[float]:
         ticks: list[float] = []
 
         async def tick() -> None:
@@ -77,7 +77,7 @@ def test_a_paused_host_stands_still_and_finds_that_time_has_jumped(wan: Wan) -> 
 
 
 def test_tasks_of_other_hosts_go_on_meanwhile(wan: Wan) -> None:
-    async def main(world: World) -> int:
+    async def main(world: SimulatedWorld) -> int:
         ticks = 0
 
         async def tick() -> None:

@@ -15,7 +15,7 @@ from swarm.peers.reputation import RULES as REPUTATION_RULES
 from swarm.peers.reputation import Ban
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
 
 LAN = LinkProfile(latency_s=0.01)
@@ -26,7 +26,7 @@ HIDDEN = "behind a relay"  # no address, as far as anybody can see
 class Guarded:
     """Host 0, with a warden on it."""
 
-    def __init__(self, world: World, rules: WardenRules = RULES) -> None:
+    def __init__(self, world: SimulatedWorld, rules: WardenRules = RULES) -> None:
         self.transport = world.join(0)
         self.ledger = Ledger()
         self.warden = Warden(self.transport, self.ledger, rules)
@@ -53,7 +53,7 @@ class Guarded:
 
 def guarded(
     hosts: int,
-    body: Callable[[World, Guarded], Awaitable[Any]],
+    body: Callable[[SimulatedWorld, Guarded], Awaitable[Any]],
     rules: WardenRules = RULES,
 ) -> None:
     async def main() -> None:
@@ -66,12 +66,12 @@ def guarded(
     deterministic_run(main, seed=1)
 
 
-def joined(world: World, host: int, ip: str) -> MemoryTransport:
+def joined(world: SimulatedWorld, host: int, ip: str) -> MemoryTransport:
     return world.network.join(world.peer_id(host), ip)
 
 
 def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         liar, honest = world.join(1), world.join(2)
         assert await guard.lets_in(liar)
         assert await guard.lets_in(honest)
@@ -93,7 +93,7 @@ def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None
 
 
 def test_nobody_bans_itself() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         guard.lie(guard.transport.peer_id, times=100)
         assert not guard.warden.bans()
         await trio.lowlevel.checkpoint()
@@ -104,7 +104,7 @@ def test_nobody_bans_itself() -> None:
 def test_one_block_gets_no_more_connections_than_its_share() -> None:
     rules = WardenRules(connections_per_block_max=4)
 
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in inside]) == 4
         assert guard.warden.refused_connections["too many of one block"] == 6
@@ -115,7 +115,7 @@ def test_one_block_gets_no_more_connections_than_its_share() -> None:
 
 
 def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 6)]
         outside = joined(world, 6, "198.51.100.1")
         for each in [*inside, outside]:
@@ -136,7 +136,7 @@ def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
 
 
 def test_a_private_block_is_never_banned_and_shares_no_quota() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"10.0.0.{host}") for host in range(1, 42)]
         for each in inside:  # more than a public block may have
             assert await guard.lets_in(each)
@@ -151,7 +151,7 @@ def test_a_private_block_is_never_banned_and_shares_no_quota() -> None:
 
 
 def test_whoever_goes_on_asking_is_banned_and_whoever_waits_is_not() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         flood, patient = world.join(1), world.join(2)
         assert await guard.lets_in(flood)
         assert await guard.lets_in(patient)
@@ -168,7 +168,7 @@ def test_whoever_goes_on_asking_is_banned_and_whoever_waits_is_not() -> None:
 
 
 def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         forwarder = world.join(1)
         assert await guard.lets_in(forwarder)
         burst = int(RATES[Kind.ADVERT].burst)
@@ -183,7 +183,7 @@ def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
 def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None:
     rules = WardenRules(relayed_connections_max=4)
 
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in hidden]) == 4
         assert guard.warden.refused_connections["too many through relays"] == 6
@@ -195,7 +195,7 @@ def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None
 
 
 def test_relayed_peers_share_one_quota_and_no_ban() -> None:
-    async def body(world: World, guard: Guarded) -> None:
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 21)]
         direct = world.join(21)
         for each in [*hidden, direct]:

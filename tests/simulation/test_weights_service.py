@@ -18,8 +18,8 @@ from swarm.simulation.weights.hosts import (
     POLICY,
     PUBLISHER,
     RUN_ID,
-    Host,
     Hosts,
+    SimulatedHost,
     open_hosts,
 )
 from swarm.weights.format import manifest_wire
@@ -47,7 +47,7 @@ def play(scene: Play, directory: Path, hosts: int = 4, link: LinkProfile = FAST)
     deterministic_run(main, seed=0)
 
 
-async def ask(host: Host, other: Host, protocol: str, message: Any) -> bytes:
+async def ask(host: SimulatedHost, other: SimulatedHost, protocol: str, message: Any) -> bytes:
     return await host.transport.request(
         other.peer_id,
         protocol,
@@ -60,7 +60,7 @@ async def ask(host: Host, other: Host, protocol: str, message: Any) -> bytes:
 ASKED = 200  # at once
 
 
-async def answers(host: Host, other: Host, protocol: str, message: Any) -> int:
+async def answers(host: SimulatedHost, other: SimulatedHost, protocol: str, message: Any) -> int:
     """How many of many requests are answered before one is refused."""
     for answered in range(ASKED):
         try:

@@ -3,7 +3,7 @@
 import msgpack
 
 from swarm.leasing.known_worker import KnownWorker, Proof
-from swarm.leasing.leases import Lease, LeaseBook, LeaseRules, Submission
+from swarm.leasing.leases import Lease, LeaseBook, LeaseRules, SubmittedGroup
 from swarm.leasing.staleness import Account, StalenessRules
 
 STALENESS = StalenessRules(bound=2, groups_per_step=8, groups_max=64)
@@ -31,7 +31,7 @@ def prove(book: LeaseBook, *workers: str, standing: float = 64.0) -> None:
         book._workers[worker] = KnownWorker(proof=Proof(standing))
 
 
-def group_of(lease: Lease, place: int, versions=(0,), **changed) -> Submission:
+def group_of(lease: Lease, place: int, versions=(0,), **changed) -> SubmittedGroup:
     seed = lease.seeds[place]
     submission = {
         "lease_id": lease.lease_id,
@@ -40,7 +40,7 @@ def group_of(lease: Lease, place: int, versions=(0,), **changed) -> Submission:
         "group_id": seed.to_bytes(8, "big"),
         "versions": tuple(versions),
     }
-    return Submission(**{**submission, **changed})
+    return SubmittedGroup(**{**submission, **changed})
 
 
 def deliver(book: LeaseBook, lease: Lease, now: float, versions=(0,)) -> None:

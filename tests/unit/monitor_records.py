@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from node.monitor.records import (
+from node.records.records import (
     HeldOut,
     PeerStatus,
     RoundDone,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from node.config import NodeConfig, RunConfig
-from node.tasks.stream import assigned_task
+from node.verification.assignment import assigned_task
 from swarm.identity import Identity, PeerId
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 
@@ -22,6 +22,8 @@ NINE = (
     "fraction_simplification",
     "propositional_logic",
 )
+
+SUMS = ("chain_sum", "gcd", "products")
 
 
 def make_run(*environments: dict[str, Any], **rules: Any) -> RunConfig:

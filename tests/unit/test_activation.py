@@ -6,18 +6,18 @@ from random import Random
 
 import pytest
 
-from coordinator.activation import (
+from coordinator.model.activation import (
+    ActivationState,
     Choice,
     Decision,
     Phase,
     Seen,
     Settings,
-    State,
     cheapest_set,
     decide,
     is_fresh_enough,
 )
-from coordinator.capacity import Capacity, Form, Infeasible, Obstacle, Worker, assess
+from coordinator.model.capacity import Capacity, Form, Infeasible, Obstacle, Worker, assess
 from swarm.errors import ConfigError
 from tests.coordinator_samples import MB, fleet, run_of, worker
 
@@ -118,7 +118,7 @@ class World:
     workers: list[Worker]
     settings: Settings = SETTINGS
     join_ticks: int = 3
-    state: State = field(default_factory=State)
+    state: ActivationState = field(default_factory=ActivationState)
     now_s: float = 0.0
     started_s: dict[str, float] = field(default_factory=dict)
     log: list[Decision] = field(default_factory=list)
@@ -226,7 +226,7 @@ def test_nobody_is_released_before_its_dwell() -> None:
 
 
 def test_a_failure_is_left_alone_twice_as_long_each_time_up_to_a_limit() -> None:
-    pauses, state, now_s = [], State(), 0.0
+    pauses, state, now_s = [], ActivationState(), 0.0
     seen = [worker("a", 1.5), worker("b", 1.5, 3.0)]
     for _ in range(6):
         state = decide(state, Seen(seen, frozenset(), frozenset({"a"})), RUN, now_s, SETTINGS).state

@@ -158,6 +158,26 @@ def dates(fast: int, right: int, each: int = 3) -> At:
     return at
 
 
+def learns(
+    informative: Callable[[int], float] | float = 0.0,
+    *,
+    groups: int = 4,
+    unread: float = 0.0,
+    right: float = 0.0,
+    cut: float = 0.0,
+) -> At:
+    """A node with so many informative groups so far; shares of its completions, eight a group."""
+    made = 8 * groups
+    return node(
+        groups_total=lambda i: groups * i,
+        informative_groups_total=informative,
+        completions_total=lambda i: made * i,
+        unread_completions_total=lambda i: unread * made * i,
+        right_completions_total=lambda i: right * made * i,
+        cut_completions_total=lambda i: cut * made * i,
+    )
+
+
 LEARNER = {"role": "learner"}
 FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(accepted_total=9), {}),
@@ -174,6 +194,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.VERSION_SPLIT, learner(version=lambda newest: newest - 5), LEARNER),
     (Alarm.REFUSING_NEWCOMERS, turned_away("full", 2), {}),
     (Alarm.REFUSING_NEWCOMERS, turned_away("too_many_of_one_block", 2), {}),
+    (Alarm.NOTHING_TO_LEARN, learns(informative=7, right=0.5), {}),  # none since long ago
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(), {}),
@@ -204,6 +225,10 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.REFUSING_NEWCOMERS, turned_away("banned_peer", 50), {}),
     (Alarm.VERSION_SPLIT, learner(), LEARNER),
     (Alarm.VERSION_SPLIT, learner(version=lambda v: 0 if v == 12 else v), LEARNER),
+    (Alarm.NOTHING_TO_LEARN, learns(informative=lambda i: i, unread=0.9), {}),
+    (Alarm.NOTHING_TO_LEARN, learns(informative=lambda i: i // 5), {}),  # one in five rounds
+    (Alarm.NOTHING_TO_LEARN, learns(groups=1), {}),  # too few to tell
+    (Alarm.NOTHING_TO_LEARN, node(), {}),
 ]
 
 
@@ -213,6 +238,29 @@ def test_an_alarm_fires(alarm: Alarm, at: At, fields: dict[str, Any]) -> None:
     assert len(found) == 1
     assert found[0].text
     assert found[0].advice == ADVICE[alarm]
+
+
+@pytest.mark.parametrize(
+    ("at", "reason", "advice"),
+    [
+        (learns(unread=1.0), "; 100% of the completions have no answer in the run", "format"),
+        (
+            learns(unread=0.75, cut=1.0),
+            "; 100% of the completions were cut by the token limit, and 75% have no answer",
+            "max_new_tokens",
+        ),
+        (learns(right=1.0), "; 100% of the answers are right", "harder"),
+        (learns(cut=1.0, right=1.0), "; 100% of the answers are right", "harder"),
+        (learns(unread=0.25), "; 0% of the answers are right", "easier"),
+        (learns(right=0.5), "all rewards are alike", "swarm-node samples"),
+    ],
+)
+def test_why_nothing_can_be_learned_is_said(at: At, reason: str, advice: str) -> None:
+    (found,) = (each for each in alarms_of(history(at)) if each.kind is Alarm.NOTHING_TO_LEARN)
+    assert found.level == "critical"
+    assert found.text.startswith("nothing can be learned here: in each of the last ")
+    assert reason in found.text
+    assert advice in found.advice
 
 
 @pytest.mark.parametrize(("alarm", "at", "fields"), QUIET, ids=[str(q[0]) for q in QUIET])
@@ -278,6 +326,7 @@ def stood(of: Slow, round_s: float, rounds: int, role: str = "node") -> list[set
 
 
 @pytest.mark.parametrize("round_s", [2.0, 40.0, 120.0, SLOW_S, 3000.0])
+@pytest.mark.slow
 def test_a_healthy_swarm_has_no_alarm_however_long_its_rounds_are(round_s: float) -> None:
     def of(at_s: float, done: int) -> dict[str, float]:
         theirs = 4.0 * ((at_s + round_s / 2) // round_s)  # of peers that are half a round off

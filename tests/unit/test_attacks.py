@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from node.tasks.stream import assigned_task
+from node.verification.assignment import assigned_task
 from swarm.exchange.pool import Candidate
 from tests.support import run, script
 from tests.unit.tasks_support import ALICE, BOB, make_group
@@ -124,7 +124,7 @@ def test_claims_count_for_their_sender_alone():
 
 
 def test_the_filter_is_off_only_while_it_is_asked_to_be():
-    from node import sapo
+    from node.loops import sapo
 
     dull = [Candidate(bytes([n]) * 32, ALICE, (1.0, 1.0), 1, 0) for n in range(4)]
     for name, drawn in (("none", 4), ("informative", 0)):
@@ -133,6 +133,7 @@ def test_the_filter_is_off_only_while_it_is_asked_to_be():
     assert sapo.draw_foreign(dull, 4, Random(1), 4) == []
 
 
+@pytest.mark.slow
 def test_a_swarm_takes_the_hostile_groups_in_where_nothing_is_in_their_way(tmp_path):
     """Whole nodes with a policy of random weights, which is never right: what they draw without
     the defences, and with them not, is the hostile peer's."""

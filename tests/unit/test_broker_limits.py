@@ -5,15 +5,15 @@ import pytest
 from node.monitor.broker_limits import (
     BYTES_PER_S_MAX,
     CLIENTS_MAX,
-    CLIENTS_PER_IP_MAX,
-    CLIENTS_PER_PRIVATE_IP_MAX,
+    CLIENTS_PER_BLOCK_MAX,
+    CLIENTS_PER_PRIVATE_BLOCK_MAX,
     CONNECT_BYTES_MAX,
     CONTROL_BYTES_MAX,
     PACKETS_PER_S_MAX,
     PUBLISH_BYTES_MAX,
+    ClientSlots,
     Header,
     Pace,
-    Places,
     TooMuch,
 )
 from swarm.telemetry.mqtt import PACKET_BYTES_MAX
@@ -54,12 +54,13 @@ def test_what_nodes_send_fits() -> None:
     assert PACKET_BYTES_MAX < PUBLISH_BYTES_MAX
 
 
-def test_no_address_has_all_places() -> None:
-    places = Places()
-    assert sum(places.enter("9.9.9.9") for _ in range(99)) == CLIENTS_PER_IP_MAX
-    assert sum(places.enter("127.0.0.1") for _ in range(999)) == CLIENTS_PER_PRIVATE_IP_MAX
-    others = sum(places.enter(f"9.9.{ip >> 8}.{ip & 255}") for ip in range(999))
-    assert others == CLIENTS_MAX - CLIENTS_PER_IP_MAX - CLIENTS_PER_PRIVATE_IP_MAX
+def test_no_address_block_has_all_places() -> None:
+    places = ClientSlots()
+    assert sum(places.enter(f"9.9.9.{ip}") for ip in range(99)) == CLIENTS_PER_BLOCK_MAX
+    own = sum(places.enter(f"127.0.0.{ip % 250}") for ip in range(999))
+    assert own == CLIENTS_PER_PRIVATE_BLOCK_MAX
+    others = sum(places.enter(f"9.8.{ip & 255}.{ip >> 8}") for ip in range(999))
+    assert others == CLIENTS_MAX - CLIENTS_PER_BLOCK_MAX - CLIENTS_PER_PRIVATE_BLOCK_MAX
     assert places.refused == 99 + 999 + 999 - CLIENTS_MAX
     places.leave("127.0.0.1")
     assert places.enter("8.8.8.8")

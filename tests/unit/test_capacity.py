@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.capacity import (
+from coordinator.model.capacity import (
     WORKERS_MAX,
     Capacity,
     Form,

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from coordinator.capacity import Capacity, Form, Run, Worker, assess
+from coordinator.model.capacity import Capacity, Form, Run, Worker, assess
 from tests.support import script
 
 learner_queue = script("learner_queue")

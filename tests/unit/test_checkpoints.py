@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.checkpoints import Checkpoints
 from node.engines.scripted import ScriptedPolicy
-from node.sapo import Progress
+from node.loops.checkpoints import Checkpoints
+from node.loops.sapo import Progress
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 

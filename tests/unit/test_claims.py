@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from node.claims import DEVIATIONS_MAX, DISTANCE_MAX, Sample, fault_of, fit_of
+from node.loops.claims import DEVIATIONS_MAX, DISTANCE_MAX, ClaimedToken, fault_of, fit_of
 
 VOCABULARY = 50
 TOKENS = 400
@@ -19,7 +19,7 @@ def distribution(rng: Random, sharpness: float = 2.0) -> list[float]:
 
 def samples(
     seed: int, *, temperature: float = 1.0, noise: float = 0.0, moments: bool = True
-) -> list[Sample]:
+) -> list[ClaimedToken]:
     """Tokens drawn from a policy at a temperature; log-probs are claimed to be its own at 1."""
     rng = Random(seed)
     found = []
@@ -32,7 +32,7 @@ def samples(
         variance = math.fsum(p * (log - mean) ** 2 for p, log in zip(probs, logs, strict=True))
         claimed = logs[token] + noise * rng.gauss(0.0, 1.0)
         known = (mean, variance) if moments else (math.nan, math.nan)
-        found.append(Sample(claimed, logs[token], *known))
+        found.append(ClaimedToken(claimed, logs[token], *known))
     return found
 
 
@@ -65,7 +65,7 @@ def test_without_moments_only_the_distance_counts() -> None:
 
 
 def test_a_policy_without_choice_makes_nothing_else() -> None:
-    sure = Sample(claimed=0.0, scored=0.0, mean=0.0, variance=0.0)
+    sure = ClaimedToken(claimed=0.0, scored=0.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([sure] * 8)) is None
-    other = Sample(claimed=-9.0, scored=-9.0, mean=0.0, variance=0.0)
+    other = ClaimedToken(claimed=-9.0, scored=-9.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([other] * 8)) is not None

@@ -1,5 +1,6 @@
 """Each reason for which the codec refuses bytes, by one planted fault."""
 
+import math
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -211,6 +212,30 @@ def test_log_prob_within_rounding_passes() -> None:
     fields = group_fields()
     fields["completions"][0]["logprobs"] = struct.pack("<3f", 0.0009, 0.0, -1)
     assert codec.decode_group(sealed(fields))[1].completions[0].logprobs[1] == 0.0
+
+
+def test_without_columns_all_else_is_the_same_and_what_is_wrong_in_them_is_found() -> None:
+    record = sealed(group_fields())
+    group_id, group = codec.decode_group(record)
+    bare = tuple(replace(each, token_ids=(), logprobs=()) for each in group.completions)
+    without = (group_id, replace(group, completions=bare))
+    assert codec.decode_group(record, columns=False) == without != (group_id, group)
+    fields = group_fields()
+    fields["completions"][0]["logprobs"] = struct.pack("<3f", -1, 0.002, -1)
+    bad = sealed(fields)
+    assert refused(lambda: codec.decode_group(bad, columns=False)) is Reject.MALFORMED
+
+
+@pytest.mark.parametrize("low", [0, 1, 0x126F, 0x126E, 0x1270, 0xFFFF])
+def test_a_glance_at_log_probs_finds_what_a_look_at_each_does(low: int) -> None:
+    found = set()
+    for high in range(2**16):
+        column = struct.pack("<fI", -1.0, high << 16 | low)
+        values = struct.unpack("<2f", column)
+        right = all(math.isfinite(each) and each <= codec.LOGPROB_MAX for each in values)
+        assert codec._are_logprobs(column) is right, column
+        found.add(right)
+    assert found == {True, False}
 
 
 def test_too_long_is_oversize() -> None:

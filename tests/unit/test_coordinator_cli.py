@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.capacity import Form
 from coordinator.cli import main
+from coordinator.model.capacity import Form
 from coordinator.plan import make_report, render_plan
 from coordinator.plan_file import EXAMPLE, parse_plan
 from coordinator.tables import FILE_BYTES_MAX

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.dashboard import NAMES_TOLD_MAX, guarded_by
+from coordinator.overrides import DRAINED_FILE, read_drained
 from coordinator.view import save_state
-from coordinator.wishes import DRAINED_FILE, read_drained
 from swarm.errors import ConfigError
 
 TOKEN = "sixteen letters or more"

@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.capacity import Run
 from coordinator.cli import main
-from coordinator.estimates import History, calibrated_load_s, is_measured, run_of, worker_of
 from coordinator.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
+from coordinator.model.capacity import Run
+from coordinator.model.estimates import (
+    MachineHistory,
+    calibrated_load_s,
+    is_measured,
+    run_of,
+    worker_of,
+)
+from coordinator.overrides import drain, read_depth, read_drained, set_depth
 from coordinator.serve import _Source, learner_of
 from coordinator.view import load_state, save_state
-from coordinator.wishes import drain, read_depth, read_drained, set_depth
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.leasing import coordination
@@ -121,24 +127,26 @@ def test_the_learner_is_whom_the_run_file_names(tmp_path: Path) -> None:
 
 
 def test_what_was_measured_takes_the_place_of_guesses() -> None:
-    guessed = worker_of(MACHINE, None, History())
+    guessed = worker_of(MACHINE, None, MachineHistory())
     assert (guessed.groups_per_s, guessed.generation_s) == (0.5, 30.0)
-    known = worker_of(MACHINE, REPORTED, History())
+    known = worker_of(MACHINE, REPORTED, MachineHistory())
     assert known.groups_per_s * (1 - known.failed_share) == pytest.approx(0.9)
     assert known.generation_s == 12.0
     assert known.up_bytes_per_s == 5e6
     assert known.down_bytes_per_s == MACHINE.down_bytes_per_s  # not known yet
     new = replace(REPORTED, admitted=1, refused=0, failed_share=0.0)
     assert not is_measured(new)
-    assert worker_of(MACHINE, new, History()).groups_per_s == 0.5
+    assert worker_of(MACHINE, new, MachineHistory()).groups_per_s == 0.5
     empty = replace(REPORTED, groups_per_s=0.0, failed_share=1.0, admitted=0, refused=0)
-    assert worker_of(MACHINE, empty, History()).groups_per_s < 1e-3  # it took leases for nothing
+    assert (
+        worker_of(MACHINE, empty, MachineHistory()).groups_per_s < 1e-3
+    )  # it took leases for nothing
     tiny = replace(REPORTED, down_bytes_per_s=1)
-    assert worker_of(MACHINE, tiny, History()).down_bytes_per_s == 16_384
+    assert worker_of(MACHINE, tiny, MachineHistory()).down_bytes_per_s == 16_384
 
 
 def test_losses_shorten_the_life_that_is_counted_on_and_a_guess_fades() -> None:
-    history = History().served(500.0)
+    history = MachineHistory().served(500.0)
     assert history.lifetime_s(None) is None
     assert history.lifetime_s(1_000.0) == 1_500.0
     for _ in range(4):
@@ -168,7 +176,7 @@ def test_a_run_is_what_the_learner_measured() -> None:
 def test_a_broadcast_that_takes_longer_than_its_bytes_is_put_down_to_loading() -> None:
     run = run_of(REPORT, LearnerCosts(), 4, aimed=True)
     assert run is not None
-    workers = [worker_of(MACHINE, replace(REPORTED, down_bytes_per_s=10**9), History())]
+    workers = [worker_of(MACHINE, replace(REPORTED, down_bytes_per_s=10**9), MachineHistory())]
     quick, slow = (calibrated_load_s(run, workers, s) for s in (1.0, 5_000.0))
     assert quick == run.load_s
     assert slow > 1_000.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.pacing import Measured, Pacing, PacingRules, next_pacing
+from coordinator.model.pacing import Measured, Pacing, PacingRules, next_pacing
 from swarm.errors import ConfigError
 
 RULES = PacingRules(steps=5, calm_steps=50)

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 import trio
 
-from coordinator.capacity import Capacity, Form, assess
+from coordinator.model.capacity import Capacity, Form, assess
 from coordinator.reporting import CoordinatorReports, view_metrics, worker_row
-from coordinator.view import Row, View
+from coordinator.view import MachineRow, View
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.reports import METRICS, WORKERS_MAX, NodeReport, Topic, decode_report
+from swarm.telemetry.metrics import METRICS
+from swarm.telemetry.reports import (
+    WORKERS_MAX,
+    NodeReport,
+    Topic,
+    decode_report,
+)
 from swarm.transport.base import TransportCounters
 from swarm.wire.messages import LearnerReport
 from tests.coordinator_samples import fleet, run_of
@@ -20,7 +26,7 @@ from tests.support import run
 from tests.wire_samples import steering_messages
 
 OWN = Identity(b"c" * 32)
-ROW = Row(
+ROW = MachineRow(
     name="spot-1",
     provider="local",
     peer="",

@@ -15,8 +15,8 @@ from swarm.telemetry.dashboard.state import (
     ALARMS_SHOWN_MAX,
     LABELS_SHOWN_MAX,
     NODES_SHOWN_MAX,
-    Source,
-    State,
+    DashboardState,
+    ReportSource,
     band,
 )
 from swarm.telemetry.fleet_view import NodeView
@@ -24,19 +24,21 @@ from swarm.telemetry.reports import (
     PEERS_MAX,
     Alarm,
     AlarmReport,
-    Broadcast,
+    BroadcastReport,
     NodeReport,
     PeerTraffic,
     WorkerRow,
 )
 from tests.dashboard_samples import NOW_S, report, seen
 
-SOURCE = Source("mqtt://127.0.0.1:1883")
+SOURCE = ReportSource("mqtt://127.0.0.1:1883")
 
 
-def look(*nodes: NodeView, state: State | None = None, now_s: float = NOW_S) -> dict[str, Any]:
+def look(
+    *nodes: NodeView, state: DashboardState | None = None, now_s: float = NOW_S
+) -> dict[str, Any]:
     """The page of these nodes, through JSON and back as a browser gets it."""
-    made = (state or State()).look(nodes, {}, SOURCE, now_s)
+    made = (state or DashboardState()).look(nodes, {}, SOURCE, now_s)
     return json.loads(frame_of(made))  # type: ignore[no-any-return]
 
 
@@ -160,12 +162,12 @@ def test_who_is_gone_for_long_is_no_news_and_then_not_shown() -> None:
 
 
 def test_a_broker_that_is_away_makes_no_node_gone() -> None:
-    state = State()
+    state = DashboardState()
 
     def gone(now_s: float, away_s: float | None = None, heard_at_s: float = 4.0) -> bool:
         heard_s = now_s - heard_at_s
         node = seen("a", heard_s=heard_s, gone=heard_s > 10.0)
-        source = Source("b", away_s is None, away_s)
+        source = ReportSource("b", away_s is None, away_s)
         shown = state.look([node], {}, source, NOW_S + now_s)
         return shown["headline"]["gone"] == 1
 
@@ -173,14 +175,14 @@ def test_a_broker_that_is_away_makes_no_node_gone() -> None:
     assert not gone(30.0, away_s=24.0)  # nobody could hear of it
     assert not gone(39.0)  # the broker is back for nine seconds
     assert gone(41.0)
-    state = State()
+    state = DashboardState()
     assert gone(20.0)  # it was gone before
     assert gone(30.0, away_s=1.0)
     assert gone(31.0)
 
 
 def test_throughput_is_there_from_the_second_report_on() -> None:
-    state = State()
+    state = DashboardState()
     first = look(seen("a", metrics={"bytes_in_total": 0.0}), state=state)
     assert first["headline"]["in_bytes_per_s"] is None
     later = seen("a", metrics={"bytes_in_total": 500.0}, sequence=2, sent_at_s=NOW_S + 1.0)
@@ -190,13 +192,13 @@ def test_throughput_is_there_from_the_second_report_on() -> None:
 
 
 def test_while_the_broker_is_away_no_rate_is_live_and_no_curve_goes_on() -> None:
-    state = State()
+    state = DashboardState()
     for second in range(4):
         node = seen(
             "a", sequence=second, sent_at_s=NOW_S + second,
             metrics={"bytes_in_total": 500.0 * second, "own_reward": 0.5},
         )  # fmt: skip
-        source = SOURCE if second != 2 else Source("b", connected=False, away_s=1.0)
+        source = SOURCE if second != 2 else ReportSource("b", connected=False, away_s=1.0)
         page = state.look([node], {}, source, NOW_S + second)
         assert page["headline"]["in_bytes_per_s"] == (500.0 if second in (1, 3) else None)
         assert page["headline"]["reward"] == 0.5  # as it was heard last
@@ -281,7 +283,7 @@ def test_reasons_beyond_the_bound_are_one() -> None:
 def test_figures_of_strangers_that_no_sum_holds_stop_nothing() -> None:
     """1e308 is a finite number, and twice it is none: JSON has no word for that."""
     huge = {"bytes_in_total": 1e308, "own_reward": 1e308, "round": -1e308}
-    state = State()
+    state = DashboardState()
     for sequence in range(3):
         changes: dict[str, Any] = {"sequence": sequence, "sent_at_s": NOW_S + 1e-9 * sequence}
         metrics = {**huge, "bytes_in_total": 1e308 if sequence else -1e308}
@@ -296,7 +298,7 @@ def test_figures_of_strangers_that_no_sum_holds_stop_nothing() -> None:
 
 def test_two_reports_at_nearly_one_moment_make_no_rate() -> None:
     """5e-324 s is above zero, and what is divided by it is no number."""
-    state = State()
+    state = DashboardState()
     look(seen("a", sent_at_s=0.0, metrics={"bytes_in_total": 0.0}), state=state)
     later = {"sequence": 2, "metrics": {"bytes_in_total": 1e18}}
     page = look(seen("a", sent_at_s=5e-324, **later), state=state)
@@ -305,7 +307,7 @@ def test_two_reports_at_nearly_one_moment_make_no_rate() -> None:
     assert page["headline"]["in_bytes_per_s"] == RATE_MAX
 
 
-class _Fails(State):
+class _Fails(DashboardState):
     """A state that JSON has no word for, as often as is wanted."""
 
     fails = False
@@ -410,8 +412,8 @@ def test_a_thousand_nodes_are_drawn_as_few_and_none_is_lost() -> None:
 # --- broadcasts --------------------------------------------------------------------------------
 
 
-def carried(have: str, chunks: int, version: int = 3, *, complete: bool = False) -> Broadcast:
-    return Broadcast(
+def carried(have: str, chunks: int, version: int = 3, *, complete: bool = False) -> BroadcastReport:
+    return BroadcastReport(
         version=version, chunks=chunks, have=have, size_bytes=chunks * 10, complete=complete
     )
 

@@ -5,13 +5,13 @@ from math import inf
 
 from swarm.rollouts import GroupId
 from swarm.simulation.checks.delivery import PAIRS_MIN, Away, count_deliveries, shortfalls
-from swarm.simulation.checks.invariants import Published
+from swarm.simulation.checks.invariants import PublishedGroup
 from swarm.simulation.faults import Fault, FaultEvent, Kind
 
 HOSTS = 6
 PATIENCE_S = 20.0
 GROUPS = [
-    Published(GroupId(bytes([host, number])), host, number, 100.0 + number, 900.0)
+    PublishedGroup(GroupId(bytes([host, number])), host, number, 100.0 + number, 900.0)
     for host in range(HOSTS)
     for number in range(10)
 ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
@@ -16,7 +16,7 @@ from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
@@ -43,7 +43,7 @@ class Member:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         host: int,
         bootstrap: tuple[str, ...] = (),
         *,
@@ -64,7 +64,7 @@ class Member:
         return self.transport.addresses()[0]
 
 
-def simulate(hosts: int, body: Callable[[World, trio.Nursery], Awaitable[Any]]) -> Any:
+def simulate(hosts: int, body: Callable[[SimulatedWorld, trio.Nursery], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
             result = await body(world, nursery)
@@ -75,7 +75,7 @@ def simulate(hosts: int, body: Callable[[World, trio.Nursery], Awaitable[Any]]) 
 
 
 def test_peers_of_one_bootstrap_peer_find_each_other() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         first = Member(world, 0)
         others = [Member(world, host, (first.address,)) for host in range(1, 6)]
         for member in (first, *others):
@@ -89,7 +89,7 @@ def test_peers_of_one_bootstrap_peer_find_each_other() -> None:
 
 
 def test_an_unreachable_bootstrap_peer_is_noted_and_tried_again() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         first, late = Member(world, 0), Member(world, 1)
         address = late.address
         late.transport.close()
@@ -108,7 +108,7 @@ def test_an_unreachable_bootstrap_peer_is_noted_and_tried_again() -> None:
 def test_the_address_book_brings_a_node_back_without_any_bootstrap_peer(tmp_path: Any) -> None:
     path = tmp_path / "addresses.json"
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         bootstrap = Member(world, 0)
         friend = Member(world, 1, (bootstrap.address,))
         own = Member(world, 2, (bootstrap.address,), book=AddressBook(path))
@@ -130,7 +130,7 @@ def test_the_address_book_brings_a_node_back_without_any_bootstrap_peer(tmp_path
 
 
 def test_a_node_that_was_offline_for_long_has_forgotten_nobody() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         lonely = Member(world, 0)
         nursery.start_soon(lonely.discovery.run)
         async with trio.open_nursery() as before:
@@ -151,7 +151,7 @@ def test_a_node_that_was_offline_for_long_has_forgotten_nobody() -> None:
 
 
 def test_a_peer_of_another_run_is_left_noted_and_taken_back_when_it_comes_over() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         stranger = Member(world, 0, run_id="other-1")
         own = Member(world, 1, (stranger.address,))
         async with trio.open_nursery() as first_life:
@@ -178,7 +178,7 @@ def test_a_peer_of_another_run_is_left_noted_and_taken_back_when_it_comes_over()
 class Informer:
     """A peer that answers each hello with a record of its choosing."""
 
-    def __init__(self, world: World, host: int, known: tuple[KnownPeer, ...] = ()) -> None:
+    def __init__(self, world: SimulatedWorld, host: int, known: tuple[KnownPeer, ...] = ()) -> None:
         self.transport: MemoryTransport = world.join(host)
         self.record: bytes | None = None
         self.known = known
@@ -204,10 +204,10 @@ def hello(identity: Identity, *, started: float, sent: float) -> bytes:
     return codec.sign_hello(body, identity)
 
 
-def stops(record_of: Callable[[World], bytes]) -> tuple[bool, Ledger]:
+def stops(record_of: Callable[[SimulatedWorld], bytes]) -> tuple[bool, Ledger]:
     """Whether a node stops that is shown this record, and what it counted."""
 
-    async def body(world: World, nursery: trio.Nursery) -> tuple[bool, Ledger]:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> tuple[bool, Ledger]:
         informer = Informer(world, 0)
         await trio.sleep(100)
         own = Member(world, 1, (informer.transport.addresses()[0],))
@@ -242,7 +242,7 @@ def test_the_older_of_two_goes_on() -> None:
 
 
 def test_nobody_can_be_stopped_by_a_record_of_another_key() -> None:
-    def forged(world: World) -> bytes:
+    def forged(world: SimulatedWorld) -> bytes:
         return hello(world.identities[2], started=EPOCH_S, sent=EPOCH_S + 110)
 
     stopped, ledger = stops(forged)
@@ -251,7 +251,7 @@ def test_nobody_can_be_stopped_by_a_record_of_another_key() -> None:
 
 
 def test_nobody_can_be_stopped_by_bytes_that_are_no_proof() -> None:
-    def broken(world: World) -> bytes:
+    def broken(world: SimulatedWorld) -> bytes:
         record = hello(world.identities[1], started=EPOCH_S, sent=EPOCH_S + 110)
         return record.replace(record[-64:], bytes(64))
 
@@ -263,7 +263,7 @@ def test_nobody_can_be_stopped_by_bytes_that_are_no_proof() -> None:
 def test_two_processes_with_one_key_are_told_apart_by_whom_they_meet() -> None:
     """The honest path that leads to the proof: a third peer keeps both hellos."""
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         third = Member(world, 0)
         nursery.start_soon(third.discovery.run)
         serve = third.discovery._note_instance
@@ -292,7 +292,7 @@ def test_hearsay_is_bounded_and_its_flood_ends_nothing() -> None:
             for _ in range(KNOWN_PEERS_MAX)
         )
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         informer = Informer(world, 0)
         own = Member(world, 1, (informer.transport.addresses()[0],))
         nursery.start_soon(own.discovery.run)

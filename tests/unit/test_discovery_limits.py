@@ -10,7 +10,7 @@ import pytest
 import trio
 from pydantic import ValidationError
 
-from node.simulated import EPOCH_S, run_inline
+from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity, PeerId
 from swarm.peers import discovery
@@ -33,7 +33,7 @@ from swarm.peers.discovery import (
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -52,7 +52,7 @@ LAN = LinkProfile(latency_s=0.02)
 RUN_ID = "sums-1"
 
 
-def simulate(hosts: int, body: Callable[[World, trio.Nursery], Awaitable[Any]]) -> Any:
+def simulate(hosts: int, body: Callable[[SimulatedWorld, trio.Nursery], Awaitable[Any]]) -> Any:
     async def main() -> Any:
         async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
             result = await body(world, nursery)
@@ -79,7 +79,7 @@ def long_addresses(peer: str) -> tuple[str, ...]:
     )
 
 
-def member(world: World, host: int, bootstrap: tuple[str, ...] = ()) -> Discovery:
+def member(world: SimulatedWorld, host: int, bootstrap: tuple[str, ...] = ()) -> Discovery:
     transport = world.join(host)
     return Discovery(
         RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
@@ -111,7 +111,7 @@ def test_no_legal_hellos_bring_our_reply_over_our_own_limit(
     """The second limit stands for peers that find more to say than they can today."""
     monkeypatch.setattr(discovery, "HELLO_REPLY_BYTES_MAX", limit)
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         own = member(world, 0)
         nursery.start_soon(own.run)
         await trio.sleep(0.1)
@@ -137,7 +137,7 @@ def test_no_legal_hellos_bring_our_reply_over_our_own_limit(
 class Talker:
     """A peer that names others of its choosing in each answer, or never answers."""
 
-    def __init__(self, world: World, host: int, *, silent: bool = False) -> None:
+    def __init__(self, world: SimulatedWorld, host: int, *, silent: bool = False) -> None:
         self.transport = world.join(host)
         self.asked_at: list[float] = []
         self.known: Callable[[], tuple[KnownPeer, ...]] = tuple
@@ -173,7 +173,7 @@ def invented(rng: Random) -> tuple[KnownPeer, ...]:
 
 
 def test_silent_hearsay_neither_delays_hellos_nor_takes_places_of_peers_that_worked() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         rng = Random(1)
         liar = Talker(world, 0)
         liar.known = lambda: invented(rng)
@@ -197,7 +197,7 @@ def test_silent_hearsay_neither_delays_hellos_nor_takes_places_of_peers_that_wor
 
 
 def test_a_peer_that_never_answers_delays_no_hello_to_others() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         silent, good = Talker(world, 0, silent=True), Talker(world, 1)
         bootstrap = (*silent.transport.addresses(), *good.transport.addresses())
         nursery.start_soon(member(world, 2, bootstrap).run)
@@ -212,7 +212,7 @@ def test_dials_are_few_at_a_time_and_none_waits_for_ever() -> None:
     """Most bootstrap peers and all of the book never answer, and there are more of each than may
     be dialled at a time."""
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         rng = Random(1)
         nobody = [Identity(rng.randbytes(32)).peer_id for _ in range(60)]
         silent = [f"/memory/{100 + at}/p2p/{peer}" for at, peer in enumerate(nobody)]
@@ -233,7 +233,7 @@ def test_dials_are_few_at_a_time_and_none_waits_for_ever() -> None:
 
 
 def test_looking_around_is_one_of_the_dials_at_a_time() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         own = member(world, 0)
         for at in range(1, PEERS_WANTED + 1):
             await own._transport.connect(world.join(at).addresses()[0])
@@ -251,7 +251,7 @@ def test_looking_around_is_one_of_the_dials_at_a_time() -> None:
 
 
 def test_one_reply_leaves_few_names() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         liar = Talker(world, 0)
         liar.known = lambda: invented(Random(1))
         own = member(world, 1, liar.transport.addresses())
@@ -264,7 +264,7 @@ def test_one_reply_leaves_few_names() -> None:
 
 
 def test_an_address_of_somebody_else_is_not_kept() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         victim, named = world.peer_id(2), world.peer_id(3)
         liar = Talker(world, 0)
         addresses = (f"/memory/2/p2p/{victim}", f"/memory/3/p2p/{named}", "/memory/3")
@@ -278,7 +278,7 @@ def test_an_address_of_somebody_else_is_not_kept() -> None:
 
 
 def test_one_peer_costs_a_dial_of_bounded_length_over_all_its_addresses() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> float:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> float:
         own = member(world, 0)
         (named, *_) = invented(Random(1))
         started = trio.current_time()
@@ -289,7 +289,7 @@ def test_one_peer_costs_a_dial_of_bounded_length_over_all_its_addresses() -> Non
 
 
 def test_whoever_dials_us_gets_our_hello_within_a_second() -> None:
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         own, guest = member(world, 0), Talker(world, 1)
         nursery.start_soon(own.run)
         await trio.sleep(1.5)
@@ -333,7 +333,7 @@ def test_the_book_is_written_off_the_loop_and_only_when_it_changed(tmp_path: Pat
 def test_a_node_saves_its_book_through_what_it_is_given(tmp_path: Path) -> None:
     path = tmp_path / "addresses.json"
 
-    async def body(world: World, nursery: trio.Nursery) -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         friend = Talker(world, 0)
         own = member(world, 1, friend.transport.addresses())
         own._book.path = path

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from node import doctor_machine
 from node.config import NodeConfig
-from node.doctor_machine import check_vllm
+from node.doctor import machine
+from node.doctor.machine import check_vllm
 from tests.unit.tasks_support import make_run
 
 RUN = make_run()
@@ -21,10 +21,10 @@ def found(
     **patched: Any,
 ) -> str:
     """The line where these builds are installed."""
-    monkeypatch.setattr(doctor_machine, "is_installed", lambda name: name in there)
-    monkeypatch.setattr(doctor_machine, "version", lambda name: "1.2")
+    monkeypatch.setattr(machine, "is_installed", lambda name: name in there)
+    monkeypatch.setattr(machine, "version", lambda name: "1.2")
     for name, value in patched.items():
-        monkeypatch.setattr(doctor_machine, name, value)
+        monkeypatch.setattr(machine, name, value)
     config = NodeConfig(run=RUN, engine=engine, engine_quantization=quantization)  # type: ignore[arg-type]
     return check_vllm(config).line()
 

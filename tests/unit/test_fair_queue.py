@@ -7,8 +7,10 @@ from statistics import median
 
 import pytest
 
-from node.tasks import fair_queue
-from node.tasks.fair_queue import (
+from node.verification import fair_queue
+from node.verification.fair_queue import (
+    BATCH_GROUPS_MAX,
+    BATCH_SIZE_MAX,
     HALF_LIFE_S,
     PROVEN_GROUPS,
     UNPROVEN_MAX,
@@ -35,8 +37,8 @@ def prove(queue: FairQueue[str], *producers: PeerId, now: float = 0.0) -> None:
 
 def served(queue: FairQueue[str], now: float = 0.0) -> list[str]:
     found = []
-    while (ticket := queue.pop(now)) is not None:
-        found.append(ticket.item)
+    while batch := queue.pop(now):
+        found += [ticket.item for ticket in batch]
     return found
 
 
@@ -45,7 +47,7 @@ def test_equals_are_served_as_they_came() -> None:
     for at, producer in enumerate([ANN, BEN, ANN, PeerId("cid")]):
         queue.add(producer, str(at))
     assert served(queue) == ["0", "1", "2", "3"]
-    assert queue.pop(0.0) is None
+    assert queue.pop(0.0) == []
 
 
 def test_who_used_less_goes_first_and_what_was_used_fades() -> None:
@@ -124,8 +126,10 @@ def test_everything_that_waits_is_bounded() -> None:
     assert len(queue) == WAITING_MAX
     bounds = {"of one producer", "of unproven producers", "of all", "for last"}
     assert set(queue.refused) == bounds
-    ticket = queue.pop(0.0)
-    assert ticket is not None
+    ticket, *others = queue.pop(0.0)
+    for other in others:
+        queue.put_back(other)
+    assert len(queue) == WAITING_MAX - 1
     queue.discard(ticket)  # it does not wait any longer: nothing happens
     assert len(queue) == WAITING_MAX - 1
 
@@ -137,6 +141,52 @@ def test_accounts_are_bounded_and_new_keys_push_out_no_proven_producer() -> None
         queue.charge(PeerId(f"key{number}"), 0.1, 0.0, End.OVERRUN)
     assert queue.is_proven(ANN)
     assert len(queue._unproven) == UNPROVEN_MAX
+
+
+def items(batch: Iterable[Ticket[str]]) -> list[str]:
+    return [ticket.item for ticket in batch]
+
+
+def test_only_proven_producers_share_a_batch_and_turns_are_kept() -> None:
+    queue = FairQueue[str]()
+    cid = PeerId("cid")
+    prove(queue, ANN, BEN)
+    queue.charge(BEN, 1.0, 0.0, End.DONE)
+    for at, producer in enumerate([BEN, ANN, BEN, ANN, cid, cid]):
+        queue.add(producer, f"{producer}{at}")
+    queue.add(ANN, "last", last=True)
+    queue.charge(cid, 0.5, 0.0, End.FAILED)
+    assert items(queue.pop(0.0)) == ["ann1", "ann3"]  # then comes one that shares no batch
+    assert [items(queue.pop(0.0)) for _ in range(4)] == [
+        ["cid4"],
+        ["cid5"],
+        ["ben0", "ben2"],
+        ["last"],
+    ]
+    assert queue.pop(0.0) == []
+
+
+def test_a_batch_is_bounded_in_number_and_in_size() -> None:
+    queue = FairQueue[str]()
+    prove(queue, ANN, BEN)
+    assert fill(queue, [ANN, BEN] * BATCH_GROUPS_MAX) == 2 * BATCH_GROUPS_MAX
+    assert [len(queue.pop(0.0)) for _ in range(3)] == [BATCH_GROUPS_MAX, BATCH_GROUPS_MAX, 0]
+    for size in (BATCH_SIZE_MAX // 2, BATCH_SIZE_MAX // 2, 1, 2 * BATCH_SIZE_MAX, 1):
+        queue.add(ANN, str(size), size=size)
+    assert [len(queue.pop(0.0)) for _ in range(5)] == [2, 1, 1, 1, 0]
+
+
+def test_what_is_put_back_keeps_its_place_unless_nobody_waits_for_it() -> None:
+    queue = FairQueue[str]()
+    prove(queue, ANN)
+    for at in range(4):
+        queue.add(ANN, str(at))
+    batch = queue.pop(0.0)
+    assert not queue.discard(batch[1])  # it does not wait
+    for ticket in reversed(batch):
+        queue.put_back(ticket, alone=ticket.item == "2")
+    queue.add(ANN, "4")
+    assert [items(queue.pop(0.0)) for _ in range(3)] == [["0"], ["2"], ["3", "4"]]
 
 
 # --- a flood -------------------------------------------------------------------------------------
@@ -152,8 +202,8 @@ Waiting = tuple[str, float, float]  # what it is, when it came, how much it may 
 class Fifo(FairQueue[Waiting]):
     """What there was before: first come, first served, with the whole budget."""
 
-    def pop(self, now: float) -> Ticket[Waiting] | None:
-        return self._waiting.pop(0) if self._waiting else None
+    def pop(self, now: float) -> list[Ticket[Waiting]]:
+        return [self._waiting.pop(0)] if self._waiting else []
 
 
 class Flood:
@@ -187,8 +237,9 @@ class Flood:
             while self._arrivals and self._arrivals[0][0] <= self._now:
                 at, _, producer, kind = heapq.heappop(self._arrivals)
                 self._queue.add(producer, (kind, at, FIRST_S if self._is_fair else FULL_S))
-            ticket = self._queue.pop(self._now)
-            assert ticket is not None
+            ticket, *others = self._queue.pop(self._now)
+            for other in others:
+                self._queue.put_back(other)
             kind, came, budget_s = ticket.item
             takes_s = budget_s if kind == "dear" else HONEST_S
             if kind != "dear":
@@ -239,6 +290,7 @@ class EachAlone(FairQueue[Waiting]):
         return super()._levels(producer, 0.0, now)
 
 
+@pytest.mark.slow
 def test_without_a_shared_account_new_keys_would_go_first(unbounded: None) -> None:
     waits = Flood(EachAlone(), is_fair=True, rotating=True).run()
     assert median(waits["honest"]) > 10 * FIRST_S

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.engines.hosts import first_answer_counts
-from node.engines.vllm_server import ServerFailed, ServerRefused
+from node.engines.vllm.server import ServerFailed, ServerRefused
+from node.hosting.engine_hosts import first_answer_counts
 from swarm.errors import ChildFailed, ConfigError
 
 

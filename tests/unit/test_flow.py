@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.engines.flow import (
+from node.engines.vllm.concurrency import (
     CACHE_NEARLY_EMPTY,
     LIMIT_FIRST,
     LIMIT_MIN,
@@ -17,7 +17,7 @@ from node.engines.flow import (
     Flow,
     next_limit,
 )
-from node.engines.vllm_engine import LOOK_INTERVAL_S
+from node.engines.vllm.engine import LOOK_INTERVAL_S
 from tests.support import run
 
 

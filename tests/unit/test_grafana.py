@@ -14,8 +14,8 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus, timeseries
 
-from node.metrics_page import page
-from swarm.telemetry.reports import METRICS
+from node.monitor.metrics_page import page
+from swarm.telemetry.metrics import METRICS
 from tests.grafana import DASHBOARD, dashboard, plain, queries
 from tests.unit.test_metrics_page import full_report, samples
 

@@ -13,22 +13,22 @@ import torch
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
-from node.engines.vllm_server import (
+from node.engines.vllm.server import (
     GPU_MEMORY_SHARE_ALONE,
     GPU_RESERVE_BYTES,
     GPU_SHARE_ASLEEP,
     gpu_share,
 )
-from node.hand_over import (
+from node.hosting.hand_over import (
     HAND_OVERS_MAX,
     DevicePlan,
     EngineHandOver,
     device_plan,
     share_left,
 )
+from node.interfaces.trainer import PolicyInfo
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training import memory
-from node.training.base import PolicyInfo
-from node.training.spec import TrainerSpec
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 from tests.unit.training_support import qwen_directory
@@ -226,14 +226,14 @@ def test_how_a_gpu_is_shared(
     plan: DevicePlan,
     left: float,
 ) -> None:
-    monkeypatch.setattr("node.hand_over.is_cpu_build", lambda: False)
+    monkeypatch.setattr("node.hosting.hand_over.is_cpu_build", lambda: False)
     ours = NodeConfig(run=RUN, engine="vllm", **config)
     found = device_plan(ours, on_gpu(**trainer))
     assert found.gpu_memory_share == pytest.approx(plan.gpu_memory_share, abs=1e-3)
     assert (found.shared, found.sleeps) == (plan.shared, plan.sleeps)
     assert share_left(ours) == left
     assert share_left(NodeConfig(run=RUN)) == 0.0
-    monkeypatch.setattr("node.hand_over.is_cpu_build", lambda: True)
+    monkeypatch.setattr("node.hosting.hand_over.is_cpu_build", lambda: True)
     assert not device_plan(ours, on_gpu(**trainer)).shared
     assert share_left(ours) == 0.0
 

@@ -5,7 +5,7 @@ import pytest
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.leasing import known_worker, leases
 from swarm.leasing.known_worker import KnownWorker, Proof
-from swarm.leasing.leases import Answer, LeaseBook, LeaseRules, Submission, task_seeds
+from swarm.leasing.leases import Answer, LeaseBook, LeaseRules, SubmittedGroup, task_seeds
 from swarm.leasing.staleness import Denial, Discard, StalenessRules
 from tests.unit.leases_support import (
     PATIENT,
@@ -21,7 +21,7 @@ from tests.unit.leases_support import (
 )
 
 
-def reason(book: LeaseBook, submission: Submission, now: float = 1.0) -> Discard | None:
+def reason(book: LeaseBook, submission: SubmittedGroup, now: float = 1.0) -> Discard | None:
     """The answer, and that asking before gave the same one and changed nothing."""
     before = book.to_record(0.0)
     judged = book.judge(submission, now)

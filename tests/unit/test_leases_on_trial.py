@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.config import LearnerRules
-from node.learner import lease_rules
+from node.config.run import LearnerRules
+from node.loops.learner import lease_rules
 from swarm.errors import LocalProtocolError
 from swarm.leasing import leases
 from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, Denial, Discard, StalenessRules
-from swarm.leasing.trial import Place
+from swarm.leasing.trial import WorkerOrigin
 from tests.unit.leases_support import (
     RULES,
     SECRET,
@@ -30,7 +30,9 @@ BUSY = StalenessRules(bound=4, groups_per_step=16, groups_max=32)
 SHORT, LONG = 16, 8  # credits on trial by these rules, in leases as long as a first one or longer
 
 
-def take(book: LeaseBook, names: list[str], now: float, place: Place | None = None) -> list[Lease]:
+def take(
+    book: LeaseBook, names: list[str], now: float, place: WorkerOrigin | None = None
+) -> list[Lease]:
     """What these get who ask for all that they can get."""
     asked = [book.request(name, 0, now, place) for name in names for _ in range(3)]
     return [each for each in asked if isinstance(each, Lease)]
@@ -77,9 +79,9 @@ def test_without_the_cap_they_take_everything(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_place_holds_a_part_of_that_and_others_the_rest() -> None:
     book = open_book(SMALL, BUSY)
-    block = Place("198.51.100.0/24", 0.25)
+    block = WorkerOrigin("198.51.100.0/24", 0.25)
     assert len(take(book, keys(30), 0.0, block)) == (SHORT + LONG) // 4
-    elsewhere = take(book, keys(30, "other"), 0.0, Place("203.0.113.0/24", 0.25))
+    elsewhere = take(book, keys(30, "other"), 0.0, WorkerOrigin("203.0.113.0/24", 0.25))
     assert len(elsewhere) == (SHORT + LONG) // 4
     assert book.trial_state(0.0).places == 2
 

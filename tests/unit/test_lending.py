@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.training import adapters, checkpoint
-from node.training.adapter_files import AdapterShape
-from node.training.lending import LENT, Lender, NotLent, borrow, let_go
-from node.training.policy import Policy
+from node.interfaces.adapter_files import AdapterShape
+from node.policies import adapters, checkpoint
+from node.policies.ipc_weights import LENT, Lender, NotLent, borrow, let_go
+from node.policies.policy import Policy
 from tests.unit.training_support import open_policy, qwen_directory
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ TIMEOUT_S = 120.0
 BORROWER = """
 import sys, torch
 from pathlib import Path
-from node.training.lending import borrow, let_go
+from node.policies.ipc_weights import borrow, let_go
 tensors = borrow(Path(sys.argv[1]), torch.device("cpu"))
 print(len(tensors), tensors[sys.argv[2]].double().sum().item())
 tensors[sys.argv[2]].zero_()
@@ -42,6 +42,7 @@ def exported(policy: Policy, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_another_process_has_the_tensors_where_they_lie(policy: Policy, tmp_path: Path) -> None:
     directory = exported(policy, tmp_path / "version")
     assert Lender(policy).lend(directory) is None

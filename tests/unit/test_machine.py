@@ -9,22 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from node import machine
-from node.engines.vllm_server import (
+from node.engines.vllm.server import (
     CACHE_BLOCK_TOKENS,
     CPU_CACHE_BYTES_MAX,
     CPU_CACHE_BYTES_MIN,
     CPU_CACHE_SHARE,
     SEQUENCES_MAX,
 )
-from node.engines.vllm_text import ModelText
-from node.machine import THREADS_DEFAULT_MAX, core_count, counted, free_memory_bytes, threads_of
+from node.engines.vllm.text import ModelText
+from node.system import machine
+from node.system.machine import (
+    THREADS_DEFAULT_MAX,
+    core_count,
+    counted,
+    free_memory_bytes,
+    threads_of,
+)
 from tests.integration.vllm_models import model_directory
 
 NODE = """
 import sys
 from pathlib import Path
-from node.machine import counted
+from node.system.machine import counted
 with counted(Path(sys.argv[1])) as count:
     print(count(), flush=True)
     for _ in sys.stdin:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from node.config import NodeConfig
-from node.membership import JOIN_KEY_FILE, Membership, invitation_of
+from node.hosting.membership import JOIN_KEY_FILE, Membership, invitation_of
 from swarm.errors import ConfigError, SwarmError
 from swarm.identity import Identity
 from swarm.peers.invite import Invitation, JoinKey

@@ -175,6 +175,7 @@ def waits_beside_new_addresses_s() -> list[float]:
     return waits_s
 
 
+@pytest.mark.slow
 def test_new_addresses_wait_behind_who_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s = waits_beside_new_addresses_s()
     assert len(waits_s) > 60

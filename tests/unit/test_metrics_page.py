@@ -13,9 +13,8 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
-from node import metrics_page
-from node.answering import CLIENTS_MAX, CROWDED
-from node.metrics_page import (
+from node.monitor import metrics_page
+from node.monitor.metrics_page import (
     NO_HTTP,
     OUR_FAULT,
     REQUEST_BYTES_MAX,
@@ -23,10 +22,11 @@ from node.metrics_page import (
     page,
     serve_metrics,
 )
+from node.system.bounded_server import CLIENTS_MAX, CROWDED
 from swarm.errors import ConfigError
+from swarm.telemetry.metrics import METRICS
 from swarm.telemetry.reports import (
     ADVICE,
-    METRICS,
     Alarm,
     AlarmReport,
     NodeReport,

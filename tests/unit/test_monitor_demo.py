@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import trio
 from rich.console import Console
 
-from node.monitor.events import FILE_NAME
+from node.records.event_log import FILE_NAME
 from tests.support import run
 
 pytestmark = pytest.mark.integration
@@ -33,10 +34,11 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     spec.loader.exec_module(module)
 
-    async def prepared(*_: object) -> None:
+    async def prepare(*_: object) -> bool:
         """The policy is another test's concern."""
+        return True
 
-    module.prepare = prepared
+    module.prepare = prepare
     module.POLL_INTERVAL_S = 0.1
     module.LEAVE_TIMEOUT_S = 0.5
     module.TERMINATE_TIMEOUT_S = 0.5
@@ -80,6 +82,7 @@ async def _once_all_run(logs: Sequence[Path], action: Callable[[], None]) -> Non
     action()
 
 
+@pytest.mark.slow
 def test_the_others_are_given_the_address_of_the_first(demo: ModuleType, tmp_path: Path) -> None:
     calls = stand_ins(demo, ["well", "well"])
     status, text = play(demo, tmp_path, 2)
@@ -90,6 +93,7 @@ def test_the_others_are_given_the_address_of_the_first(demo: ModuleType, tmp_pat
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_is_named_and_fails_the_demo(demo: ModuleType, tmp_path: Path) -> None:
     stand_ins(demo, ["well", "fails"])
     status, text = play(demo, tmp_path, 2)
@@ -106,6 +110,7 @@ def test_nothing_goes_on_without_the_first_node(demo: ModuleType, tmp_path: Path
     assert "node 0 ended with status 3" in text
 
 
+@pytest.mark.slow
 def test_a_stuck_node_is_ended_in_the_end(demo: ModuleType, tmp_path: Path) -> None:
     stand_ins(demo, ["stuck"])
     first_address = demo.first_address
@@ -121,6 +126,7 @@ def test_a_stuck_node_is_ended_in_the_end(demo: ModuleType, tmp_path: Path) -> N
     assert f"node 0 ended with status {-signal.SIGKILL}" in text
 
 
+@pytest.mark.slow
 def test_interrupting_ends_every_node_and_still_sums_up(demo: ModuleType, tmp_path: Path) -> None:
     stand_ins(demo, ["well", "well"], rounds=3000)
     started: list[object] = []
@@ -151,7 +157,7 @@ def test_an_earlier_demo_is_cleared_and_nothing_else(demo: ModuleType, tmp_path:
 
 
 def test_the_command_line_of_a_node(demo: ModuleType, tmp_path: Path) -> None:
-    settings = demo.parse(["--seed", "7", "--seconds", "90", "--engine", "torch"])
+    settings = demo.parse(["--model", "tiny", "--seed", "7", "--seconds", "90"])
     command = demo.node_command(settings, 2, tmp_path, [ADDRESS])
     assert command[1:4] == ["-m", "node.cli", "join"]
     pairs = dict(zip(command[4::2], command[5::2], strict=True))
@@ -159,7 +165,8 @@ def test_the_command_line_of_a_node(demo: ModuleType, tmp_path: Path) -> None:
     assert pairs["--peer"] == ADDRESS
     assert pairs["--stop-after"] == "90"
     assert pairs["--listen"].endswith("/tcp/0")
-    assert pairs["--rounds"] == str(demo.ROUNDS)
+    assert pairs["--rounds"] == str(demo.PLAYS["tiny"].rounds)
+    assert (pairs["--model"], pairs["--run"]) == ("tiny", "demo")
 
 
 def test_a_demo_that_goes_on_has_no_more_limit_of_rounds_than_it_is_given(
@@ -168,7 +175,7 @@ def test_a_demo_that_goes_on_has_no_more_limit_of_rounds_than_it_is_given(
     def command(*arguments: str) -> list[str]:
         return demo.node_command(demo.parse(arguments), 0, tmp_path, [])
 
-    assert "--rounds" not in command("--resume")
+    assert "--rounds" not in command("--model", "tiny", "--resume")
     assert command("--resume", "--rounds", "500")[-2:] == ["--rounds", "500"]
 
 
@@ -179,3 +186,22 @@ def test_wrong_arguments_end_it_with_status_2(demo: ModuleType, wrong: list[str]
     with pytest.raises(SystemExit) as ended:
         demo.parse(wrong)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(("refused", "said"), [({"smollm2"}, "tiny"), ({"smollm2", "tiny"}, None)])
+def test_without_the_model_a_tiny_policy_learns(
+    demo: ModuleType, tmp_path: Path, refused: set[str], said: str | None
+) -> None:
+    async def prepare(settings: Any, _: object) -> bool:
+        return settings.model not in refused
+
+    demo.prepare = prepare
+    settings = demo.parse(["--model", "smollm2", "--out", str(tmp_path), "--seconds", "7"])
+    text = io.StringIO()
+    if said is None:
+        with pytest.raises(demo.DemoFailed):
+            run(lambda: demo.prepared(settings, Console(file=text)))
+        return
+    found = run(lambda: demo.prepared(settings, Console(file=text)))
+    assert (found.model, found.run, found.nodes, found.seconds) == ("tiny", "demo", 4, 7.0)
+    assert "cannot be had here" in text.getvalue()

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from node.monitor.events import FILE_NAME, EventLog, Record, history, read_events
-from node.monitor.records import Trouble
+from node.records.event_log import FILE_NAME, EventLog, Record, history, read_events
+from node.records.records import Trouble
 from tests.unit.monitor_records import held_out, round_done, started
 
 

@@ -4,8 +4,9 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from node.monitor.live import REDRAW_INTERVAL_S, LiveView, bar_chart
-from node.monitor.records import Trouble
+from node.monitor.console.live import REDRAW_INTERVAL_S, LiveView, bar_chart
+from node.monitor.status import render_status
+from node.records.records import AnswerCounts, Trouble
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
 
@@ -36,6 +37,27 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
     assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
     assert lines[3] == "! a?b"
     assert "60.0 % passed (+20.0 points" in lines[4]
+
+
+def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:
+    out = io.StringIO()
+    told = {"local_groups": 1, "local_groups_made": 4, "answers": AnswerCounts(32, 8, 16, 4)}
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+        view.event(round_done(1, own_informative=1))
+        view.event(round_done(2, own_informative=4))
+    first, second = out.getvalue().splitlines()
+    assert "trained on 1 of 4 own and 2 foreign groups" in first
+    assert "trained on 4 own and 2 foreign groups" in second
+    console, out = terminal()
+    with LiveView(console, interactive=True, clock=Clock()) as view:
+        view.update(snapshot(**told))
+    shown = render_status(snapshot(**told))
+    answers = "50.0 % of 32 right, 25.0 % without an answer, 12.5 % cut by the token limit"
+    assert "1 of 4 own + " in out.getvalue()
+    assert "1 of 4 own groups" in shown
+    assert answers in out.getvalue()
+    assert answers in " ".join(shown.split())
+    assert "0 of 4 own" in render_status(snapshot(local_groups=0, local_groups_made=4))
 
 
 def test_a_resumed_node_compares_with_its_first_start() -> None:

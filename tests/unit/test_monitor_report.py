@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from node.monitor.bands import NODES_MIN, band_of, interval
-from node.monitor.events import FILE_NAME, EventLog, Record, history
-from node.monitor.learner_report import STEPS_COLUMNS, WORK_COLUMNS
-from node.monitor.plots import POINTS_MAX, colour, line_style, smooth, thin
-from node.monitor.records import Trouble
-from node.monitor.report import summarise, write_report
+from node.monitor.report.confidence import NODES_MIN, band_of, interval
+from node.monitor.report.learner_report import STEPS_COLUMNS, WORK_COLUMNS
+from node.monitor.report.plots import POINTS_MAX, colour, line_style, smooth, thin
+from node.monitor.report.report import summarise, write_report
+from node.records.event_log import FILE_NAME, EventLog, Record, history
+from node.records.records import Trouble
 from swarm.errors import ConfigError
 from tests.unit.monitor_records import (
     PEER_A,
@@ -154,6 +154,7 @@ def test_a_directory_without_a_log_is_a_clear_error(tmp_path: Path) -> None:
         write_report([], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_same_logs_make_the_same_page(tmp_path: Path) -> None:
     run = log(tmp_path / "a", a_life(PEER_A, PEER_B, 0.2))
     first = write_report([run], tmp_path / "out1").html.read_bytes()
@@ -274,6 +275,7 @@ def test_steps_that_a_restart_undid_do_not_count() -> None:
     assert history([(0.0, step_done(5)), (1.0, started(round_=4))]).steps == ()
 
 
+@pytest.mark.slow
 def test_the_mean_of_three_nodes_has_an_interval(tmp_path: Path) -> None:
     runs = [
         log(tmp_path / str(n), a_life(f"{PEER_A[:-1]}{n}", PEER_B, 0.1 * n)) for n in range(1, 4)

@@ -4,23 +4,27 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from rich.console import Console
 
-from node.config import LearnerRules
-from node.monitor import top_view
-from node.monitor.live import LiveView
-from node.monitor.records import StatusSnapshot
+from node.config.run import LearnerRules
+from node.monitor.console import top_view
+from node.monitor.console.live import LiveView
 from node.monitor.status import WIDTH_COLUMNS, render_status, snapshot_json
-from node.node import Node
-from node.simulated import build
+from node.records.records import StatusSnapshot
+from node.roles.learner import LearnerRole
+from node.roles.worker import WorkerRole
+from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
 from tests.simulation.test_swarm import CONFIG
 from tests.unit.monitor_records import snapshot, step_done, work_done
+from tests.wire_samples import ALICE
 
 STEP = step_done(
     19,
@@ -146,18 +150,30 @@ def test_the_json_has_the_figures_of_a_role() -> None:
     assert json.loads(snapshot_json(WORKER))["work"]["verdicts_total"]["accepted"] == 176
 
 
-def test_a_node_s_snapshot_is_filled_by_its_role() -> None:
+def test_a_node_s_snapshot_is_filled_by_its_role(tmp_path: Path) -> None:
     async def main() -> tuple[list[StatusSnapshot], list[StatusSnapshot]]:
-        async with open_world(0, 2, LinkProfile(latency_s=0.0)) as world:
-            learner = LearnerRules(peer=world.identities[0].peer_id, staleness_max=7)
-            run = CONFIG.run.model_copy(update={"learner": learner})
-            config = CONFIG.model_copy(update={"run": run})
-            nodes = [build(world, host, config).node for host in range(2)]
-            fresh = [state_of(node) for node in nodes]
-            nodes[0].last_step = STEP
+        async with (
+            open_world(0, 2, LinkProfile(latency_s=0.0)) as world,
+            trio.open_nursery() as nursery,
+        ):
+            case = LearnerCase(
+                LearnerRules(peer=ALICE.peer_id, staleness_max=7), (1.0,), train_s=1.0
+            )
+            run = run_of(world, case.rules, CONFIG.run)
+            there = SimulatedLearner(case, world, tmp_path, nursery, run)
+            for host in range(2):
+                await there.start(host)
+            learner, worker = there.roles[0], there.roles[1]
+            assert isinstance(learner, LearnerRole)
+            assert isinstance(worker, WorkerRole)
+            fresh = [state_of(there, host) for host in range(2)]
+            learner._last = STEP
             for number in range(28, 30):
-                nodes[1].note_work(replace(WORK, batch=number, generate_s=number - 27.0))
-            return fresh, [state_of(node) for node in nodes]
+                await worker._tell_work(replace(WORK, batch=number, generate_s=number - 27.0))
+            worker._host.version = WORK.policy_version
+            filled = [state_of(there, host) for host in range(2)]
+            nursery.cancel_scope.cancel()
+            return fresh, filled
 
     fresh, (learner, worker) = deterministic_run(main, seed=0)
     assert [(s.role, s.policy_version, s.round) for s in fresh] == [
@@ -173,5 +189,5 @@ def test_a_node_s_snapshot_is_filled_by_its_role() -> None:
     assert worker.work.verdicts_total["accepted"] == 176
 
 
-def state_of(node: Node) -> StatusSnapshot:
-    return node.snapshot(model="m", parameters=0, memory_bytes=0, trainer_memory_bytes=0)
+def state_of(there: SimulatedLearner, host: int) -> StatusSnapshot:
+    return there.roles[host].status(there.nodes[host].snapshot())

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.answering import CLIENTS_MAX, CROWDED, LEFT, SLOW
 from node.monitor import status
-from node.monitor.records import PeerStatus, StatusSnapshot
 from node.monitor.status import (
     POINTER_NAME,
     SOCKET_NAME,
@@ -21,6 +19,8 @@ from node.monitor.status import (
     serve_status,
     snapshot_json,
 )
+from node.records.records import PeerStatus, StatusSnapshot
+from node.system.bounded_server import CLIENTS_MAX, CROWDED, LEFT, SLOW
 from swarm.errors import ConfigError, RequestTimeout
 from tests.support import run
 from tests.unit.monitor_records import PEER_B, snapshot

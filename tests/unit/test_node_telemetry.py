@@ -15,8 +15,8 @@ from node.monitor.alarms import (
     ROUNDS_KEPT,
     identity_of,
 )
-from node.monitor.reporting import Extras, Machine, Reporter, Traffic
-from node.telemetry import (
+from node.monitor.reporting import Extras, MachineResources, Reporter, Traffic
+from node.monitor.telemetry import (
     ALARM_NOTE,
     ALARMS_AGAIN_S,
     BROKER_NOTE,
@@ -28,7 +28,7 @@ from node.telemetry import (
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.mqtt import PUBLISH_QUEUE_MAX, Publisher, publisher_of
+from swarm.telemetry.mqtt import PUBLISH_QUEUE_MAX, MqttPublisher, publisher_of
 from swarm.telemetry.reports import (
     Alarm,
     AlarmReport,
@@ -49,8 +49,8 @@ INTERVAL_S = 2.0
 class Rig:
     """Telemetry of a node whose machine and notes a test sets."""
 
-    def __init__(self, publisher: Publisher | None = None) -> None:
-        self.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+    def __init__(self, publisher: MqttPublisher | None = None) -> None:
+        self.machine = MachineResources(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
         self.notes = {"work": "no work"}
         self.round = 1
         self.telemetry = Telemetry(
@@ -74,7 +74,7 @@ class Rig:
         return function(*args)
 
 
-def published(publisher: Publisher) -> list[Topic]:
+def published(publisher: MqttPublisher) -> list[Topic]:
     topics = []
     while (message := publisher._queue.take()) is not None:
         topics.append(Topic.parse(message.topic))
@@ -85,7 +85,7 @@ def published(publisher: Publisher) -> list[Topic]:
     return topics
 
 
-def some_publisher() -> Publisher:
+def some_publisher() -> MqttPublisher:
     return publisher_of(Broker.parse("mqtt://127.0.0.1:1"), NODE, RUN, "i", Random(1))
 
 
@@ -93,12 +93,12 @@ def test_an_alarm_is_a_note_as_long_as_it_stands() -> None:
     async def body() -> None:
         rig = Rig()
         assert (await rig.telemetry.report()).alarms == ()
-        rig.machine = Machine(MEMORY_BYTES_MIN, 0)
+        rig.machine = MachineResources(MEMORY_BYTES_MIN, 0)
         first, second = await rig.telemetry.report(), await rig.telemetry.report()
         assert [each.kind for each in second.alarms] == [Alarm.DISK_LOW]
         assert "pool_bytes_max" in rig.notes[ALARM_NOTE + Alarm.DISK_LOW]
         assert first.notes == second.notes == ("no work",)  # the alarm is told of once
-        rig.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+        rig.machine = MachineResources(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
         assert (await rig.telemetry.report()).alarms == ()
         assert rig.notes == {"work": "no work"}
 
@@ -137,7 +137,13 @@ def test_alarms_are_published_when_they_change() -> None:
     async def body() -> None:
         publisher = some_publisher()
         rig = Rig(publisher)
-        for machine in (rig.machine, rig.machine, Machine(0, 0), Machine(0, 0), rig.machine):
+        for machine in (
+            rig.machine,
+            rig.machine,
+            MachineResources(0, 0),
+            MachineResources(0, 0),
+            rig.machine,
+        ):
             rig.machine = machine
             await rig.telemetry.report()
         kinds = [each.kind for each in published(publisher)]
@@ -155,7 +161,7 @@ def test_alarms_that_say_something_else_are_published() -> None:
         publisher = some_publisher()
         rig = Rig(publisher)
         for left_bytes in (DISK_FREE_BYTES_MIN - 1, 0, 0):
-            rig.machine = Machine(MEMORY_BYTES_MIN, left_bytes)
+            rig.machine = MachineResources(MEMORY_BYTES_MIN, left_bytes)
             await rig.telemetry.report()
         kinds = [each.kind for each in published(publisher)]
         assert kinds == ["alarms", "report", "alarms", "report", "report"]
@@ -172,14 +178,14 @@ def test_a_standing_alarm_whose_figure_changes_is_told_again_rarely() -> None:
         texts, told, counted = set(), 0, int(2.5 * ALARMS_AGAIN_S / INTERVAL_S)
         for number in range(counted):
             left_bytes = DISK_FREE_BYTES_MIN - ((number + 1) << 20)
-            rig.machine = Machine(MEMORY_BYTES_MIN, left_bytes)
+            rig.machine = MachineResources(MEMORY_BYTES_MIN, left_bytes)
             report = await rig.telemetry.report()
             texts |= {each.text for each in report.alarms}
             told += sum(each.kind == "alarms" for each in published(publisher))
             await trio.sleep(INTERVAL_S)
         assert len(texts) == counted
         assert told == 3  # as it began, and at two refreshes
-        rig.machine = Machine(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
+        rig.machine = MachineResources(MEMORY_BYTES_MIN, DISK_FREE_BYTES_MIN)
         for expected in (1, 0):  # that it ended; nothing is told again of what does not stand
             await rig.telemetry.report()
             assert sum(each.kind == "alarms" for each in published(publisher)) == expected
@@ -206,7 +212,7 @@ def test_a_broker_that_comes_back_gets_the_alarms_again() -> None:
     async def body() -> None:
         publisher = some_publisher()
         rig = Rig(publisher)
-        rig.machine = Machine(0, 0)
+        rig.machine = MachineResources(0, 0)
         for _ in range(2 * PUBLISH_QUEUE_MAX):
             await rig.telemetry.report()
         assert {each.kind for each in published(publisher)} == {"report"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
-from node.weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
+from node.hosting.weights import DIFFERENCES_SHOWN_MAX, POLICIES, STORE, differences
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
 from swarm.weights.format.tensors import open_weights

@@ -15,7 +15,7 @@ from swarm.transport.libp2p.reach.observations import (
     VOICES_WANTED,
     Observations,
     Opinion,
-    Verdict,
+    ReachVerdict,
 )
 
 OWN, WRONG = "198.51.100.7", "203.0.113.66"
@@ -34,7 +34,7 @@ def say(
     heard.hear(peer, Opinion(witness_ip, ip, frozenset(ports), keeps_port, at_s))
 
 
-def believed(*said: tuple[str, str], now_s: float = 0.0) -> Verdict:
+def believed(*said: tuple[str, str], now_s: float = 0.0) -> ReachVerdict:
     """The verdict on what witnesses say one after the other, each with our port."""
     heard = Observations()
     for witness_ip, ip in said:
@@ -101,8 +101,8 @@ def test_in_a_home_or_a_laboratory_one_witness_is_enough_and_nobody_overrules_it
 
 
 def test_private_witnesses_say_nothing_of_public_addresses_and_public_ones_nothing_else() -> None:
-    assert believed(("192.168.1.9", OWN)) == Verdict()
-    assert believed((public(1), "192.168.1.5"), (public(2), "127.0.0.1")) == Verdict()
+    assert believed(("192.168.1.9", OWN)) == ReachVerdict()
+    assert believed((public(1), "192.168.1.5"), (public(2), "127.0.0.1")) == ReachVerdict()
 
 
 def test_who_is_far_away_counts_more_than_neighbours() -> None:
@@ -141,7 +141,7 @@ def test_an_address_has_one_spelling() -> None:
 # --- whether it can be dialled --------------------------------------------------------------------
 
 
-def ports(*said: tuple[str, tuple[int, ...]]) -> Verdict:
+def ports(*said: tuple[str, tuple[int, ...]]) -> ReachVerdict:
     heard = Observations()
     for witness_ip, led in said:
         say(heard, witness_ip, OWN, *led)
@@ -216,11 +216,11 @@ def test_what_was_said_is_forgotten() -> None:
     for block in (1, 2):
         say(heard, public(block), OWN, PORT)
     assert heard.decide(FORGET_S).observed_ip == OWN
-    assert heard.decide(FORGET_S + 1) == Verdict()
+    assert heard.decide(FORGET_S + 1) == ReachVerdict()
     for block in (1, 2):
         say(heard, public(block), OWN, PORT)
     heard.forget()
-    assert heard.decide(0.0) == Verdict()
+    assert heard.decide(0.0) == ReachVerdict()
 
 
 # --- whom to ask ---------------------------------------------------------------------------------

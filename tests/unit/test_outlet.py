@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from node.outlet import RETRY_S, Outlet
+from node.hosting.outlet import RETRY_S, Outlet
 from swarm.errors import StoreFull
 
 

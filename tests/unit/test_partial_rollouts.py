@@ -9,9 +9,9 @@ import pytest
 import trio
 
 from node.config import NodeConfig, RunConfig, load_config
-from node.engines.base import Sampling
-from node.partial_rollouts import PartialRollouts
-from node.tasks.held_out import Assignment
+from node.interfaces.engine import Sampling
+from node.loops.partial_rollouts import PartialRollouts
+from node.verification.held_out import Assignment
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task
 

@@ -1,5 +1,6 @@
 """Who has a place: the count, and who gives way."""
 
+import pytest
 import trio
 
 from swarm.identity import Identity, PeerId
@@ -54,6 +55,7 @@ def test_nobody_gives_way_to_who_has_as_many() -> None:
     run(main, virtual=True)
 
 
+@pytest.mark.slow
 def test_identities_without_number_from_few_origins_end_one_another_and_nobody_else() -> None:
     async def main() -> None:
         places = Places()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.wishes import drain
-from node.monitor.events import EventLog
-from node.monitor.records import Trouble
+from coordinator.overrides import drain
+from node.records.event_log import EventLog
+from node.records.records import Trouble
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.identity import PeerId
 from swarm.peers.address_book import AddressBook

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from node.engines.probe import (
+from node.engines.vllm.probe import (
     BF16,
     FP32,
     MOVED_MIN,

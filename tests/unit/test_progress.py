@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
-from node.monitor.live import LiveView
-from node.monitor.progress import SHOWN_AFTER_S, WORKS_MAX, Bars, Work, version_work
-from swarm.weights.service import Progress
+from node.monitor.console.live import LiveView
+from node.monitor.console.progress import SHOWN_AFTER_S, WORKS_MAX, Bars, Work, version_work
+from swarm.weights.service import VersionProgress
 from tests.unit.monitor_records import round_done, snapshot
 
 LONG_S = 2 * SHOWN_AFTER_S
@@ -143,7 +143,7 @@ def test_a_log_has_lines_of_events_and_no_bar() -> None:
 
 
 def test_a_version_on_its_way_has_bytes_beside_its_bar() -> None:
-    assert version_work(Progress(3, "manifest")) == Work("version 3", 0.0, None, "manifest")
-    half = version_work(Progress(3, "fetch", 500_000, 1_000_000))
+    assert version_work(VersionProgress(3, "manifest")) == Work("version 3", 0.0, None, "manifest")
+    half = version_work(VersionProgress(3, "fetch", 500_000, 1_000_000))
     assert (half.done, half.total) == (500_000.0, 1_000_000.0)
     assert half.note == "fetch 500 kB of 1.00 MB"

@@ -67,6 +67,7 @@ MESSAGE = st.builds(rpc_pb2.Message, data=st.binary(max_size=200), topicIDs=TEXT
 
 
 @given(st.builds(rpc_pb2.RPC, publish=st.lists(MESSAGE, max_size=3), control=CONTROL))
+@pytest.mark.slow
 def test_the_count_is_that_of_the_parser(rpc: rpc_pb2.RPC) -> None:
     def walked(message: Any) -> int:
         count = 0

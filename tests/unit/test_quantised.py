@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from node.app import ENGINE_NOTE, App
 from node.config import load_config
-from node.engines.base import Maker
-from node.engines.probe import BF16, FP32, QUANTISED, tolerance_of
-from node.engines.quantisation import in_int8
-from node.engines.vllm_text import ModelText, quantisation_of
-from node.monitor.records import Trouble
+from node.engines.vllm.probe import BF16, FP32, QUANTISED, tolerance_of
+from node.engines.vllm.text import ModelText, quantisation_of
+from node.interfaces.engine import Maker
+from node.interfaces.quantisation import in_int8
+from node.records.records import Trouble
+from node.roles.node import ENGINE_NOTE, Node, Notes
 from swarm.errors import ConfigError
 from tests.integration.vllm_models import model_directory
 from tests.support import run
@@ -49,21 +49,20 @@ def test_some_say_it_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_the_log_is_told_once_and_status_as_long_as_it_is_so() -> None:
     told: list[Trouble] = []
-    node = SimpleNamespace(notes={}, precision="")
+    node: Any = SimpleNamespace(notes=Notes(), precision="")
 
     async def tell(record: Trouble) -> None:
         told.append(record)
 
     async def body() -> None:
-        app: Any = SimpleNamespace(_node=node, _tell=tell)
-        await App._note_maker(app, Maker("vllm", "bfloat16"))
+        await Node.note_maker(node, Maker("vllm", "bfloat16"), tell)
         assert (told, node.notes, node.precision) == ([], {}, "bfloat16")
         for _ in range(2):
-            await App._note_maker(app, Maker("vllm", "fp8"))
+            await Node.note_maker(node, Maker("vllm", "fp8"), tell)
         assert len(told) == 1
         assert "(fp8)" in told[0].what
         assert node.notes == {ENGINE_NOTE: told[0].what}
-        await App._note_maker(app, Maker("vllm", "bfloat16"))
+        await Node.note_maker(node, Maker("vllm", "bfloat16"), tell)
         assert not node.notes
 
     run(body)

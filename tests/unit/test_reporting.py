@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from node.monitor.records import PeerStatus, StepDone, Trouble, WorkDone
 from node.monitor.reporting import (
     OTHERS,
     Extras,
-    Machine,
+    MachineResources,
     Reporter,
     Traffic,
     bitfield,
@@ -18,13 +17,14 @@ from node.monitor.reporting import (
     broadcast_row,
     worker_rows,
 )
+from node.records.records import AnswerCounts, PeerStatus, StepDone, Trouble, WorkDone
 from swarm.identity import Identity, PeerId
 from swarm.leasing.coordination import ReportedWorker
 from swarm.telemetry.dashboard.broadcasts import bits_of, cell_shares
+from swarm.telemetry.metrics import METRICS
 from swarm.telemetry.reports import (
     CHUNKS_MAX,
     LABELS_MAX,
-    METRICS,
     NOTES_MAX,
     PEERS_MAX,
     WORKERS_MAX,
@@ -42,7 +42,7 @@ from tests.unit.monitor_records import round_done, snapshot, started
 NODE = Identity(b"n" * 32)
 OTHER = Identity(b"o" * 32).peer_id
 RUN = "test-run"
-MACHINE = Machine(memory_available_bytes=7_000, disk_free_bytes=9_000)
+MACHINE = MachineResources(memory_available_bytes=7_000, disk_free_bytes=9_000)
 
 STEP = StepDone(
     step=7,
@@ -172,7 +172,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert (
         "disk_free_bytes"
         not in made.make(
-            snapshot(), traffic(), Machine(1, None), Extras(), now_s=1.0, dropped=0
+            snapshot(), traffic(), MachineResources(1, None), Extras(), now_s=1.0, dropped=0
         ).metrics
     )
 
@@ -213,6 +213,25 @@ def test_figures_of_before_a_restart_from_a_checkpoint_are_gone() -> None:
     made.note(round_done(9))
     made.note(started(round_=5))
     assert "round_s" not in make(made).metrics
+
+
+def test_what_there_was_to_learn_is_counted_over_rounds_and_steps() -> None:
+    made = reporter()
+    assert "groups_total" not in make(made).metrics
+    answers = AnswerCounts(completions=32, unread=3, right=10, cut=2)
+    made.note(round_done(1, informative_groups=0, answers=answers))
+    made.note(round_done(2, informative_groups=5))  # of an older release
+    made.note(replace(STEP, groups=7, informative_groups=1, answers=answers))
+    expected = {
+        "groups_total": 6 + 6 + 7,
+        "informative_groups_total": 6,
+        "completions_total": 64,
+        "unread_completions_total": 6,
+        "right_completions_total": 20,
+        "cut_completions_total": 4,
+    }
+    metrics = make(made).metrics
+    assert {name: metrics[name] for name in expected} == expected
 
 
 def test_extras_enter() -> None:

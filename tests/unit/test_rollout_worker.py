@@ -1,6 +1,6 @@
 """What a worker without work says of it."""
 
-from node.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote
+from node.loops.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote
 from swarm.leasing.intake import STANDBY
 from swarm.leasing.staleness import Denial
 

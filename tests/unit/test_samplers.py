@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.training.advantages import grpo_advantages
-from node.training.samplers import draw_foreign, kept_completions, within_unknown_share
+from node.methods.advantages import grpo_advantages
+from node.methods.samplers import draw_foreign, kept_completions, within_unknown_share
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
 from swarm.rollouts import GroupId

@@ -1,32 +1,34 @@
 """The round: plain GRPO without foreign groups, honest numbers with them, and its own tasks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
+from random import Random
+from statistics import fmean
 from typing import Any
 
 import pytest
 import trio
 
-from node.checkpoints import Checkpoints
 from node.config import NodeConfig, RunConfig
-from node.engines.base import Maker, Sampling
 from node.engines.scripted import ScriptedPolicy
-from node.models import WARM_UP_PRODUCER
-from node.monitor.records import HeldOut, RoundDone
-from node.sapo import OVER_GENERATION_MAX, HandOver, Progress
-from node.simulated import SimulatedNode, build
-from node.simulated import run as run_simulated
-from node.tasks.held_out import HeldOutGuard
-from node.tasks.scoring import pose
-from node.tasks.stream import assigned_task
-from node.tasks.verifier import InlineVerifier
-from node.training.base import TrainingGroup, TrainReport
+from node.environments.scoring import pose
+from node.hosting.models import WARM_UP_PRODUCER
+from node.interfaces.engine import Maker, Sampling
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import TrainerSpec
+from node.loops.checkpoints import Checkpoints
+from node.loops.sapo import OVER_GENERATION_MAX, HandOver, OnSamples, Progress
+from node.policies.recipe import TinyRecipe
+from node.policies.tiny import make_tiny
+from node.records.records import AnswerCounts, HeldOut, RoundDone, SampledGroup
+from node.simulation.nodes import SimulatedNode, build
+from node.simulation.nodes import run as run_simulated
 from node.training.process import InProcessTrainer
-from node.training.recipe import TinyRecipe
-from node.training.spec import TrainerSpec
-from node.training.tiny import make_tiny
+from node.verification.assignment import assigned_task
+from node.verification.held_out import HeldOutGuard
+from node.verification.verifier import InlineVerifier
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, GroupId, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run
@@ -64,7 +66,8 @@ class PacedTrainer(InProcessTrainer):
     """The real trainer; an update takes time, so that the network has some. Keeps its batches."""
 
     def __init__(self, model: Path, seconds: float = 5.0) -> None:
-        super().__init__(TrainerSpec(str(model), device="cpu", threads=1, learning_rate=3e-3))
+        spec = TrainerSpec(str(model), device="cpu", threads=1, learning_rate=3e-3)
+        super().__init__(replace(spec, step_guard=False))  # at such a rate all steps are long
         self.batches: list[list[TrainingGroup]] = []
         self._seconds = seconds
 
@@ -119,6 +122,7 @@ async def _lives(
     others: Others,
     seed: int,
     hand_over: HandOver | None = None,
+    on_samples: OnSamples | None = None,
 ) -> SimulatedNode:
     async with open_world(seed, 1 + len(others.configs), LAN) as world, trio.open_nursery() as all_:
         node = build(world, 0, config)
@@ -137,13 +141,14 @@ async def _lives(
             async def keep(record: RoundDone | HeldOut) -> None:
                 node.records.append(record)
 
-            await node.node.run_rounds(
+            await node.rounds.run(
                 policy,
                 policy,
                 Progress(),
                 leaving=node.leaving,
                 on_record=keep,
                 hand_over=hand_over,
+                on_samples=on_samples,
             )
             network.cancel_scope.cancel()
         all_.cancel_scope.cancel()
@@ -157,9 +162,10 @@ def live(
     *,
     seed: int = 1,
     hand_over: HandOver | None = None,
+    on_samples: OnSamples | None = None,
 ) -> SimulatedNode:
     """The node, after all its rounds among the others."""
-    return deterministic_run(_lives, config, policy, others, seed, hand_over, seed=seed)
+    return deterministic_run(_lives, config, policy, others, seed, hand_over, on_samples, seed=seed)
 
 
 def rounds(node: SimulatedNode) -> list[RoundDone]:
@@ -265,6 +271,45 @@ def test_foreign_rewards_never_enter_the_nodes_own_numbers() -> None:
     assert [r.generated_tokens for r in rounds(among_experts)] == [
         r.generated_tokens for r in rounds(alone)
     ]
+
+
+def test_a_round_says_what_taught_nothing_and_what_its_completions_came_to() -> None:
+    for skill, share in ((1.0, 1.0), (0.0, 0.0)):
+        node = live(change(CONFIG, rounds=2), FrozenPolicy(skill))
+        for record in rounds(node):
+            made = record.local_groups * CONFIG.group_size
+            assert record.answers == AnswerCounts(made, unread=0, right=int(share * made), cut=0)
+            assert (record.own_taught, record.informative_groups) == (0, 0)
+    mixed = rounds(live(change(CONFIG, rounds=4), FrozenPolicy(0.5)))
+    assert any(record.own_taught for record in mixed)
+    assert all(record.own_taught == record.informative_groups for record in mixed)
+
+
+def test_a_run_with_a_format_trains_and_shares_and_its_groups_can_be_looked_at() -> None:
+    class Talker(FrozenPolicy):
+        def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
+            short = super()._complete(prompt, sampling, rng)
+            return replace(short, text=f"{prompt[1:4]}: it is **{short.text}**.")
+
+    answer = {"format": "last_number", "system": "Be brief."}
+    run = RunConfig.model_validate({**RUN.model_dump(exclude={"answer"}), "answer": answer})
+    config = change(CONFIG, run=run, external_groups=2, rounds=6)
+    peer = PEER.model_copy(update={"run": run})
+    found: list[SampledGroup] = []
+
+    async def look(groups: Sequence[SampledGroup]) -> None:
+        found.extend(groups)
+
+    others = Others([peer, peer], kind=Talker)
+    node = live(config, Talker(0.5), others, on_samples=look)
+    assert 0.2 < fmean(record.own_reward for record in rounds(node)) < 0.8
+    assert sum(record.external_groups for record in rounds(node)) > 0
+    assert {each.own for each in found} == {True, False}
+    for each in found:
+        assert each.prompt.startswith("Be brief.\n\n")
+        assert all(f"**{text.answer}**" in text.text for text in each.texts)
+    plain = live(change(CONFIG, rounds=2), Talker(0.5))
+    assert {record.own_reward for record in rounds(plain)} == {0.0}
 
 
 def test_groups_of_quantised_engines_are_counted_apart() -> None:
@@ -415,7 +460,7 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
             node = build(world, 0, change(CONFIG, rounds=5))
 
             async def rounds_of(policy: DyingPolicy, progress: Progress) -> None:
-                await node.node.run_rounds(
+                await node.rounds.run(
                     policy, policy, progress, leaving=node.leaving, on_record=keep, checkpoints=kept
                 )
 
@@ -426,7 +471,7 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
             assert saved.progress.round == 2
             assert kept.reserved() > saved.progress.next_index  # the third round was shared
             await rounds_of(DyingPolicy(0), saved.progress.with_next_index(kept.reserved()))
-            assert node.node.progress.round == 5
+            assert node.rounds.progress.round == 5
             shared = [c.group_id for c in node.pool.eligible(own=True, now_s=0)]
             return sorted(g.group.task.index for g in node.pool.groups(shared))
 

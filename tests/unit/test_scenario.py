@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from node.cli import EXIT_USAGE, main
-from node.scenario import FaultTable, load_scenario, packaged_scenarios, parse_scenario
+from node.simulation.scenario import FaultTable, load_scenario, packaged_scenarios, parse_scenario
 from swarm.errors import ConfigError
 
 
-def test_six_come_with_the_package() -> None:
-    names = {"calm", "catch-up", "churn", "clogged", "hostile", "partition"}
+def test_seven_come_with_the_package() -> None:
+    names = {"calm", "catch-up", "churn", "clogged", "hostile", "learner", "partition"}
     assert names <= set(packaged_scenarios())
     assert all(load_scenario(name).title for name in names)
 

@@ -1,7 +1,7 @@
 """The account of what a simulated learner trained on: each kind of violation is found."""
 
-from node.simulated_witness import EXAMPLES_MAX, Witness
-from node.training.base import TrainingGroup
+from node.interfaces.trainer import TrainingGroup
+from node.simulation.witness import EXAMPLES_MAX, Witness
 from swarm.rollouts import Completion, FinishReason, Spans
 
 

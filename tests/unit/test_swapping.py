@@ -9,11 +9,11 @@ import pytest
 import torch
 import trio
 
-from node.engines.base import Sampling
-from node.engines.gate import Gate
-from node.engines.swapping import SwappingEngine
+from node.hosting.swapping import SwappingEngine
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer_spec import TrainerSpec
+from node.system.pause_gate import Gate
 from node.training.process import SEGMENT_STEPS, InProcessTrainer
-from node.training.spec import TrainerSpec
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, version_spans
 from swarm.weights.format import manifest_wire
@@ -95,6 +95,7 @@ def worker(tmp_path: Path) -> Worker:
     return Worker(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_generation_goes_on_over_a_swap(worker):
     async def body() -> tuple[list[tuple[Completion, ...]], Applied]:
         await worker.engine.load(worker.first, 1)

@@ -14,20 +14,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from node.config import canonical_json, load_run, packaged_runs
-from node.tasks.base import Problem
-from node.tasks.reasoning_gym import (
+from node.config import load_run, packaged_runs
+from node.config.run import canonical_json
+from node.environments.base import Problem
+from node.environments.reasoning_gym import (
     ADAPTER_REVISION,
     DATASETS,
     FORMULA_OPERATORS_MAX,
     ReasoningGym,
 )
-from node.tasks.registry import environment
-from node.tasks.scoring import pose, score_group
-from node.tasks.stream import held_out_tasks
+from node.environments.registry import environment
+from node.environments.scoring import pose, score_group
+from node.verification.assignment import held_out_tasks
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
-from tests.unit.tasks_support import ALICE, NINE, first_tasks, make_run
+from tests.unit.tasks_support import ALICE, NINE, SUMS, first_tasks, make_run
 
 PER_ENVIRONMENT = 25
 # of everything below with reasoning-gym 0.1.25; a change means another ADAPTER_REVISION
@@ -51,6 +52,7 @@ def digest() -> str:
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
+@pytest.mark.slow
 def test_problems_are_the_same_in_every_process(hash_seed: str) -> None:
     found = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import digest; print(digest())"],
@@ -63,7 +65,7 @@ def test_problems_are_the_same_in_every_process(hash_seed: str) -> None:
     assert (ADAPTER_REVISION, version("reasoning-gym")) == (1, "0.1.25")
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", [*NINE, *SUMS])
 def test_an_item_depends_on_neither_size_nor_order(name: str) -> None:
     import reasoning_gym
 
@@ -74,7 +76,7 @@ def test_an_item_depends_on_neither_size_nor_order(name: str) -> None:
 
 
 @pytest.mark.parametrize("style", ["full", "terse"])
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", [*NINE, *SUMS])
 def test_every_problem_has_a_right_answer_and_a_wrong_one_scores_less(
     name: str, style: str
 ) -> None:
@@ -85,7 +87,7 @@ def test_every_problem_has_a_right_answer_and_a_wrong_one_scores_less(
         assert problem.prompt
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", [*NINE, *SUMS])
 def test_a_terse_prompt_tells_problems_apart(name: str) -> None:
     """As many different prompts as full questions, so that it holds as much of the problem."""
     full = [environment(name).problem(task) for task in tasks_of(name, 200)]
@@ -101,9 +103,10 @@ def test_a_terse_prompt_tells_problems_apart(name: str) -> None:
 def test_packaged_runs_ask_what_fits_their_own_limits(name: str) -> None:
     run = load_run(Path(name), {})[0]
     for task in held_out_tasks(run):
-        posed = pose(task, run.limits.prompt_chars_max)
+        rule = run.answer_rule(task.environment, task.parameters)
+        posed = pose(task, run.limits.prompt_chars_max, rule)
         assert len(posed.answer.encode()) < run.sampling.max_new_tokens  # in bytes, with EOS
-        assert score_group(task, [posed.answer], run.reward).rewards == (1.0,)
+        assert score_group(task, [posed.answer], run.reward, rule).rewards == (1.0,)
 
 
 def test_no_constant_answer_gets_far_in_the_demo() -> None:
@@ -196,7 +199,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", [*NINE, *SUMS])
 def test_bombs_are_worth_nothing_and_cost_no_time(name: str) -> None:
     problem = problem_of(name)
     started = time.process_time()
@@ -248,16 +251,17 @@ def cost_ratio(name: str, texts: Sequence[str] = DEAREST, **parameters: object) 
     return max(cost_s(problem, text) for text in texts) / right_s
 
 
-@pytest.mark.parametrize("name", NINE)
+@pytest.mark.parametrize("name", [*NINE, *SUMS])
 def test_no_text_costs_a_scorer_much_more_than_a_right_answer(name: str) -> None:
     assert cost_ratio(name) < COST_RATIO_MAX
     if name in HARD:
         assert cost_ratio(name, DEAREST, **HARD[name]) < COST_RATIO_MAX
 
 
+@pytest.mark.slow
 def test_without_a_bound_on_formulas_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
-    monkeypatch.setattr("node.tasks.reasoning_gym.FORMULA_OPERATORS_MAX", 1_000)
+    monkeypatch.setattr("node.environments.reasoning_gym.FORMULA_OPERATORS_MAX", 1_000)
     assert cost_ratio("propositional_logic", ["¬" * 191 + "P"]) > 3 * COST_RATIO_MAX
 
 
@@ -278,6 +282,7 @@ def test_the_bound_on_formulas_is_far_beyond_right_answers_and_lets_premises_be_
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_a_formula_within_the_bounds_is_worth_what_the_library_says(data: st.DataObject) -> None:
     import reasoning_gym
 
@@ -334,13 +339,13 @@ def test_any_text_gets_a_number(name: str, text: str) -> None:
 
 
 def test_only_the_datasets_that_were_read_are_offered() -> None:
-    assert set(DATASETS) == set(NINE)
+    assert set(DATASETS) == {*NINE, *SUMS}
     assert ReasoningGym("bf").version.startswith("reasoning-gym-")
 
 
 def test_the_library_is_not_imported_before_the_first_problem() -> None:
     code = (
-        "import sys, node.config, node.tasks.verifier; node.config.load_config({}, {});"
+        "import sys, node.config, node.verification.verifier; node.config.load_config({}, {});"
         "print('reasoning_gym' in sys.modules, 'torch' in sys.modules)"
     )
     found = subprocess.run(

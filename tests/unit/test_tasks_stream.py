@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.tasks.stream import (
-    HELD_OUT_PRODUCER,
-    INDEX_MAX,
-    assigned_task,
-    held_out_tasks,
-)
+from node.verification.assignment import HELD_OUT_PRODUCER, INDEX_MAX, assigned_task, held_out_tasks
 from swarm.errors import RemoteProtocolError
 from swarm.identity import public_key_of
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_run

@@ -1,14 +1,11 @@
 """The verifier: the same judgement inline and in a process, and no stranger's text stops it."""
 
-import json
 import os
-import re
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,107 +16,23 @@ import trio
 import trio.testing
 
 from node.config import RunConfig
-from node.tasks import registry, scoring
-from node.tasks import verifier as verifier_module
-from node.tasks.base import Problem
-from node.tasks.fair_queue import PROVEN_GROUPS, WAITING_PER_PRODUCER_MAX
-from node.tasks.stream import assigned_task
-from node.tasks.verifier import (
+from node.verification import verifier as verifier_module
+from node.verification.assignment import assigned_task
+from node.verification.fair_queue import (
+    PROVEN_GROUPS,
+    WAITING_PER_PRODUCER_MAX,
+)
+from node.verification.verifier import (
     FIRST_SHARE,
-    STARVED_FACTOR,
     InlineVerifier,
     ProcessVerifier,
     Verifier,
 )
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
-from swarm.rollouts import Task
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_config, make_group, make_run
-
-CPU_LIMIT_S = 0.3
-WALL_LIMIT_S = STARVED_FACTOR * CPU_LIMIT_S
-_HELD: list[bytearray] = []
-
-
-def _be_careless(text: str) -> None:
-    if text.startswith("a" * 20):
-        re.fullmatch(r"(a+)+b", text)  # each letter more doubles the time
-    if text.startswith("9" * 20):
-        int(text) ** int(text)
-    if text.startswith("["):
-        json.loads(text)
-    if text.startswith("("):
-        eval(text)
-
-
-def _end(text: str) -> None:
-    if text == "die":
-        os._exit(3)
-    if text == "leave":
-        sys.exit(0)
-    if text == "crash":
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-
-class Trap:
-    """Does what the text says, as a careless scorer might."""
-
-    name = "trap"
-    version = "1"
-
-    def problem(self, task: Task) -> Problem:
-        return Problem(task, "?", "good", {})
-
-    def score(self, problem: Problem, text: str) -> float:
-        if text == "loop":
-            while True:
-                pass
-        if text == "sleep":
-            threading.Event().wait()
-        if text == "memory":
-            _HELD.append(bytearray(2**31))
-        _be_careless(text)
-        _end(text)
-        if text == "busy":
-            started = time.process_time()
-            while time.process_time() - started < 0.05:
-                pass
-        if text == "print":
-            print("{}")  # noqa: T201 - into the pipe of the answers, were it not claimed
-        return 1.0 if text in ("good", "print") else 0.0
-
-
-@pytest.fixture
-def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
-    """A run with `trap`, installed where this process and its children look."""
-    package = tmp_path / "trap-1.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: trap\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(
-        f"[swarm_node.environments]\ntrap = {__name__}:Trap\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for cached in (registry.environment, scoring._problem):
-        cached.cache_clear()
-    yield make_run({"name": "trap"})
-    for cached in (registry.environment, scoring._problem):
-        cached.cache_clear()
-
-
-def with_process(
-    run: RunConfig,
-    body: Callable[[ProcessVerifier], Awaitable[None]],
-    cpu_limit_s: float = CPU_LIMIT_S,
-) -> None:
-    """Run the body with a verifier that allows little."""
-
-    async def main() -> None:
-        config = make_config(run, verify_cpu_s=cpu_limit_s)
-        async with ProcessVerifier.open(config) as verifier:
-            await body(verifier)
-
-    run_async(main)
+from tests.unit.verifier_trap import CPU_LIMIT_S, WALL_LIMIT_S, fork_of, with_process
 
 
 def with_both(run: RunConfig, body: Callable[[Verifier], Awaitable[None]]) -> None:
@@ -211,13 +124,6 @@ def test_a_scorer_that_waits_costs_nobody_a_fault(trap: RunConfig) -> None:
         assert (verifier.counters.starved, verifier.counters.overruns) == (1, 0)
 
     with_process(trap, body)
-
-
-def fork_of(verifier: ProcessVerifier) -> psutil.Process:
-    """The process that scores strangers' text."""
-    assert verifier._foreign._process is not None
-    (fork,) = psutil.Process(verifier._foreign._process.pid).children()
-    return fork
 
 
 def test_an_honest_group_is_not_blamed_for_a_machine_that_was_paused(trap: RunConfig) -> None:

@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
+from swarm.telemetry.metrics import METRICS
 from swarm.telemetry.reports import (
     ADVICE,
     ALARMS_DOMAIN,
     DOMAIN,
     LABELS_MAX,
-    METRICS,
     NOTES_MAX,
     PEERS_MAX,
     REPORT_BYTES_MAX,
@@ -25,7 +25,7 @@ from swarm.telemetry.reports import (
     Alarm,
     AlarmReport,
     AlarmsReport,
-    Broadcast,
+    BroadcastReport,
     NodeReport,
     PeerTraffic,
     Status,
@@ -58,7 +58,7 @@ def report_of(peer: PeerId = NODE.peer_id, **changes: Any) -> NodeReport:
         "labelled": {"rejected_total": {"expired": 2.0}},
         "peers": (PeerTraffic(peer_id=OTHER.peer_id, bytes_in=5, groups_trained=1),),
         "workers": (WorkerRow(name="box-1", version=4, price_per_h=0.2),),
-        "broadcast": Broadcast(version=4, chunks=3, have="a0", size_bytes=9, complete=False),
+        "broadcast": BroadcastReport(version=4, chunks=3, have="a0", size_bytes=9, complete=False),
         "alarms": (
             AlarmReport(
                 kind=Alarm.DISK_LOW,

@@ -22,10 +22,8 @@ import trio
 from rich.cells import cell_len
 from rich.console import Console
 
-from node.monitor.records import BanStatus, PeerStatus, StatusSnapshot
-from node.monitor.status import serve_status
-from node.monitor.top import LocalNode
-from node.monitor.top_view import (
+from node.monitor.console.top import LocalNode
+from node.monitor.console.top_view import (
     ALARMS_SHOWN,
     WIDTH_COLUMNS,
     Screen,
@@ -35,8 +33,10 @@ from node.monitor.top_view import (
     swarm_screen,
     versions,
 )
+from node.monitor.status import serve_status
+from node.records.records import BanStatus, PeerStatus, StatusSnapshot
 from swarm.errors import ConfigError
-from swarm.telemetry.dashboard.state import Source, State
+from swarm.telemetry.dashboard.state import DashboardState, ReportSource
 from swarm.telemetry.reports import Alarm, AlarmReport
 from tests.dashboard_samples import NOW_S, seen
 
@@ -67,8 +67,10 @@ def drawn(screen: Screen, height: int | None = None) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def swarm_of(*nodes: Any, source: Source | None = None) -> Screen:
-    return swarm_screen(State().look(nodes, {}, source or Source("mqtt://b:1883"), NOW_S))
+def swarm_of(*nodes: Any, source: ReportSource | None = None) -> Screen:
+    return swarm_screen(
+        DashboardState().look(nodes, {}, source or ReportSource("mqtt://b:1883"), NOW_S)
+    )
 
 
 # --- frames ------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def test_long_advice_is_read_whole_in_two_lines() -> None:
 
 
 def test_a_broker_that_is_away_and_an_empty_swarm_are_said() -> None:
-    lines = drawn(swarm_of(source=Source("mqtt://b:1883", connected=False, away_s=75.0)))
+    lines = drawn(swarm_of(source=ReportSource("mqtt://b:1883", connected=False, away_s=75.0)))
     assert lines[1].startswith("! the broker does not answer for 1 min 15 s")
     assert lines[-1] == "nobody yet"
 
@@ -135,7 +137,7 @@ def test_whatever_strangers_say_stays_in_its_columns_and_lines(height: int | Non
     swarm = swarm_of(
         *(seen(f"12D3KooW{n:08}", phase=text[:40], agent=text[:80], alarms=(alarm,),
                metrics={"round": 1e300, "own_reward": -1e300}) for n in range(60)),
-        source=Source("mqtt://" + "h" * 200),
+        source=ReportSource("mqtt://" + "h" * 200),
     )  # fmt: skip
     alone = node_screen(
         snapshot(
@@ -232,6 +234,7 @@ def top(*arguments: str, **options: Any) -> list[str]:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_without_a_terminal_it_prints_once_and_without_a_node_it_says_so(tmp_path: Path) -> None:
     command = top("--data-dir", str(tmp_path))
     nobody = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.training.corrections import (
+from node.methods.corrections import (
     TokenLosses,
     behaviour_weights,
     decoupled,
@@ -19,11 +19,7 @@ from node.training.corrections import (
     second_moment_kept,
     truncated_importance,
 )
-from node.training.losses import (
-    clipped_surrogate,
-    dual_clipped_surrogate,
-    dual_clipped_tokens,
-)
+from node.methods.losses import clipped_surrogate, dual_clipped_surrogate, dual_clipped_tokens
 
 TAU = 0.04
 COUNT = 200

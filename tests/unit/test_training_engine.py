@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from node.engines import torch_engine
-from node.engines.base import Sampling
 from node.engines.torch_engine import generate, pick_tokens
-from node.training.base import TrainingGroup
-from node.training.spec import TrainerSpec
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.rollouts import FinishReason
@@ -87,14 +87,14 @@ def test_logits_are_computed_where_they_are_needed_alone(make, tmp_path):
     policy = open_policy(make(tmp_path))
     positions = []
     policy.model.get_output_embeddings().register_forward_hook(
-        lambda module, inputs, output: positions.append(output.shape[1])
+        lambda module, inputs, output: positions.append(output.shape[:-1].numel())
     )
     groups = generate(policy, ["a long prompt " * 5, "short"], 2, SAMPLING, 1, 0)
-    assert set(positions) == {1}
+    assert max(positions) <= 4  # one of each completion
     positions.clear()
     long = TrainingGroup("a long prompt " * 5, groups[0], (1.0, -1.0), own_tokens=True)
     GroupTrainer(policy, TrainerSpec("test"), 10_000).train([long])
-    assert set(positions) == {max(len(c.token_ids) for c in groups[0])}
+    assert max(positions) == sum(len(c.token_ids) for c in groups[0])
 
 
 def test_prompts_of_one_token_are_sampled_from(tmp_path):

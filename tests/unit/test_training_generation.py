@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from node.engines import torch_engine
-from node.engines.base import Sampling
 from node.engines.torch_engine import Generation, generate
-from node.training.policy import Policy
+from node.interfaces.engine import Sampling
+from node.policies.policy import Policy
 from swarm.rollouts import Completion, version_spans
 from tests.unit.training_support import (
     gpt2_directory,

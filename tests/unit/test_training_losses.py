@@ -3,12 +3,7 @@ import math
 import pytest
 import torch
 
-from node.training.losses import (
-    clipped_surrogate,
-    clipped_tokens,
-    token_logprobs,
-    token_weights,
-)
+from node.methods.losses import clipped_surrogate, clipped_tokens, token_logprobs, token_weights
 
 LOW, HIGH = 0.2, 0.28
 

@@ -7,16 +7,19 @@ from random import Random
 import pytest
 import torch
 
-from node.training import losses, wire
-from node.training.base import TrainingGroup
-from node.training.objectives import OBJECTIVES, Tokens
-from node.training.policy import Policy
-from node.training.spec import DEFAULT_LOSS, LOSSES, TrainerSpec
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import DEFAULT_LOSS, LOSSES, TrainerSpec
+from node.methods import losses
+from node.methods.objectives import OBJECTIVES, Tokens
+from node.policies.policy import Policy
+from node.training import frames
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from tests.unit.training_support import group, open_policy, qwen_directory
 
-SPEC = TrainerSpec("test", learning_rate=0.01, grad_norm_max=1e9)
+SPEC = TrainerSpec(
+    "test", learning_rate=0.01, grad_norm_max=1e9, step_guard=False, foreign_weighting="none"
+)
 MANY = 100_000  # tokens: one micro-batch
 STALE = ("grpo", "dapo", "decoupled", "tis", "m2po")
 
@@ -235,7 +238,7 @@ def test_the_share_of_a_batch_without_log_probs_is_capped(directory, policy):
 
 def test_the_source_travels_to_the_trainer_process(policy):
     groups = [replace(each, source="worker") for each in batch(policy)]
-    assert wire.groups_of(wire.group_records(groups)) == groups
+    assert frames.groups_of(frames.group_records(groups)) == groups
 
 
 # --- settings --------------------------------------------------------------------------------

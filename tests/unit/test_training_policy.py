@@ -5,10 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from node.training import checkpoint
+from node.engines.vllm.text import ModelText
+from node.environments.answers import answer_in
+from node.interfaces.prompts import messages_of, plain_text, prompt_of
+from node.interfaces.trainer_spec import TrainerSpec
+from node.policies import checkpoint
+from node.policies.policy import load_policy
 from node.training.memory import MICRO_BATCH_TOKENS_MIN, ModelShape, estimate_bytes, fit, plan
-from node.training.policy import load_policy
-from node.training.spec import TrainerSpec
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError, LocalProtocolError
 from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
@@ -117,6 +120,57 @@ def test_special_tokens_spelled_out_in_text_stay_text(tmp_path):
     first, *middle, last = policy.encode_prompt(SPELLED)
     assert middle == ids
     assert [first, last] == policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
+
+
+def test_what_a_completion_hides_is_seen_in_its_text(tmp_path):
+    """Padded with special tokens, an answer would be right and its padding taught."""
+    policy = open_policy(qwen_directory(tmp_path))
+    answer, special = policy.encode_completion("12"), policy.tokenizer.convert_tokens_to_ids
+    assert policy.decode([*answer, policy.eos_id]) == policy.decode(answer) == "12"
+    padded = [*answer, *special(["<pad>", "<bos>"]), policy.eos_id]
+    assert policy.decode(padded) == "12<pad><bos>"
+    assert policy.decode([policy.eos_id, *answer]) == "<eos>12"
+    assert policy.decode([*answer, len(policy.tokenizer)]) == "12\N{REPLACEMENT CHARACTER}"
+    for text in (policy.decode(padded), policy.decode([*answer, len(policy.tokenizer)])):
+        assert answer_in("last_number", text) is None
+
+
+CHAT = (
+    "<bos>{% for m in messages %}{% if m.role == 'system' %}[{{ m.content }}]{% else %}"
+    "{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}assistant:<answer>"
+)
+
+
+@pytest.mark.parametrize("question", ["1+1?", SPELLED])
+def test_instructions_go_through_the_chat_template(tmp_path, question):
+    directory = qwen_directory(tmp_path)
+    (directory / "chat_template.jinja").write_text(CHAT)
+    policy = open_policy(directory)
+    prompt = prompt_of(question, "Be brief.", (("2+2?", "4"),))
+    first, *middle, last = policy.encode_prompt(prompt)
+    assert [first, last] == policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
+    text = f"[Be brief.]user: 2+2?\nassistant: 4\nuser: {question}\nassistant:"
+    assert middle == policy.encode_completion(text)
+    request = ModelText(directory).encode_request(prompt)
+    assert request["messages"] == messages_of(prompt)
+
+
+@pytest.mark.parametrize("template", ["no such role", "'system' {{ raise('not supported') }}"])
+def test_a_template_without_a_system_gets_it_in_the_first_question(tmp_path, template):
+    directory = qwen_directory(tmp_path)
+    no_system = "<bos>{{ messages[0].content }}<answer>{# " + template + " #}"
+    (directory / "chat_template.jinja").write_text(no_system)
+    policy, prompt = open_policy(directory), prompt_of("1+1?", "Be brief.")
+    assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
+    (message,) = ModelText(directory).encode_request(prompt)["messages"]
+    assert message == {"role": "user", "content": "Be brief.\n\n1+1?"}
+
+
+def test_without_a_chat_template_instructions_are_plain_text(tmp_path):
+    policy = open_policy(qwen_directory(tmp_path))
+    prompt = prompt_of("1+1?", "Be brief.")
+    assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
+    assert ModelText(tmp_path).encode_request(prompt)["prompt"] == plain_text(prompt)
 
 
 @pytest.mark.parametrize("content", ["content", "content | upper"])

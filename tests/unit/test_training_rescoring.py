@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from node.engines.base import Sampling
-from node.training import losses
-from node.training.base import TrainingGroup
-from node.training.spec import TrainerSpec
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.methods import losses
 from node.training.worker import TrainerCore
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.interfaces.trainer_spec import TrainerSpec
 from node.training.memory import plan
 from node.training.ranks import Ranks
-from node.training.sharded import dealt
-from node.training.spec import TrainerSpec
+from node.training.sharded.trainer import dealt
 from node.training.worker import THREADS_DEFAULT_MAX, threads
 from tests.unit.training_support import qwen_directory
 

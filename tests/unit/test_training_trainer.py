@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from node.training.base import TrainingGroup
-from node.training.policy import Policy
-from node.training.spec import TrainerSpec
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.policies.policy import Policy
 from node.training.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (
@@ -17,7 +17,7 @@ from tests.unit.training_support import (
     qwen_directory,
 )
 
-SPEC = TrainerSpec("test", grad_norm_max=1e9)
+SPEC = TrainerSpec("test", grad_norm_max=1e9, step_guard=False, foreign_weighting="none")
 MANY = 100_000  # tokens: one micro-batch
 LONG = "what all of these prompts have in common, which is worth a pass of its own: "
 
@@ -191,7 +191,7 @@ def test_cut_foreign_text_gets_no_end(qwen):
 def test_completions_too_long_for_the_context_are_skipped_and_counted(qwen):
     groups = [group(qwen, "1+1=", ["2", "3", "9" * 200], [1.0, -0.5, -0.5], own=False)]
     report, gradient = update(qwen, groups)
-    short = [group(qwen, "1+1=", ["2", "3"], [1.0, -0.5], own=False)]
+    short = [group(qwen, "1+1=", ["2", "3"], [0.75, -0.75], own=False)]  # centred again
     assert report.skipped_completions == 1
     assert torch.equal(gradient, update(qwen, short)[1])
 
@@ -206,15 +206,30 @@ def test_tokens_that_the_policy_does_not_have_are_skipped_and_counted(policy):
         assert gradient.norm() > 0.0
 
 
-def test_foreign_completions_beyond_the_run_are_skipped_and_own_ones_are_not(qwen):
-    spec = replace(SPEC, completion_tokens_max=3)
-    swamp = group(qwen, "1+1=", ["222", "3333", "9" * 90], [1.0, -0.5, -0.5], own=False)
+def test_foreign_texts_beyond_the_run_are_skipped_and_own_ones_are_not(qwen):
+    spec = replace(SPEC, completion_chars_max=3)
+    swamp = group(qwen, "1+1=", ["222", "3", "3333", "9" * 90], [1.0, -0.4, -0.3, -0.3], own=False)
     report, gradient = update(qwen, [swamp], spec)
-    assert (report.skipped_completions, report.trained_tokens) == (2, 3 + 1)
-    within = group(qwen, "1+1=", ["222"], [1.0], own=False)
-    assert torch.equal(gradient, update(qwen, [within], spec)[1])
+    assert (report.skipped_completions, report.trained_tokens) == (2, 4 + 2)
+    within = group(qwen, "1+1=", ["222", "3"], [0.7, -0.7], own=False)
+    assert close(gradient, update(qwen, [within], spec)[1])
     own = group(qwen, "1+1=", ["2", "3333"], [1.0, -1.0])
     assert update(qwen, [own], spec)[0].skipped_completions == 0
+
+
+def test_a_foreign_answer_that_is_long_in_our_tokens_is_trained_on_as_one_of_the_runs_length(qwen):
+    """Ours are bytes: an answer of two tokens elsewhere may be ten of them here."""
+    spec = replace(SPEC, completion_tokens_max=4)
+    long = group(qwen, "1+1=", ["ninety nine", "3"], [1.0, -1.0], own=False)
+    report, gradient = update(qwen, [long], spec)
+    assert (report.skipped_completions, report.trained_tokens) == (0, 12 + 2)
+    first, second = (
+        update(qwen, [replace(long, completions=(c,), advantages=(a,))], SPEC)[1]
+        for c, a in zip(long.completions, long.advantages, strict=True)
+    )
+    assert close(gradient, (5 * first + 2 * second) / 7)  # each a mean over its own tokens
+    whole = update(qwen, [long], SPEC)[1]
+    assert close(whole, (12 * first + 2 * second) / 14)
 
 
 def test_rows_that_memory_does_not_hold_are_skipped_and_counted(policy):
@@ -261,7 +276,7 @@ def test_a_batch_without_any_advantage_is_no_update(qwen):
 
 def test_one_update_per_batch_never_clips_and_several_do(qwen):
     groups = ragged(qwen)
-    spec = TrainerSpec("test", learning_rate=0.01)
+    spec = TrainerSpec("test", learning_rate=0.01, step_guard=False, foreign_weighting="none")
     assert GroupTrainer(qwen, spec, MANY).train(groups).clip_fraction == 0.0
     several = GroupTrainer(qwen, replace(spec, updates_per_batch=4), MANY).train(groups)
     assert several.clip_fraction > 0.0

@@ -5,15 +5,15 @@ import pytest
 from swarm.errors import LocalProtocolError
 from swarm.leasing import trial
 from swarm.leasing.known_worker import ESTABLISHED, LOST_SHARE, STANDING_LASTS_S, KnownWorker, Proof
-from swarm.leasing.trial import BEHIND_S, WAITS_S, Allowance, Line, Place, Trial, TrialsOut
+from swarm.leasing.trial import BEHIND_S, WAITS_S, Allowance, Line, Trial, TrialsOut, WorkerOrigin
 
 ALLOWANCE = Allowance(short=8, least=1)
-HOME, BLOCK = Place("10.0.0.7"), Place("198.51.100.0/24", 0.25)
+HOME, BLOCK = WorkerOrigin("10.0.0.7"), WorkerOrigin("198.51.100.0/24", 0.25)
 SHORT, LONG = Trial(HOME, is_long=False), Trial(HOME, is_long=True)
 NOTHING = TrialsOut()
 
 
-def line_of(*workers: str, where: Place = HOME) -> Line:
+def line_of(*workers: str, where: WorkerOrigin = HOME) -> Line:
     line = Line()
     for at, worker in enumerate(workers):
         line.ask(worker, Trial(where, is_long=False), 0.0, float(at))
@@ -38,7 +38,10 @@ def test_a_place_gets_its_part_and_one_credit_at_least() -> None:
     assert ALLOWANCE.left(mine, TrialsOut.of([(mine, 2)])) == 1
     assert ALLOWANCE.left(mine, TrialsOut.of([(mine, 2), (Trial(BLOCK, is_long=True), 1)])) == 0
     assert ALLOWANCE.left(mine, TrialsOut.of([(SHORT, 7)])) == 1  # others take none of its part
-    assert Allowance(short=2, least=1).left(Trial(Place("b", 0.01), is_long=False), NOTHING) == 1
+    assert (
+        Allowance(short=2, least=1).left(Trial(WorkerOrigin("b", 0.01), is_long=False), NOTHING)
+        == 1
+    )
 
 
 def test_a_trial_comes_back_from_its_record() -> None:
@@ -78,7 +81,7 @@ def test_who_stops_asking_loses_its_turn() -> None:
 def test_what_a_place_holds_puts_its_workers_back_and_not_for_ever() -> None:
     line = Line()
     line.ask("crowd", Trial(HOME, is_long=False), 0.0, 0.0)
-    line.ask("other", Trial(Place("10.0.0.9"), is_long=False), 0.0, 1.0)
+    line.ask("other", Trial(WorkerOrigin("10.0.0.9"), is_long=False), 0.0, 1.0)
     out = TrialsOut.of([(SHORT, 2)])
     assert (ahead(line, "crowd", 1.0, out), ahead(line, "other", 1.0, out)) == (1, 0)
     line.leave("other")
@@ -86,7 +89,7 @@ def test_what_a_place_holds_puts_its_workers_back_and_not_for_ever() -> None:
     line.ask("crowd", Trial(HOME, is_long=False), 0.0, 9.0)
     for now in range(9, int(late) + 1, 9):
         line.ask("crowd", Trial(HOME, is_long=False), 0.0, float(now))
-    line.ask("other", Trial(Place("10.0.0.9"), is_long=False), 0.0, late)
+    line.ask("other", Trial(WorkerOrigin("10.0.0.9"), is_long=False), 0.0, late)
     assert ahead(line, "crowd", late, out) == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.engines.unfinished import Ask, Piece, Unfinished
+from node.engines.vllm.unfinished import Ask, Piece, Unfinished
 from swarm.rollouts import FinishReason, version_spans
 
 PROMPT = (1, 2, 3)

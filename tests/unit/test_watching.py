@@ -201,6 +201,7 @@ def test_a_node_whose_clock_was_set_back_is_seen_when_it_starts_again() -> None:
 # --- hostile ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_million_topic_names_leave_nothing_behind() -> None:
     watch = Watch()
     payload = encode_report(report_of(), NODE)
@@ -300,6 +301,7 @@ def test_the_number_of_nodes_is_bounded_and_gone_ones_make_room() -> None:
     assert there == [four.peer_id, two.peer_id, three.peer_id]
 
 
+@pytest.mark.slow
 def test_the_bytes_of_all_reports_are_bounded() -> None:
     watch = Watch()
     notes = ("n" * 400,) * 16

@@ -6,17 +6,24 @@ from random import Random
 
 import pytest
 
-from node.monitor.events import FILE_NAME, EventLog, Record, history
-from node.monitor.records import (
+from node.loops.spreading import MARKS, WATCHED_MAX, SpreadWatch
+from node.monitor.report.report import write_report
+from node.monitor.report.waterfall import (
+    PUBLISHER,
+    ROWS_MAX,
+    Bar,
+    Waterfall,
+    WaterfallRow,
+    waterfall,
+)
+from node.records.event_log import FILE_NAME, EventLog, Record, history
+from node.records.records import (
     VersionCame,
     VersionComing,
     VersionPublished,
     VersionSpread,
     VersionSpreading,
 )
-from node.monitor.report import write_report
-from node.monitor.waterfall import PUBLISHER, ROWS_MAX, Bar, Row, Waterfall, waterfall
-from node.spreading import MARKS, WATCHED_MAX, SpreadWatch
 from tests.unit.monitor_records import PEER_A, PEER_B, started
 
 Event = tuple[float, Record]
@@ -59,7 +66,7 @@ def draw(**logs: list[Event]) -> Waterfall:
     return found
 
 
-def only(found: Waterfall, peer: str) -> Row:
+def only(found: Waterfall, peer: str) -> WaterfallRow:
     [row] = [row for row in found.rows if row.peer == peer]
     return row
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from node.engines.weight_changes import changed_tensors, check_alike, layer_of
+from node.policies.weight_diff import changed_tensors, check_alike, layer_of
 from swarm.errors import ChildFailed
 
 NAMES = (

@@ -21,7 +21,7 @@ from swarm.weights.format.artifacts import (
     read_chunk,
     suggested_chunk_bytes,
 )
-from swarm.weights.format.entropy_coding import Writer
+from swarm.weights.format.entropy_coding import PayloadWriter
 from swarm.weights.format.manifest import state_of
 from swarm.weights.format.tensors import WeightsDirectory, open_weights
 from tests.weights_files import bf16, header_of, stepped, tree, write_model, write_tensors
@@ -243,7 +243,7 @@ def test_a_failed_chunk_may_be_tried_again(
 
 
 def chunk_of(*blocks: tuple[int, int, int, int, bytes], magic: bytes = MAGIC) -> bytes:
-    writer = Writer()
+    writer = PayloadWriter()
     writer.content += magic
     for index, start, count, method, payload in blocks:
         for number in (index, start, count, method, len(payload)):
@@ -381,6 +381,7 @@ def test_sizes_of_chunks_have_bounds(base: WeightsDirectory) -> None:
     assert all(CHUNK_TARGET_MIN <= size <= CHUNK_TARGET_MAX for size in suggested)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_blocks_and_not_of_the_model(tmp_path: Path) -> None:
     """Counted over checking the base, encoding, applying and verifying."""
     write_model(tmp_path / "base", 1, size=16_000_000)

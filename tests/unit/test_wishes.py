@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.wishes import drain, read_depth, read_drained, set_depth
+from coordinator.overrides import drain, read_depth, read_drained, set_depth
 from swarm.storage.files import write_whole
 
 WRITERS = 4
@@ -15,7 +15,7 @@ DRAINS = 25
 CHILD = """
 import sys
 from pathlib import Path
-from coordinator.wishes import drain
+from coordinator.overrides import drain
 for n in range({drains}):
     drain(Path(sys.argv[1]), f"child-{{n}}", undo=False)
 """

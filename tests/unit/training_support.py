@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
-from node.engines.base import Sampling
-from node.training.base import TrainingGroup
-from node.training.policy import Policy, load_policy
-from node.training.recipe import TinyRecipe
-from node.training.tiny import blank_model, byte_tokenizer
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer import TrainingGroup
+from node.policies.policy import Policy, load_policy
+from node.policies.recipe import TinyRecipe
+from node.policies.tiny import blank_model, byte_tokenizer
 from swarm.rollouts import Completion, FinishReason
 
 torch.set_num_threads(1)  # threads of so small models mostly wait for each other

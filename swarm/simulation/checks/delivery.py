@@ -27,7 +27,7 @@ from math import inf
 from typing import Final
 
 from swarm.rollouts import GroupId
-from swarm.simulation.checks.invariants import Published
+from swarm.simulation.checks.invariants import PublishedGroup
 from swarm.simulation.faults import FaultEvent
 
 PAIRS_MIN: Final = 12
@@ -110,7 +110,7 @@ class Deliveries:
 
 
 def count_deliveries(
-    published: Collection[Published],
+    published: Collection[PublishedGroup],
     arrived_s: Mapping[tuple[GroupId, int], float],
     hosts: Collection[int],
     away: Away,

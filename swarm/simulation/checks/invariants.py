@@ -239,7 +239,7 @@ class ByteWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedGroup:
     """A group that an honest host published."""
 
     group_id: GroupId
@@ -249,14 +249,16 @@ class Published:
     expires_at_s: float
 
 
-def still_on_offer(published: Collection[Published], rounds: int, adverts: int) -> list[Published]:
+def still_on_offer(
+    published: Collection[PublishedGroup], rounds: int, adverts: int
+) -> list[PublishedGroup]:
     """Those that others are still told of: in one of the producer's newest adverts, and of its
     newest rounds. A producer that lost a checkpoint repeats a round, with other tasks."""
-    by_host: dict[int, dict[tuple[float, int], list[Published]]] = {}
+    by_host: dict[int, dict[tuple[float, int], list[PublishedGroup]]] = {}
     for each in published:
         advert = (each.expires_at_s, each.round)  # all of one advert were made at once
         by_host.setdefault(each.host, {}).setdefault(advert, []).append(each)
-    found: list[Published] = []
+    found: list[PublishedGroup] = []
     for of_host in by_host.values():
         newest = sorted(of_host)[-adverts:]
         last_round = newest[-1][1]

@@ -40,7 +40,7 @@ TUN_QUEUE_PACKETS = 1000
 
 
 @dataclass(slots=True)
-class Made:
+class BuiltNetwork:
     """What was built for a plan."""
 
     namespaces: list[Namespace] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Made:
         return self.namespaces[-1]
 
 
-def build(plan: Mapping[str, Any], made: Made) -> None:
+def build(plan: Mapping[str, Any], made: BuiltNetwork) -> None:
     """Make everything that a plan asks for.
 
     Raises:
@@ -144,7 +144,7 @@ def _say(answer: object) -> None:
 def main() -> None:
     """Run a lab until its owner is gone."""
     plan = json.loads(sys.stdin.buffer.readline())
-    made = Made(mtu=plan["mtu"])
+    made = BuiltNetwork(mtu=plan["mtu"])
     try:
         try:
             build(plan, made)

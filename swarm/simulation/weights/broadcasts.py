@@ -18,7 +18,7 @@ from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.broadcast.broadcast import Broadcast, BroadcastCounters
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
@@ -127,7 +127,7 @@ def simulate(case: BroadcastCase) -> BroadcastResult:
     return result
 
 
-def peer_links(world: World, links: Sequence[LinkProfile]) -> list[PeerLink]:
+def peer_links(world: SimulatedWorld, links: Sequence[LinkProfile]) -> list[PeerLink]:
     """What is known of the peers' links, the publisher's left out."""
     return [
         PeerLink(world.peer_id(host), link.up_bytes_per_s, link.down_bytes_per_s)
@@ -234,7 +234,7 @@ def _blame(peer: PeerId, reason: Reject, detail: str) -> None:
     """Who is distrusted is counted by the broadcast itself."""
 
 
-async def _live(world: World, host: _Host, case: BroadcastCase, started_s: float) -> None:
+async def _live(world: SimulatedWorld, host: _Host, case: BroadcastCase, started_s: float) -> None:
     assert host.broadcast is not None
     if case.late_s and host.number == len(case.links) - 1:
         await trio.sleep(case.late_s)
@@ -250,7 +250,7 @@ async def _live(world: World, host: _Host, case: BroadcastCase, started_s: float
             await trio.sleep_forever()
 
 
-async def _leave(world: World, host: _Host, after_s: float) -> None:
+async def _leave(world: SimulatedWorld, host: _Host, after_s: float) -> None:
     await trio.sleep(after_s)
     host.left = True
     host.over.set()

@@ -17,7 +17,15 @@ from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.weights.hosts import LINK, POLICY, PUBLISHER, RUN_ID, Host, Hosts, open_hosts
+from swarm.simulation.weights.hosts import (
+    LINK,
+    POLICY,
+    PUBLISHER,
+    RUN_ID,
+    Hosts,
+    SimulatedHost,
+    open_hosts,
+)
 from swarm.transport.base import ServeLimits
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -61,7 +69,7 @@ def run_fault(name: str, directory: Path, seed: int = 0) -> FaultRow:
     return deterministic_run(main, seed=seed)
 
 
-def _line(host: Host) -> str:
+def _line(host: SimulatedHost) -> str:
     """The last outcome, as it is told."""
     if not host.outcomes:
         return "nothing"
@@ -265,7 +273,7 @@ async def overtaken(hosts: Hosts) -> FaultRow:
     )
 
 
-def _is_on_its_way(host: Host, version: int) -> bool:
+def _is_on_its_way(host: SimulatedHost, version: int) -> bool:
     progress = host.service.progress()
     return progress is not None and progress.version == version and progress.total_bytes > 0
 

@@ -20,7 +20,7 @@ from swarm.identity import PeerId
 from swarm.peers.connection_gater import Warden
 from swarm.peers.ledger import Ledger
 from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import World, open_world
+from swarm.simulation.world import SimulatedWorld, open_world
 from swarm.transport.memory.network import MemoryTransport
 from swarm.weights.heads import HeadRules
 from swarm.weights.publisher import Published, Publisher, Spread
@@ -81,7 +81,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 @dataclass
-class Host:
+class SimulatedHost:
     """One host, while it is on the network."""
 
     number: int
@@ -128,13 +128,13 @@ class Host:
 class Hosts:
     """The hosts of one world, by number. Number 0 publishes; all are connected to all."""
 
-    def __init__(self, world: World, directory: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, world: SimulatedWorld, directory: Path, nursery: trio.Nursery) -> None:
         self.world = world
         self.directory = directory
         self._nursery = nursery
-        self._hosts: dict[int, Host] = {}
+        self._hosts: dict[int, SimulatedHost] = {}
 
-    def __getitem__(self, number: int) -> Host:
+    def __getitem__(self, number: int) -> SimulatedHost:
         return self._hosts[number]
 
     def source(self, version: int) -> Path:
@@ -152,7 +152,7 @@ class Hosts:
 
     async def start(
         self, number: int, *, store_bytes: int = STORE_BYTES, connect: bool = True
-    ) -> Host:
+    ) -> SimulatedHost:
         """Put a host on the network, for the first time or again on the files that it left."""
         transport = self.world.join(number)
         identity = self.world.identities[number]
@@ -181,7 +181,7 @@ class Hosts:
         )
         spreads: list[Spread] = []
         publisher = Publisher(service, identity, spreads.append) if publishes else None
-        host = Host(
+        host = SimulatedHost(
             number,
             directory,
             transport,
@@ -207,7 +207,7 @@ class Hosts:
                 await own.transport.connect(other.transport.addresses()[0])
 
     async def _live(
-        self, host: Host, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, host: SimulatedHost, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         try:
             with host.scope:

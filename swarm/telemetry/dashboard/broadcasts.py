@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from swarm.telemetry import metrics as m
 from swarm.telemetry.dashboard.history import short
 from swarm.telemetry.fleet_view import NodeView
-from swarm.telemetry.reports import Broadcast
+from swarm.telemetry.reports import BroadcastReport
 
 CELLS_MAX: Final = 96  # in a row; of more chunks, each cell stands for several
 ROWS_MAX: Final = 12  # nodes drawn one by one: those that miss most
@@ -50,7 +51,7 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
 
 def _took(present: Sequence[NodeView]) -> dict[str, float | None]:
     """Of the last version that arrived: seconds, over the bound, and of pause; the worst node's."""
-    names = ("broadcast_s", "broadcast_bound_ratio", "paused_s")
+    names = (m.BROADCAST_S, m.BROADCAST_BOUND_RATIO, m.PAUSED_S)
     return {
         name: max(
             (n.report.metrics[name] for n in present if name in n.report.metrics), default=None
@@ -64,7 +65,7 @@ def cells_of(chunks: int) -> int:
     return min(max(chunks, 1), CELLS_MAX)
 
 
-def cell_shares(broadcast: Broadcast) -> list[float]:
+def cell_shares(broadcast: BroadcastReport) -> list[float]:
     """For each cell, which share of its chunks is there, 0 to 1. A bitfield may be coarser than the
     chunks; it is spread evenly over them. One that is no hexadecimal number counts as empty."""
     width = cells_of(broadcast.chunks)

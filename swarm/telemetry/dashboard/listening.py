@@ -5,7 +5,7 @@ from random import Random
 from typing import Final
 
 from swarm.telemetry.broker_address import Broker
-from swarm.telemetry.dashboard.state import Source
+from swarm.telemetry.dashboard.state import ReportSource
 from swarm.telemetry.fleet_view import Watch
 from swarm.telemetry.mqtt import Incoming, Subscriber
 
@@ -31,13 +31,13 @@ class Listening:
     def _take(self, message: Incoming) -> None:
         self._watch.take(message.topic, message.payload, self._unix_s(), retained=message.retained)
 
-    def source(self) -> Source:
+    def source(self) -> ReportSource:
         """The broker, for the page; called once a frame."""
         now_s, connected = self._unix_s(), self._subscriber.connected
         if connected:
             self._heard_s = now_s
         away_s = None if connected else max(0.0, now_s - self._heard_s)
-        return Source(self._name, connected, away_s, self._name)
+        return ReportSource(self._name, connected, away_s, self._name)
 
     @property
     def failure(self) -> str:

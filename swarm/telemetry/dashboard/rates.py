@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from swarm.telemetry import metrics as m
 from swarm.telemetry.fleet_view import plausible
 from swarm.telemetry.reports import NodeReport
 
@@ -11,8 +12,8 @@ WINDOW_S: Final = 5.0  # a rate is over at least this much, or one interval
 SAMPLES_MAX: Final = 16  # of one node
 RATE_INTERVAL_S_MIN: Final = 0.1  # between two reports; of what is shorter no rate is made
 RATE_MAX: Final = 1e15  # a second, of anything; what is above it nobody measured
-COUNTERS: Final = ("bytes_in_total", "bytes_out_total", "accepted_total", "generated_tokens_total")
-REJECTED: Final = "rejected_total"
+COUNTERS: Final = (m.BYTES_IN_TOTAL, m.BYTES_OUT_TOTAL, m.ACCEPTED_TOTAL, m.GENERATED_TOKENS_TOTAL)
+REJECTED: Final = m.REJECTED_TOTAL
 
 Sample = tuple[float, dict[str, float]]
 

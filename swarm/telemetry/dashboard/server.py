@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.listening import Listening
-from swarm.telemetry.dashboard.state import Source, State
+from swarm.telemetry.dashboard.state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
 
@@ -239,13 +239,13 @@ class Frames:
     """Makes frames of what is watched. That came from strangers: where no frame can be made of it,
     the last good one is shown again, with `failing` set, and counted."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: DashboardState) -> None:
         self._state = state
         self._good: Mapping[str, Any] | None = None
         self.failed = 0
 
     def make(
-        self, nodes: Sequence[NodeView], told: Mapping[str, int], source: Source, now_s: float
+        self, nodes: Sequence[NodeView], told: Mapping[str, int], source: ReportSource, now_s: float
     ) -> bytes | None:
         """The next frame; None where there has been none that could be made."""
         try:
@@ -293,7 +293,7 @@ def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
 async def serve(
     watch: Watch,
     listen: str,
-    source: Callable[[], Source],
+    source: Callable[[], ReportSource],
     *,
     unix_s: Callable[[], float],
     counters: Callable[[], Mapping[str, int]] = dict,
@@ -311,7 +311,7 @@ async def serve(
         ConfigError: it cannot listen there, as itself or in a group.
     """
     listener, board = listen_on(listen), Board()
-    frames = Frames(State(can_act=guarded is not None))
+    frames = Frames(DashboardState(can_act=guarded is not None))
     async with trio.open_nursery() as nursery:
         served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
         url = await nursery.start(served)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Final
 
+from swarm.telemetry import metrics as m
 from swarm.telemetry.dashboard.broadcasts import broadcast_rows
 from swarm.telemetry.dashboard.feeding import Feeding
 from swarm.telemetry.dashboard.history import Series, short
@@ -33,23 +34,37 @@ CENTRAL: Final = ("learner", "coordinator")  # of a run, one of each
 BAND: Final = 0.1  # of the nodes lie below the band of a curve, and as many above it
 
 HISTORY: Final = (
-    "in_bytes_per_s", "out_bytes_per_s", "tokens_per_s", "nodes",
+    "in_bytes_per_s", "out_bytes_per_s", m.TOKENS_PER_S, "nodes",
     "reward", "reward_low", "reward_high", "held_out", "held_out_low", "held_out_high",
 )  # fmt: skip
 NODE_COLUMNS: Final = (
-    "id", "role", "phase", "round", "version", "reward", "held_out", "in_bytes_per_s",
-    "out_bytes_per_s", "in_bytes", "out_bytes", "peers", "accepted", "rejected", "trained_groups",
-    "foreign_groups", "foreign_wanted", "tokens_per_s", "memory_bytes", "heard_s", "gone", "alarms",
-    "lost", "agent", "uptime_s",
+    "id", "role", "phase", m.ROUND, "version", "reward", "held_out", "in_bytes_per_s",
+    "out_bytes_per_s", "in_bytes", "out_bytes", m.PEERS, "accepted", "rejected", "trained_groups",
+    "foreign_groups", "foreign_wanted", m.TOKENS_PER_S, m.MEMORY_BYTES, "heard_s", "gone", "alarms",
+    "lost", "agent", m.UPTIME_S,
 )  # fmt: skip
 WORKER_COLUMNS: Final = (
     "name", "id", "phase", "version", "behind", "groups_per_s", "price_per_h", "admitted",
     "refused", "leased", "heard_s",
 )  # fmt: skip
 
+CAPACITY: Final = (
+    m.IDLE_RATIO,
+    m.PREDICTED_IDLE_RATIO,
+    m.STALENESS_MEAN_STEPS,
+    m.STALENESS_MAX_STEPS,
+    m.PREDICTED_STALENESS_STEPS,
+    m.STALENESS_BOUND_STEPS,
+    m.IN_FLIGHT_GROUPS,
+    m.QUEUED_GROUPS,
+    m.QUEUED_STALENESS_MAX_STEPS,
+    m.COST_PER_H,
+    m.ROUND_S,
+)
+
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ReportSource:
     """Where reports come from: its name, whether it answers, for how many seconds it has not, and
     what nodes are started with so that they report there."""
 
@@ -59,7 +74,7 @@ class Source:
     flag: str = ""
 
 
-class State:
+class DashboardState:
     """From what is watched to what is shown. Holds history, in bounds; see `history.py`."""
 
     def __init__(self, *, can_act: bool = False) -> None:
@@ -75,7 +90,7 @@ class State:
         self,
         nodes: Sequence[NodeView],
         telemetry: Mapping[str, int],
-        source: Source,
+        source: ReportSource,
         now_s: float,
     ) -> dict[str, Any]:
         """All of the page at `now_s`, unix time. `nodes`: those heard last first; `telemetry`: what
@@ -117,9 +132,9 @@ class State:
             "broadcast": broadcast_rows(present),
             "nodes": _nodes(nodes, rates),
             "rejected": _by_label(present, REJECTED),
-            "protocols_in": _by_label(present, "protocol_bytes_in_total"),
-            "protocols_out": _by_label(present, "protocol_bytes_out_total"),
-            "discarded": _by_label(present, "discarded_total"),
+            "protocols_in": _by_label(present, m.PROTOCOL_BYTES_IN_TOTAL),
+            "protocols_out": _by_label(present, m.PROTOCOL_BYTES_OUT_TOTAL),
+            "discarded": _by_label(present, m.DISCARDED_TOTAL),
             "telemetry": dict(telemetry),
         }
 
@@ -142,33 +157,33 @@ def _headline(
 
     # Where there is a learner, its steps are what counts; workers' batches are their own affair.
     learners = [node for node in present if node.report.role == "learner"]
-    rounds = metrics(learners or present, "round")
+    rounds = metrics(learners or present, m.ROUND)
     return {
         "nodes": len(nodes),
         "present": len(present),
         "gone": len(nodes) - len(present),
         "roles": dict(Counter(node.report.role for node in present)),
-        "in_bytes_per_s": rate("bytes_in_total"),
-        "out_bytes_per_s": rate("bytes_out_total"),
-        "in_bytes": sum(metrics(present, "bytes_in_total")),
-        "out_bytes": sum(metrics(present, "bytes_out_total")),
-        "accepted_per_s": rate("accepted_total"),
+        "in_bytes_per_s": rate(m.BYTES_IN_TOTAL),
+        "out_bytes_per_s": rate(m.BYTES_OUT_TOTAL),
+        "in_bytes": sum(metrics(present, m.BYTES_IN_TOTAL)),
+        "out_bytes": sum(metrics(present, m.BYTES_OUT_TOTAL)),
+        "accepted_per_s": rate(m.ACCEPTED_TOTAL),
         "rejected_per_s": rate(REJECTED),
-        "accepted": sum(metrics(present, "accepted_total")),
+        "accepted": sum(metrics(present, m.ACCEPTED_TOTAL)),
         "rejected": sum(total(n.report.labelled.get(REJECTED, {})) for n in present),
-        "tokens_per_s": rate("generated_tokens_total"),
-        "round": median(rounds) if rounds else None,
+        m.TOKENS_PER_S: rate(m.GENERATED_TOKENS_TOTAL),
+        m.ROUND: median(rounds) if rounds else None,
         "round_low": min(rounds, default=None),
         "round_high": max(rounds, default=None),
-        "round_s": _median(metrics(learners or present, "round_s")),
-        "reward": _mean(metrics(present, "own_reward")),
-        "held_out": _mean(metrics(present, "held_out_ratio")),
-        "foreign_groups": _mean(metrics(present, "external_groups")),
-        "foreign_wanted": _mean(metrics(present, "external_groups_wanted")),
-        "pool_groups": sum(metrics(present, "pool_groups")),
-        "pool_bytes": sum(metrics(present, "pool_bytes")),
-        "published_version": max(metrics(present, "published_version"), default=None),
-        "cost_per_h": max(metrics(present, "cost_per_h"), default=None),
+        m.ROUND_S: _median(metrics(learners or present, m.ROUND_S)),
+        "reward": _mean(metrics(present, m.OWN_REWARD)),
+        "held_out": _mean(metrics(present, m.HELD_OUT_RATIO)),
+        "foreign_groups": _mean(metrics(present, m.EXTERNAL_GROUPS)),
+        "foreign_wanted": _mean(metrics(present, m.EXTERNAL_GROUPS_WANTED)),
+        m.POOL_GROUPS: sum(metrics(present, m.POOL_GROUPS)),
+        m.POOL_BYTES: sum(metrics(present, m.POOL_BYTES)),
+        m.PUBLISHED_VERSION: max(metrics(present, m.PUBLISHED_VERSION), default=None),
+        m.COST_PER_H: max(metrics(present, m.COST_PER_H), default=None),
     }
 
 
@@ -192,10 +207,10 @@ def _missed(nodes: Sequence[NodeView]) -> set[tuple[str, str]]:
 
 def _points(present: Sequence[NodeView], headline: Mapping[str, Any]) -> dict[str, float | None]:
     points: dict[str, float | None] = {
-        name: headline[name] for name in ("in_bytes_per_s", "out_bytes_per_s", "tokens_per_s")
+        name: headline[name] for name in ("in_bytes_per_s", "out_bytes_per_s", m.TOKENS_PER_S)
     }
     points["nodes"] = headline["present"]
-    for name, metric in (("reward", "own_reward"), ("held_out", "held_out_ratio")):
+    for name, metric in (("reward", m.OWN_REWARD), ("held_out", m.HELD_OUT_RATIO)):
         values = sorted(metrics(present, metric))
         points[name] = _mean(values)
         points[f"{name}_low"], points[f"{name}_high"] = band(values)
@@ -280,34 +295,34 @@ def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:
         report.peer_id,
         report.role,
         report.phase,
-        figure("round"),
-        figure("policy_version"),
-        short(figure("own_reward")),
-        short(figure("held_out_ratio")),
-        short(live.get("bytes_in_total")),
-        short(live.get("bytes_out_total")),
-        figure("bytes_in_total"),
-        figure("bytes_out_total"),
-        figure("peers"),
-        figure("accepted_total"),
+        figure(m.ROUND),
+        figure(m.POLICY_VERSION),
+        short(figure(m.OWN_REWARD)),
+        short(figure(m.HELD_OUT_RATIO)),
+        short(live.get(m.BYTES_IN_TOTAL)),
+        short(live.get(m.BYTES_OUT_TOTAL)),
+        figure(m.BYTES_IN_TOTAL),
+        figure(m.BYTES_OUT_TOTAL),
+        figure(m.PEERS),
+        figure(m.ACCEPTED_TOTAL),
         total(report.labelled.get(REJECTED, {})),
         sum(peer.groups_trained for peer in report.peers),
-        figure("external_groups"),
-        figure("external_groups_wanted"),
-        short(figure("tokens_per_s")),
-        figure("memory_bytes"),
+        figure(m.EXTERNAL_GROUPS),
+        figure(m.EXTERNAL_GROUPS_WANTED),
+        short(figure(m.TOKENS_PER_S)),
+        figure(m.MEMORY_BYTES),
         round(node.heard_s, 1),
         node.gone is not None,
         [alarm.kind.value for alarm in report.alarms],
         node.lost,
         report.agent,
-        figure("uptime_s"),
+        figure(m.UPTIME_S),
     ]
 
 
 def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
     """Of the coordinator, who knows prices, and of the learner, who knows what was handed in."""
-    newest = max(metrics(present, "published_version"), default=None)
+    newest = max(metrics(present, m.PUBLISHED_VERSION), default=None)
     rows: dict[str, dict[str, Any]] = {}
     left_out = 0
     for role in ("coordinator", "learner"):
@@ -364,19 +379,7 @@ def _capacity(present: Sequence[NodeView]) -> dict[str, float | None] | None:
 
     if not central:
         return None
-    return {
-        "idle_ratio": first("idle_ratio"),
-        "predicted_idle_ratio": first("predicted_idle_ratio"),
-        "staleness_mean_steps": first("staleness_mean_steps"),
-        "staleness_max_steps": first("staleness_max_steps"),
-        "predicted_staleness_steps": first("predicted_staleness_steps"),
-        "staleness_bound_steps": first("staleness_bound_steps"),
-        "in_flight_groups": first("in_flight_groups"),
-        "queued_groups": first("queued_groups"),
-        "queued_staleness_max_steps": first("queued_staleness_max_steps"),
-        "cost_per_h": first("cost_per_h"),
-        "round_s": first("round_s"),
-    }
+    return {name: first(name) for name in CAPACITY}
 
 
 def _by_label(present: Sequence[NodeView], name: str) -> list[list[Any]]:

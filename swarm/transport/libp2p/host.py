@@ -84,7 +84,7 @@ from swarm.transport.libp2p.gossip import Gossip, Router
 from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p.reach.relay import dial_through
 from swarm.transport.places import PlaceFigures
-from swarm.transport.request_slots import Place, Served, Share
+from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
 NEGOTIATION_TIMEOUT_S = 10.0
@@ -128,6 +128,7 @@ class Libp2pTransport:
         self._peer_id = identity.peer_id
         self._announce = tuple(announce)
         self._counters = TransportCounters()
+        self._arrivals = Arrivals()
         self._served: dict[str, Served] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._dials: dict[PeerId, trio.Lock] = {}
@@ -381,21 +382,35 @@ class Libp2pTransport:
         share: Share,
     ) -> str | None:
         """Serve one request. Returns the reason if it is to be refused."""
-        request, place, refusal = None, None, "took too long"
-        with trio.move_on_after(served.read_timeout_s):
-            request = await inbound.read_request(served.limits.request_bytes_max)
+        deadline = trio.current_time() + served.read_timeout_s
+        arrival = refusal = None
+        with trio.move_on_at(deadline):
+            length = await inbound.announced()
             refusal = "request is over the limit"
-        if request is not None:
+            if length <= served.limits.request_bytes_max:
+                arrival, refusal = self._arrivals.enter(share, length), "busy"
+        if arrival is None:
+            self._counters.refused[protocol] += 1
+            return refusal or "took too long"
+        try:
+            arrival.scope.deadline = deadline
+            with arrival.scope:
+                request = await inbound.read_request(length)
+                arrival.is_here = True
+            if arrival.scope.cancelled_caught:
+                self._counters.refused[protocol] += 1
+                return "took too long"
             self._counters.count_in(protocol, len(request), peer)
             place = await served.take(share) if inbound.alive else None
-            refusal = "busy"
-        if request is None or place is None:
-            self._counters.refused[protocol] += 1
-            return refusal
-        try:
-            return await self._answer(inbound, peer, protocol, request, served, place)
+            if place is None:
+                self._counters.refused[protocol] += 1
+                return "busy"
+            try:
+                return await self._answer(inbound, peer, protocol, request, served, place)
+            finally:
+                served.give_back(place)
         finally:
-            served.give_back(place)
+            self._arrivals.leave(arrival)
 
     def _share_of(self, stream: NetStream) -> Share:
         """In whose name a stream is served, by its own connection: that may be over already."""
@@ -411,7 +426,7 @@ class Libp2pTransport:
         protocol: str,
         request: bytes,
         served: Served,
-        place: Place,
+        place: RequestSlot,
     ) -> str | None:
         """Answer one request. Returns the reason if it is to be refused."""
         place.scope.deadline = trio.current_time() + served.limits.timeout_s

@@ -126,7 +126,7 @@ class GossipEnd:
         return [end for end in ends if topic in end.subscriptions]
 
 
-class Gossip:
+class MemoryGossip:
     """The gossip of all hosts of one network."""
 
     def __init__(self, wire: Wire, rng: Random) -> None:

@@ -53,7 +53,7 @@ from swarm.transport.base import (
     untold,
 )
 from swarm.transport.memory.calendar import Post
-from swarm.transport.memory.gossip import Flight, Gossip, GossipEnd, Subscription
+from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
 from swarm.transport.places import PlaceFigures
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
@@ -137,7 +137,7 @@ class MemoryNetwork:
         self._healed = trio.Event()
         self._paused: dict[PeerId, _Pause] = {}
         self._post = Post(Random(rng.random()))
-        self.gossip = Gossip(self, Random(rng.random()))
+        self.gossip = MemoryGossip(self, Random(rng.random()))
         self.traffic_out: dict[PeerId, Counter[str]] = {}
         self.traffic_in: dict[PeerId, Counter[str]] = {}
         self._spawn(self._post.run)

@@ -29,7 +29,7 @@ from swarm.weights.format.delta import (
     encode_full,
     unit_bytes,
 )
-from swarm.weights.format.entropy_coding import Array, Reader, Writer, malformed
+from swarm.weights.format.entropy_coding import Array, PayloadReader, PayloadWriter, malformed
 from swarm.weights.format.layout import ENTRIES_MAX, VERSION_BYTES_MAX, check_header
 from swarm.weights.format.magnitude_classes import Classes
 from swarm.weights.format.manifest import HEADER_DTYPE, TensorSpec, state_of
@@ -111,7 +111,7 @@ class _Cutter:
     """Gathers blocks into chunks."""
 
     def __init__(self) -> None:
-        self._writer = Writer()
+        self._writer = PayloadWriter()
         self._blocks = 0
         self.raw_bytes = 0  # that the blocks stand for
 
@@ -131,7 +131,7 @@ class _Cutter:
         """What was gathered, if anything."""
         if len(self):
             yield bytes(self._writer.content)
-            self._writer, self._blocks, self.raw_bytes = Writer(), 0, 0
+            self._writer, self._blocks, self.raw_bytes = PayloadWriter(), 0, 0
 
     @property
     def is_full(self) -> bool:
@@ -386,7 +386,7 @@ def read_chunk(chunk: bytes, specs: tuple[TensorSpec, ...]) -> list[_Told]:
     """
     if len(chunk) > CHUNK_BYTES_MAX:
         raise RemoteProtocolError(Reject.OVERSIZE, f"a chunk of {len(chunk)} bytes")
-    reader = Reader(memoryview(chunk))
+    reader = PayloadReader(memoryview(chunk))
     if reader.take(len(MAGIC)) != MAGIC:
         raise malformed("it begins with other bytes")
     blocks: list[_Told] = []

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm.weights.format.entropy_coding import TILE, Array, Reader, Writer, malformed
+from swarm.weights.format.entropy_coding import TILE, Array, PayloadReader, PayloadWriter, malformed
 from swarm.weights.format.layout import DTYPE_BITS
 from swarm.weights.format.magnitude_classes import (
     ALONE,
@@ -143,13 +143,13 @@ def _planes(units: Array, dtype: str, method: Method) -> Payload:
     if dtype in FLOATS:
         units = (units << units.dtype.type(1)) | (units >> units.dtype.type(8 * units.itemsize - 1))
     planes = units.view(np.uint8).reshape(-1, units.itemsize)
-    writer = Writer()
+    writer = PayloadWriter()
     for plane in range(units.itemsize):
         writer.stream(planes[:, plane], text=dtype not in FLOATS)
     return Payload(method, bytes(writer.content))
 
 
-def _from_planes(reader: Reader, count: int, dtype: str) -> Array:
+def _from_planes(reader: PayloadReader, count: int, dtype: str) -> Array:
     width = unit_bytes(dtype)
     planes = np.empty((count, width), np.uint8)
     for plane in range(width):
@@ -169,7 +169,7 @@ def _sparse(
     thresholds: tuple[int, ...],
 ) -> Payload:
     """`differs`: at which elements, `count` of them."""
-    writer = Writer()
+    writer = PayloadWriter()
     writer.varint(len(thresholds))
     for threshold in thresholds:
         writer.varint(threshold)
@@ -216,7 +216,7 @@ def unzigzag(folded: Array) -> Array:
     return steps
 
 
-def _write_class(writer: Writer, words: Array, places: Array, steps: Array) -> None:
+def _write_class(writer: PayloadWriter, words: Array, places: Array, steps: Array) -> None:
     """One class of several: which of its members changed, and their steps."""
     members = count_of(words)
     ranks = ranks_of(words, places)
@@ -229,7 +229,7 @@ def _write_class(writer: Writer, words: Array, places: Array, steps: Array) -> N
     writer.symbols(told)
 
 
-def _write_gaps(writer: Writer, ranks: Array, steps: Array) -> None:
+def _write_gaps(writer: PayloadWriter, ranks: Array, steps: Array) -> None:
     """Elements by the gaps between them, with their steps' sizes and signs."""
     writer.varint(len(ranks) << 1)
     if not len(ranks):
@@ -261,7 +261,7 @@ def decode_block(
         raise malformed("a block has too many elements, or none")
     if method not in Method.__members__.values():
         raise malformed("unknown method")
-    reader = Reader(payload)
+    reader = PayloadReader(payload)
     if Method(method).needs_base:
         if base is None:
             raise malformed("a block needs a base, there is none")
@@ -274,7 +274,7 @@ def decode_block(
     return units
 
 
-def _with_base(method: Method, reader: Reader, dtype: str, before: Array) -> Array:
+def _with_base(method: Method, reader: PayloadReader, dtype: str, before: Array) -> Array:
     if method == Method.XOR:
         return _from_planes(reader, len(before), dtype) ^ before
     thresholds = _read_thresholds(reader, dtype, before)
@@ -285,7 +285,7 @@ def _with_base(method: Method, reader: Reader, dtype: str, before: Array) -> Arr
     return before
 
 
-def _read_thresholds(reader: Reader, dtype: str, before: Array) -> tuple[int, ...]:
+def _read_thresholds(reader: PayloadReader, dtype: str, before: Array) -> tuple[int, ...]:
     count = reader.varint(CLASSES_MAX - 1 if dtype in FLOATS else 0)
     most = (1 << (8 * before.itemsize - 1)) - 1
     thresholds = tuple(reader.varint(most) for _ in range(count))
@@ -294,7 +294,7 @@ def _read_thresholds(reader: Reader, dtype: str, before: Array) -> tuple[int, ..
     return thresholds
 
 
-def _read_alone(reader: Reader, dtype: str, before: Array) -> Array:
+def _read_alone(reader: PayloadReader, dtype: str, before: Array) -> Array:
     """Elements that are one class."""
     marked = reader.varint(len(before) << 1 | 1)
     if not marked & 1:
@@ -308,7 +308,7 @@ def _read_alone(reader: Reader, dtype: str, before: Array) -> Array:
     return before
 
 
-def _read_class(reader: Reader, dtype: str, units: Array, words: Array) -> None:
+def _read_class(reader: PayloadReader, dtype: str, units: Array, words: Array) -> None:
     """Apply one class of several to `units`, in place."""
     members = count_of(words)
     marked = reader.varint(members << 1 | 1)
@@ -327,7 +327,7 @@ def _stepped(units: Array, steps: Array, dtype: str) -> Array:
     return ordered(ordered(units, dtype) + steps, dtype)
 
 
-def _read_all(reader: Reader, count: int, members: int, dtype: np.dtype[Any]) -> Array:
+def _read_all(reader: PayloadReader, count: int, members: int, dtype: np.dtype[Any]) -> Array:
     """The steps of all members, `count` of which are not 0; zigzag."""
     if not count:
         raise malformed("a dense class of nothing")
@@ -338,7 +338,7 @@ def _read_all(reader: Reader, count: int, members: int, dtype: np.dtype[Any]) ->
 
 
 def _read_gaps(
-    reader: Reader, count: int, members: int, dtype: np.dtype[Any]
+    reader: PayloadReader, count: int, members: int, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
     """Ranks, ascending and below `members`, and the steps there."""
     if not count:

@@ -72,7 +72,7 @@ def compress(content: Any, text: bool = False) -> bytes:
     return found.compress(content)
 
 
-class Writer:
+class PayloadWriter:
     """Gathers the payload of a block."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ def _unpack(packed: Array, width: int, count: int) -> Array:
     return unpacked
 
 
-class Reader:
+class PayloadReader:
     """Reads a payload from anywhere. Raises `RemoteProtocolError` for all that is wrong with it."""
 
     def __init__(self, content: memoryview) -> None:

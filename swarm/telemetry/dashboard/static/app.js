@@ -1,4 +1,4 @@
-// The page: takes frames, decides what state it is in, and hands each part its figures.
+// The page: takes frames and hands each part its figures.
 
 import { Chart } from "./charts.js";
 import { DASH, amount, clock, duration, fixed, h, missing, number, percent, plural, printable, s, say, scaled, short } from "./format.js";
@@ -11,6 +11,7 @@ const ALARM_NAMES = {
   not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
   staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many groups refused",
   disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
+  nothing_to_learn: "Nothing to learn",
 };
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
@@ -348,7 +349,7 @@ function telemetry(state) {
   ]);
 }
 
-// --- what a person does ---
+// --- input ---
 
 for (const button of document.querySelectorAll("[data-span]")) {
   button.addEventListener("click", () => {

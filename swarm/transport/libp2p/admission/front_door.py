@@ -47,9 +47,9 @@ from swarm.errors import RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import canonical_ip
 from swarm.transport.libp2p.connection.negotiation import (
-    Offer,
     Readable,
     Reader,
+    Responder,
     Write,
     agree,
     proposal,
@@ -181,7 +181,7 @@ async def _negotiate(
         await write(proposal(protocol))
         await agree(reader, protocol)
     else:
-        offer = Offer(reader, write)
+        offer = Responder(reader, write)
         if await offer.choice({protocol}, TRIES_MAX) is None:
             raise RequestRefused(f"{protocol} is not spoken")
         await offer.flush()

@@ -79,7 +79,7 @@ class Reader:
         return (await self.exactly(length)).decode(errors="replace").removesuffix("\n")
 
 
-class Offer:
+class Responder:
     """The end that is asked. What it has to say is kept back while more of the peer's is there, so
     that it leaves together with what comes after it."""
 

@@ -17,7 +17,7 @@ import trio
 from libp2p.exceptions import BaseLibp2pError
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
-from swarm.transport.libp2p.connection.negotiation import Offer, Reader, agree, proposal
+from swarm.transport.libp2p.connection.negotiation import Reader, Responder, agree, proposal
 from swarm.transport.libp2p.connection.yamux import EventStream, MuxedConnection, Stream, put_back
 from swarm.transport.metering import STREAM_S
 
@@ -48,7 +48,7 @@ class InboundStream:
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._reader = Reader(stream, READ_BYTES)
-        self._offer = Offer(self._reader, stream.write)
+        self._offer = Responder(self._reader, stream.write)
 
     async def negotiate(self, served: Container[str]) -> str | None:
         """The protocol that the peer chose, or `None` if it found nothing that is served.
@@ -63,10 +63,14 @@ class InboundStream:
         await self._offer.flush()
         put_back(self._stream, self._reader.rest)
 
-    async def read_request(self, bytes_max: int) -> bytes | None:
-        """The payload, or `None` if it is over the limit."""
+    async def announced(self) -> int:
+        """How long the request will be, in bytes."""
         (length,) = LENGTH.unpack(await self._reader.exactly(LENGTH.size))
-        return await self._reader.exactly(length) if length <= bytes_max else None
+        return int(length)
+
+    async def read_request(self, length: int) -> bytes:
+        """The payload, of the announced length."""
+        return await self._reader.exactly(length)
 
     async def answer(self, response: bytes) -> None:
         head = self._offer.reply + STATUS.pack(ANSWERED, len(response))

@@ -49,7 +49,7 @@ class Opinion:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReachVerdict:
     """What is believed. `reachable` None: there is too little to go by."""
 
     reachable: bool | None = None
@@ -157,7 +157,7 @@ class Observations:
 
     # --- what is believed --------------------------------------------------------------------
 
-    def decide(self, now_s: float) -> Verdict:
+    def decide(self, now_s: float) -> ReachVerdict:
         """What is believed now."""
         for voice, opinion in list(self._opinions.items()):
             if now_s - opinion.at_s > FORGET_S:
@@ -165,7 +165,7 @@ class Observations:
         counting = self._counting()
         if not counting:
             self.forget()
-            return Verdict()
+            return ReachVerdict()
         distance = _distance(counting[0].witness_ip)
         if distance != self._distance:
             self._distance = distance
@@ -184,7 +184,7 @@ class Observations:
         votes = Counter(o.observed_ip for o in counting)
         agreed = self._agreed.get(4) or self._agreed.get(6)
         kept = [o.keeps_port for o in counting if o.keeps_port is not None]
-        return Verdict(
+        return ReachVerdict(
             reachable=reachable,
             observed_ip=agreed,
             likely_ip=agreed or votes.most_common(1)[0][0],

@@ -58,7 +58,7 @@ from swarm.transport.libp2p.reach.observations import (
     ASK_AGAIN_S,
     Observations,
     Opinion,
-    Verdict,
+    ReachVerdict,
     voice_of,
 )
 from swarm.transport.libp2p.reach.relay import (
@@ -162,7 +162,7 @@ class Reach:
         self._rules = rules
         self._rng = rng
         self._observations = Observations()
-        self._verdict = Verdict()
+        self._verdict = ReachVerdict()
         self._inbound: WeakSet[SwarmConn] = WeakSet()  # connections that were there before
         self._asked: dict[PeerId, float] = {}
         self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()

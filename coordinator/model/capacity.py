@@ -1,0 +1,519 @@
+"""What a learner needs of its rollout workers, and what it gets: the capacity model of ECHO-2.
+
+Pure. Seconds, bytes and dollars; a group is a rollout group, a step one update of the learner, a
+period the κ steps from one publication of weights to the next. Two forms:
+
+*Paused*, the paper's: a worker stands still while weights arrive, so a period of κT seconds leaves
+κT - B for its κR groups: Σμ ≥ κR / (κT - B), and a step takes max(T, R/Σμ + B/κ).
+
+*Overlapped*: it goes on with the version it has. Then the broadcast costs no groups, Σμ ≥ R/T, but
+staleness: a group begun just before the new version arrives is κ - 1 + ⌈(B + H)/T⌉ steps old when
+it is consumed, H being the time from its beginning to then.
+
+H has two bounds, and the larger counts. A group is ready after its generation and then waits for
+the next step: T_gen + T. And as the oldest go first, one that began with C groups generating or
+waiting goes with the ⌈C/R⌉th step from then. C has to be R, and what is being generated, and, where
+workers pause, what is consumed meanwhile; with less the learner waits, with more groups grow old.
+A learner that waits publishes that much before its next step, which counts for freshness.
+
+`tests/unit/test_capacity_simulation.py` holds all of it against a queue of events: where workers
+suffice, the worst staleness is what is said here or one less. Where they do not, in the paused
+form, steps come in bursts, and it is an estimate.
+
+Production holds a lease back where its groups would come too late (`swarm.leasing.staleness`), so
+where groups would be too old by this model, none are: workers wait, and the learner for them. The
+model does not say how long; it plans only where it does not happen.
+
+The time of a broadcast depends on who takes part. Here that is given; who should, and with it the
+fixed point, is the business of `activation`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from swarm.errors import ConfigError
+from swarm.identity import PeerId
+from swarm.weights.format.artifacts import suggested_chunk_bytes
+from swarm.weights.format.topology import FROM_PUBLISHER, PeerLink, Prediction, Strategy, choose
+
+WORKERS_MAX = 512  # in one plan, as many as a broadcast is planned for
+STALENESS_MAX = 64
+DELTA_SIZES_MAX = 16
+INFLIGHT_SLACK = 1.1  # times the groups that are being generated on average
+VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # of any input: quotients of these stay finite
+BROADCAST_MARGIN = 1.05  # of a period over a broadcast: a worker drops a version that the next one
+# overtakes, so one that takes a little longer than was predicted would never get any
+ROUNDING = 1e-9  # of a step: what arithmetic adds to a whole number of steps is not one more
+SECONDS_PER_H = 3600.0
+BYTES_PER_GB = 1e9
+
+
+class Form(StrEnum):
+    """What a worker does while weights arrive."""
+
+    PAUSED = "paused"
+    OVERLAPPED = "overlapped"
+
+
+class Obstacle(StrEnum):
+    """Why there is no plan."""
+
+    NO_WORKERS = "no_workers"
+    PERIOD = "period"  # weights would never be published
+    BROADCAST = "broadcast"  # a version is not there when the next one comes
+    STALENESS = "staleness"  # groups are too old even when every step is published
+    CREDITS = "credits"  # fewer groups in flight are allowed than are needed
+    SUPPLY = "supply"  # all workers together are too slow
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """There is no plan, and `why` says it in one line with its numbers."""
+
+    obstacle: Obstacle
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One machine that generates, active or not.
+
+    Raises:
+        ConfigError: a value is no finite number in its range.
+    """
+
+    name: str
+    """The worker's name; with a count, name-1 and so on."""
+    groups_per_s: float
+    """The groups that it generates in a second, with all its slots busy."""
+    generation_s: float
+    """The seconds from the first token of a group to its last, of all but the slowest groups."""
+    up_bytes_per_s: float
+    """Its uplink."""
+    down_bytes_per_s: float
+    """Its downlink."""
+    price_per_h: float = 0.0
+    """Dollars an hour."""
+    egress_price_per_gb: float = 0.0
+    """Dollars for each GB that it sends."""
+    failed_share: float = 0.0
+    """The share of its groups that the learner never admits."""
+    start_s: float = 0.0
+    """The seconds that are paid for before it generates."""
+    lifetime_s: float | None = None
+    """The mean seconds until a spot market takes it back. Left out: it stays until it is
+    released."""
+    relayed: bool = False
+    """Whether it is behind a router, so that it passes no weights on."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("name: must not be empty")
+        require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb", "failed_share", "start_s")
+        if self.failed_share >= 1.0:
+            raise ConfigError(f"failed_share = {self.failed_share}: must be below 1")
+        if self.lifetime_s is not None:
+            require_above_0(self, "lifetime_s")
+
+    @property
+    def survival(self) -> float:
+        """How likely it outlives its start. Also the share of all it is paid for in the long run
+        in which it generates, as a life that ends at random is as long after a start as before."""
+        return 1.0 if self.lifetime_s is None else math.exp(-self.start_s / self.lifetime_s)
+
+    @property
+    def admitted_per_s(self) -> float:
+        """Groups that the learner gets of it in the long run."""
+        return self.groups_per_s * (1.0 - self.failed_share) * self.survival
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the learner does. R, T and S of the paper, and what is published.
+
+    Raises:
+        ConfigError: a value is no finite number in its range.
+    """
+
+    groups_per_step: int
+    """R: how many groups one update consumes."""
+    train_s: float
+    """T: the seconds of one update."""
+    staleness_max: int
+    """S: how many steps old a group may be when it is consumed."""
+    weights_bytes: int
+    """The bytes of a whole version."""
+    up_bytes_per_s: float
+    """The learner's uplink."""
+    delta_bytes: tuple[tuple[int, int], ...] = ()
+    """Pairs of steps and bytes, rising: what a version differs by from one so many steps
+    before. Left out: whole versions are sent."""
+    latency_s: float = 0.05
+    """The seconds one way between two machines."""
+    load_s: float = 0.0
+    """The seconds that encoding, patching and loading a version takes."""
+    group_bytes: int = 0
+    """The bytes of one group on its way to the learner."""
+    price_per_h: float = 0.0
+    """Dollars an hour for the learner's machine."""
+    egress_price_per_gb: float = 0.0
+    """Dollars for each GB that the learner sends."""
+    inflight_groups_max: int | None = None
+    """How many groups may be generating or waiting. Left out: as many as are needed."""
+
+    def __post_init__(self) -> None:
+        require_above_0(self, "groups_per_step", "train_s", "weights_bytes", "up_bytes_per_s")
+        require_not_negative(self, "staleness_max", "latency_s", "load_s", "group_bytes")
+        require_not_negative(self, "price_per_h", "egress_price_per_gb")
+        if self.staleness_max > STALENESS_MAX:
+            raise ConfigError(
+                f"staleness_max = {self.staleness_max}: must be at most {STALENESS_MAX}"
+            )
+        require_above_0(self, "inflight_groups_max")
+        if len(self.delta_bytes) > DELTA_SIZES_MAX:
+            raise ConfigError(f"delta_bytes: must be at most {DELTA_SIZES_MAX} sizes")
+        before = (0, 0)
+        for entry in self.delta_bytes:
+            if not (entry[0] > before[0] and entry[1] > before[1]):
+                raise ConfigError(f"delta_bytes: {list(entry)} after {list(before)} does not rise")
+            before = entry
+
+    def published_bytes(self, period_steps: int) -> int:
+        """What a version is sent as, to who has the one of a period before.
+
+        Between two known sizes a power of the steps; beyond the last, and before the first, in
+        proportion to them, which is what all single deltas take. Never more than a whole version.
+        """
+        if not self.delta_bytes:
+            return self.weights_bytes
+        lower = (0, 0)
+        for upper in self.delta_bytes:
+            if period_steps <= upper[0]:
+                break
+            lower = upper
+        else:
+            return _least(self.weights_bytes, lower[1] * period_steps / lower[0])
+        if lower == (0, 0):
+            return _least(self.weights_bytes, upper[1] * period_steps / upper[0])
+        share = math.log(period_steps / lower[0]) / math.log(upper[0] / lower[0])
+        return _least(self.weights_bytes, lower[1] * (upper[1] / lower[1]) ** share)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Dollars per step."""
+
+    learner: float
+    workers: float
+    egress: float
+
+    @property
+    def total(self) -> float:
+        return self.learner + self.workers + self.egress
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a learner gets of these workers.
+
+    `required_per_s` and `offered_per_s` are admissible groups, Σμ; `step_s` is from one step's
+    beginning to the next's; `utilisation` is what of that the learner trains.
+    """
+
+    form: Form
+    period_steps: int
+    published_bytes: int
+    strategy: Strategy
+    broadcast_s: float
+    required_per_s: float
+    offered_per_s: float
+    step_s: float
+    utilisation: float
+    staleness_worst: int
+    staleness_max: int
+    inflight_groups: int
+    cost: Cost
+
+    @property
+    def suffices(self) -> bool:
+        """The learner does not wait."""
+        return self.offered_per_s >= self.required_per_s
+
+    @property
+    def wastes(self) -> bool:
+        """Some groups are too old when their turn comes, and are thrown away."""
+        return self.staleness_worst > self.staleness_max
+
+
+def default_period(run: Run) -> int:
+    """The paper's κ = S - 1. 0 where S is 1 or 0: it has none for these."""
+    return max(run.staleness_max - 1, 0)
+
+
+def assess(
+    run: Run, workers: Sequence[Worker], form: Form, period_steps: int | None = None
+) -> Capacity | Infeasible:
+    """What these workers, all of them active, make of the run.
+
+    `period_steps` None: the longest period in which no group grows too old, because that pauses
+    least and sends least.
+
+    Raises:
+        ConfigError: more workers than `WORKERS_MAX`, or two of one name.
+    """
+    check_workers(workers)
+    if not workers:
+        return Infeasible(Obstacle.NO_WORKERS, "there are no workers")
+    if period_steps is not None:
+        return _assess(run, workers, form, period_steps)
+    return _longest_period(run, workers, form)
+
+
+def check_workers(workers: Sequence[Worker]) -> None:
+    """
+    Raises:
+        ConfigError: more workers than `WORKERS_MAX`, or two of one name.
+    """
+    if len(workers) > WORKERS_MAX:
+        raise ConfigError(f"{len(workers)} workers: a plan has up to {WORKERS_MAX}")
+    require_unlike([each.name for each in workers])
+
+
+def predicted_broadcast(run: Run, workers: Sequence[Worker], size_bytes: int) -> Prediction:
+    """The shape that would be chosen, and seconds until the last worker can use the weights."""
+    links = [
+        PeerLink(PeerId(each.name), each.up_bytes_per_s, each.down_bytes_per_s, each.relayed)
+        for each in workers
+    ]
+    chunk_bytes = min(suggested_chunk_bytes(size_bytes), size_bytes)
+    found = choose(size_bytes, chunk_bytes, run.up_bytes_per_s, links, run.latency_s)
+    return Prediction(found.plan, found.time_s + run.load_s)
+
+
+def worker_cost_per_s(run: Run, worker: Worker, period_steps: int, size_bytes: int) -> float:
+    """Dollars a second while it is active: its rent, one copy of each version that it passes on,
+    and what it hands in. Where peers pass on less, the learner does and is counted as well, so this
+    is a little too much."""
+    passed_on = 0.0 if worker.relayed else size_bytes / (period_steps * run.train_s)
+    bytes_per_s = passed_on + worker.groups_per_s * run.group_bytes
+    egress_per_s = bytes_per_s * worker.egress_price_per_gb / BYTES_PER_GB
+    return worker.price_per_h / SECONDS_PER_H + egress_per_s
+
+
+def publisher_copies(run: Run, prediction: Prediction, workers: int, size_bytes: int) -> float:
+    """How many copies of a version the learner sends: to each of its children, or, in a swarm, what
+    its uplink carries until all have it, which is an upper bound."""
+    if prediction.plan.strategy is not Strategy.SWARM:
+        return float(prediction.plan.parents.count(FROM_PUBLISHER))
+    sent_s = max(prediction.time_s - run.load_s, 0.0)
+    return min(float(workers), max(1.0, sent_s * run.up_bytes_per_s / size_bytes))
+
+
+def _longest_period(run: Run, workers: Sequence[Worker], form: Form) -> Capacity | Infeasible:
+    refused: Infeasible | None = None
+    oldest = 0
+    for period_steps in range(max(run.staleness_max, 1), 0, -1):
+        if _least_staleness(run, workers, form, period_steps) > run.staleness_max:
+            continue
+        found = _assess(run, workers, form, period_steps)
+        if isinstance(found, Infeasible):
+            refused = refused or found
+        elif found.wastes:
+            oldest = found.staleness_worst
+        else:
+            return found
+    if refused is None and not oldest:
+        found = _assess(run, workers, form, 1)
+        if isinstance(found, Infeasible):
+            return found
+        oldest = found.staleness_worst
+    if oldest:
+        return Infeasible(
+            Obstacle.STALENESS,
+            f"published as often as broadcasts allow, groups are up to {oldest} steps old when "
+            f"they are consumed, and S = {run.staleness_max}",
+        )
+    assert refused is not None
+    return refused
+
+
+def _least_staleness(run: Run, workers: Sequence[Worker], form: Form, period_steps: int) -> int:
+    """What it would be if weights arrived at once: spares predicting broadcasts of long periods.
+
+    0 where that says nothing: with too few workers, or if they pause.
+    """
+    offered_per_s = sum(each.admitted_per_s for each in workers)
+    if form is Form.PAUSED or offered_per_s * run.train_s < run.groups_per_step:
+        return 0
+    needed = _inflight_needed(run, workers, form, period_steps, 0.0, run.train_s)
+    allowed = run.inflight_groups_max or needed
+    return _staleness(run, workers, form, period_steps, 0.0, run.train_s, allowed)
+
+
+def _assess(
+    run: Run, workers: Sequence[Worker], form: Form, period_steps: int
+) -> Capacity | Infeasible:
+    if period_steps < 1:
+        return Infeasible(
+            Obstacle.PERIOD, f"κ = {period_steps}: weights are published every 1 step or more"
+        )
+    size_bytes = run.published_bytes(period_steps)
+    prediction = predicted_broadcast(run, workers, size_bytes)
+    broadcast_s, period_s = prediction.time_s, period_steps * run.train_s
+    if broadcast_s * BROADCAST_MARGIN >= period_s:
+        return Infeasible(
+            Obstacle.BROADCAST,
+            f"weights take {broadcast_s:.1f} s to the last worker, and κ = {period_steps} leaves "
+            f"{period_s:.1f} s until the next, which overtakes them if they are a little late",
+        )
+    offered_per_s = sum(each.admitted_per_s for each in workers)
+    if offered_per_s < VALUE_MIN:
+        return Infeasible(Obstacle.SUPPLY, "no worker lives long enough to generate anything")
+    required_per_s, step_s = _rates(run, form, period_steps, broadcast_s, offered_per_s)
+    needed = _inflight_needed(run, workers, form, period_steps, broadcast_s, step_s)
+    allowed = run.inflight_groups_max or needed
+    if allowed < needed:
+        return Infeasible(
+            Obstacle.CREDITS,
+            f"{allowed} groups may be in flight, and it takes {needed} to be sure that the learner "
+            "does not wait for them",
+        )
+    waits = offered_per_s < required_per_s
+    if waits:  # nothing piles up, so no more are in flight than are generated and one step's
+        slots = sum(each.groups_per_s * each.generation_s for each in workers)
+        allowed = min(allowed, run.groups_per_step + math.ceil(slots))
+    staleness_worst = _staleness(run, workers, form, period_steps, broadcast_s, step_s, allowed)
+    copies = publisher_copies(run, prediction, len(workers), size_bytes)
+    return Capacity(
+        form=form,
+        period_steps=period_steps,
+        published_bytes=size_bytes,
+        strategy=prediction.plan.strategy,
+        broadcast_s=broadcast_s,
+        required_per_s=required_per_s,
+        offered_per_s=offered_per_s,
+        step_s=step_s,
+        utilisation=run.train_s / step_s,
+        staleness_worst=staleness_worst,
+        staleness_max=run.staleness_max,
+        inflight_groups=needed if run.inflight_groups_max is None else run.inflight_groups_max,
+        cost=_cost(run, workers, period_steps, size_bytes, step_s, copies),
+    )
+
+
+def _rates(
+    run: Run, form: Form, period_steps: int, broadcast_s: float, offered_per_s: float
+) -> tuple[float, float]:
+    """Σμ that is required, and seconds a step with what is offered."""
+    paused_s = broadcast_s if form is Form.PAUSED else 0.0
+    groups, period_s = run.groups_per_step, period_steps * run.train_s
+    required_per_s = period_steps * groups / (period_s - paused_s)
+    step_s = max(run.train_s, groups / offered_per_s + paused_s / period_steps)
+    return required_per_s, step_s
+
+
+def _inflight_needed(
+    run: Run,
+    workers: Sequence[Worker],
+    form: Form,
+    period_steps: int,
+    broadcast_s: float,
+    step_s: float,
+) -> int:
+    """Groups that must be allowed to generate or wait, so that the learner finds R at each step."""
+    rate = sum(each.groups_per_s for each in workers)
+    generation_s = sum(each.groups_per_s * each.generation_s for each in workers) / rate
+    if form is Form.PAUSED:
+        period_s = period_steps * step_s
+        generation_s = generation_s * period_s / (period_s - broadcast_s) + broadcast_s
+    steps = 1.0 + INFLIGHT_SLACK * generation_s / step_s
+    return math.ceil(run.groups_per_step * steps - ROUNDING)
+
+
+def _staleness(
+    run: Run,
+    workers: Sequence[Worker],
+    form: Form,
+    period_steps: int,
+    broadcast_s: float,
+    step_s: float,
+    inflight: int,
+) -> int:
+    """The oldest that a group can be when it is consumed, in steps; the module's text says why."""
+    generation_s = max(each.generation_s for each in workers)
+    turns = math.ceil(inflight / run.groups_per_step - ROUNDING)
+    if form is Form.OVERLAPPED:
+        idle_s = step_s - run.train_s
+        held_s = max(turns * step_s, generation_s + step_s)
+        return period_steps - 1 + max(_steps((broadcast_s - idle_s + held_s) / step_s), 1)
+    # A pause stops what is being generated, and a long group meets more than one.
+    between_s = period_steps * run.train_s - broadcast_s
+    pauses = math.ceil(generation_s / between_s - ROUNDING)
+    ready_s = pauses * broadcast_s + generation_s + run.train_s
+    return period_steps - 1 + max(turns, _steps(ready_s / run.train_s))
+
+
+def _steps(share: float) -> int:
+    return math.ceil(share - ROUNDING)
+
+
+def _cost(
+    run: Run,
+    workers: Sequence[Worker],
+    period_steps: int,
+    size_bytes: int,
+    step_s: float,
+    copies: float,
+) -> Cost:
+    rent_per_s = sum(each.price_per_h for each in workers) / SECONDS_PER_H
+    relayed_price = sum(each.egress_price_per_gb for each in workers if not each.relayed)
+    published = size_bytes * (copies * run.egress_price_per_gb + relayed_price) / period_steps
+    rate = sum(each.groups_per_s for each in workers)
+    price = sum(each.groups_per_s * each.egress_price_per_gb for each in workers) / rate
+    handed_in = run.groups_per_step * run.group_bytes * price
+    return Cost(
+        learner=run.price_per_h / SECONDS_PER_H * step_s,
+        workers=rent_per_s * step_s,
+        egress=(published + handed_in) / BYTES_PER_GB,
+    )
+
+
+def _least(limit_bytes: int, size_bytes: float) -> int:
+    return min(limit_bytes, max(1, round(size_bytes)))
+
+
+def require_above_0(owner: object, *names: str) -> None:
+    """
+    Raises:
+        ConfigError: a field is neither None nor a number above 0.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not VALUE_MIN <= value <= VALUE_MAX:
+            raise ConfigError(f"{name} = {value}: must be a number above 0 (up to {VALUE_MAX:.0e})")
+
+
+def require_not_negative(owner: object, *names: str) -> None:
+    """
+    Raises:
+        ConfigError: a field is no number from 0 up.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if not 0.0 <= value <= VALUE_MAX:
+            raise ConfigError(f"{name} = {value}: must be a number from 0 up (to {VALUE_MAX:.0e})")
+
+
+def require_unlike(names: Sequence[str]) -> None:
+    """
+    Raises:
+        ConfigError: two workers have one name.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ConfigError(f"name = {name}: two workers have it")
+        seen.add(name)

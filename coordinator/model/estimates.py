@@ -1,0 +1,130 @@
+"""From what was measured, and guessed where nothing was, to what the capacity model takes. Pure.
+
+A worker's speed is what the learner admitted of it while it worked; its reliability what was lost
+of its starts. What it says of itself plays no part, but for its links: who names a faster uplink is
+asked to pass on more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.fleet import LearnerCosts, Machine
+from coordinator.model.capacity import Infeasible, Run, Worker, predicted_broadcast
+from swarm.leasing.coordination import ReportedWorker
+from swarm.wire.messages import LearnerReport
+
+MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
+LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway
+FAILED_SHARE_MAX: Final = 0.95
+RATE_MIN: Final = 1e-6  # groups a second: who delivers nothing is as good as this
+START_EWMA_SHARE: Final = 0.3
+UNKNOWN_BYTES: Final = 1_000_000  # of a version, before any was published
+
+
+@dataclass(frozen=True, slots=True)
+class MachineHistory:
+    """What became of a machine's starts."""
+
+    start_s: float | None = None  # from its start to its first fresh version, in the mean
+    up_s: float = 0.0  # fresh, all together
+    losses: int = 0  # while it was
+
+    def started(self, took_s: float) -> "MachineHistory":
+        """It came up."""
+        old = self.start_s
+        mean_s = took_s if old is None else old + START_EWMA_SHARE * (took_s - old)
+        return MachineHistory(mean_s, self.up_s, self.losses)
+
+    def served(self, for_s: float) -> "MachineHistory":
+        """It was up for a while."""
+        return MachineHistory(self.start_s, self.up_s + for_s, self.losses)
+
+    def lost(self) -> "MachineHistory":
+        """It was lost."""
+        return MachineHistory(self.start_s, self.up_s, self.losses + 1)
+
+    def lifetime_s(self, guess_s: float | None) -> float | None:
+        """Mean time until it is lost; a guess counts as one loss."""
+        if guess_s is not None:
+            return (guess_s + self.up_s) / (1 + self.losses)
+        return None if self.losses == 0 else max(self.up_s, 1.0) / self.losses
+
+
+def is_measured(reported: ReportedWorker) -> bool:
+    """Whether its rate says something: after a few groups, or after one that never came."""
+    granted = reported.admitted + reported.refused
+    is_known = granted >= MEASURED_GROUPS_MIN or reported.failed_share > 0.0
+    return reported.groups_per_s is not None and is_known
+
+
+def worker_of(machine: Machine, reported: ReportedWorker | None, history: MachineHistory) -> Worker:
+    """A machine as the capacity model takes it."""
+    rate, failed, generation_s = machine.groups_per_s, 0.0, machine.generation_s
+    up, down, relayed = machine.up_bytes_per_s, machine.down_bytes_per_s, False
+    if reported is not None:
+        up, down = (
+            max(LINK_MIN_BYTES_PER_S, float(said)) if said else guess
+            for said, guess in ((reported.up_bytes_per_s, up), (reported.down_bytes_per_s, down))
+        )
+        relayed = reported.relayed
+        if is_measured(reported):
+            assert reported.groups_per_s is not None
+            failed = min(reported.failed_share, FAILED_SHARE_MAX)
+            rate = max(reported.groups_per_s / (1.0 - failed), RATE_MIN)
+            generation_s = reported.turnaround_s or generation_s
+    return Worker(
+        name=machine.name,
+        groups_per_s=rate,
+        generation_s=generation_s,
+        up_bytes_per_s=up,
+        down_bytes_per_s=down,
+        price_per_h=machine.price_per_h,
+        egress_price_per_gb=machine.egress_price_per_gb,
+        failed_share=failed,
+        start_s=machine.start_s if history.start_s is None else history.start_s,
+        lifetime_s=history.lifetime_s(machine.lifetime_s),
+        relayed=relayed,
+    )
+
+
+def run_of(report: LearnerReport, costs: LearnerCosts, depth: int, *, aimed: bool) -> Run | None:
+    """The learner as the capacity model takes it, at a pacing depth; None: nothing says yet how
+    long a step takes. `aimed`: with the steps that are aimed at, where these may be longer than
+    training takes."""
+    train_s = report.pace.train_s or costs.train_s or 0.0
+    if aimed:
+        train_s = max(train_s, costs.step_s or 0.0)
+    if train_s <= 0.0:
+        return None
+    whole = report.sizes.weights_bytes or UNKNOWN_BYTES
+    has_delta = 0 < report.sizes.delta_bytes < whole
+    return Run(
+        groups_per_step=max(1, report.rules.groups_per_step),
+        train_s=train_s,
+        staleness_max=min(depth, 64),
+        weights_bytes=whole,
+        up_bytes_per_s=float(report.sizes.up_bytes_per_s) or costs.up_bytes_per_s,
+        delta_bytes=((max(1, report.rules.publish_every), report.sizes.delta_bytes),)
+        if has_delta
+        else (),
+        latency_s=costs.latency_s,
+        load_s=costs.load_s,
+        group_bytes=report.sizes.group_bytes,
+        price_per_h=costs.price_per_h,
+        egress_price_per_gb=costs.egress_price_per_gb,
+    )
+
+
+def calibrated_load_s(run: Run, active: Sequence[Worker], measured_s: float) -> float:
+    """What a broadcast takes besides what the links explain: encoding, patching, loading."""
+    if not active or measured_s <= 0.0:
+        return run.load_s
+    size_bytes = run.published_bytes(1)
+    sent_s = predicted_broadcast(run, active, size_bytes).time_s - run.load_s
+    return max(run.load_s, measured_s - sent_s)
+
+
+def reason(problem: Infeasible | None) -> str:
+    """Why there is no plan, as a word; empty: there is one."""
+    return "" if problem is None else f"{problem.obstacle}: {problem.why}"

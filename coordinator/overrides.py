@@ -1,0 +1,102 @@
+"""What people want of a coordinator while it works: who shall not, and how stale to plan.
+
+Small files in its data directory, which it reads at each look. Those who write take turns: actions
+of its page run in threads, and the command line is a process of its own.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.model.pacing import check_depth
+from swarm.errors import ConfigError
+from swarm.storage.files import write_whole
+from swarm.storage.private_files import make_private, private_files
+
+DRAINED_FILE: Final = "drained.json"
+DRAINED_MAX: Final = 4_096
+DEPTH_FILE: Final = "depth.json"
+LOCK_FILE: Final = "wishes.lock"  # held for as long as a small file is read and written
+
+
+def read_drained(data_dir: Path) -> frozenset[str]:
+    """Machines that shall not work, by name or peer id.
+
+    Raises:
+        ConfigError: the list is damaged.
+    """
+    path, instead = data_dir / DRAINED_FILE, "drain nobody"
+    names = _read(path, [], instead)
+    if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
+        raise _damaged(path, "is no list of names", instead)
+    return frozenset(names)
+
+
+def drain(data_dir: Path, name: str, *, undo: bool) -> None:
+    """Have a machine hand in what it has and work no more, or work again. It takes effect with the
+    coordinator's next look, or its next start.
+
+    Raises:
+        ConfigError: there are too many, or the list is damaged.
+    """
+    with _turn(data_dir):
+        names = set(read_drained(data_dir))
+        (names.discard if undo else names.add)(name)
+        if len(names) > DRAINED_MAX:
+            raise ConfigError(f"{DRAINED_MAX} are drained already")
+        write_whole(data_dir / DRAINED_FILE, json.dumps(sorted(names)))
+
+
+def read_depth(data_dir: Path) -> int | None:
+    """The pacing depth that was asked for; None: the coordinator finds its own.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    path, instead = data_dir / DEPTH_FILE, "have the depth found"
+    depth = _read(path, None, instead)
+    try:
+        return None if depth is None else check_depth(depth)
+    except ConfigError as error:
+        raise _damaged(path, error, instead) from None
+
+
+def set_depth(data_dir: Path, depth: int | None) -> None:
+    """Plan for groups of this staleness, at most the run's bound; None: find what is best. It takes
+    effect as a drain does.
+
+    Raises:
+        ConfigError: no depth.
+    """
+    if depth is not None:
+        check_depth(depth)
+    with _turn(data_dir):
+        write_whole(data_dir / DEPTH_FILE, json.dumps(depth))
+
+
+def _read(path: Path, unasked: Any, instead: str) -> Any:
+    """What the file says; `unasked` where there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return unasked
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error, instead) from None
+
+
+def _damaged(path: Path, why: object, instead: str) -> ConfigError:
+    return ConfigError(f"{path}: {why}; delete it to {instead}")
+
+
+@contextmanager
+def _turn(data_dir: Path) -> Iterator[None]:
+    """Blocks while another thread or process writes a wish; the turn ends with its process."""
+    with private_files():
+        make_private(data_dir, was_ours=False)
+        lock = (data_dir / LOCK_FILE).open("w")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

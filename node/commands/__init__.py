@@ -1,0 +1,1 @@
+"""What subcommands of `swarm-node` run that are no node."""

@@ -1,0 +1,159 @@
+"""Where settings come from. First match wins: flags, `SWARM_NODE_<FIELD>` environment variables,
+the `[node]` table of the run file, the defaults."""
+
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    ValidationError,
+)
+
+from node.config.errors import Source, config_error
+from node.config.node import Conflict, NodeConfig
+from node.config.run import RunConfig
+from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
+from swarm.errors import ConfigError
+from swarm.peers.invite import Invitation
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
+
+RUN_VARIABLE = "SWARM_NODE_RUN"
+DEFAULT_RUN = "demo"
+RUN_FILE_BYTES_MAX = 1_048_576
+
+
+def packaged_runs() -> tuple[str, ...]:
+    """Names of the runs that come with the package."""
+    return tuple(
+        sorted(
+            entry.name.removesuffix(".toml")
+            for entry in files("node.config").joinpath("runs").iterdir()
+            if entry.name.endswith(".toml")
+        )
+    )
+
+
+def _read_run_file(run_file: Path | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The label and the text of the run file: a path, or the name of a packaged run."""
+    wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
+    if wanted in packaged_runs():
+        label = f"{wanted}.toml"
+        return label, files("node.config").joinpath("runs", label).read_text(encoding="utf-8")
+    path = Path(wanted)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(RUN_FILE_BYTES_MAX + 1)
+        if len(raw) > RUN_FILE_BYTES_MAX:
+            raise ConfigError(f"--run {wanted}: larger than {RUN_FILE_BYTES_MAX} bytes")
+        return path.name, raw.decode()
+    except OSError as error:
+        raise ConfigError(
+            f"--run {wanted}: {error.strerror}; give a TOML file or one of "
+            f"{', '.join(packaged_runs())}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--run {wanted}: not UTF-8 text; give a TOML file") from None
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings from `SWARM_NODE_<FIELD>`. Unknown ones are kept, so that a typo is refused."""
+    passphrase = environ.get(f"{ENVIRON_PREFIX}PASSPHRASE_ENV", PASSPHRASE_VARIABLE)
+    no_settings = {
+        RUN_VARIABLE,
+        PASSPHRASE_VARIABLE,
+        PASSWORD_VARIABLE,
+        passphrase,
+    }
+    return {
+        name.removeprefix(ENVIRON_PREFIX).lower(): value
+        for name, value in environ.items()
+        if name.startswith(ENVIRON_PREFIX) and name not in no_settings
+    }
+
+
+def load_run(run_file: Path | None, environ: Mapping[str, str]) -> tuple[RunConfig, dict[str, Any]]:
+    """The run, and the `[node]` table of its file.
+
+    Raises:
+        ConfigError: unreadable or wrong.
+    """
+    label, text = _read_run_file(run_file, environ)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{label}: not TOML ({error}); correct the file") from None
+    node_table = table.pop("node", {})
+    if not isinstance(node_table, dict):
+        raise ConfigError(f"node in {label}: must be a table; write [node]")
+    try:
+        return RunConfig.model_validate(table), node_table
+    except ValidationError as error:
+        raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
+
+
+def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
+    """The packaged run that an invitation is to, where no run is named otherwise."""
+    text = flags.get("invite") or environ.get(f"{ENVIRON_PREFIX}INVITE")
+    if not text or RUN_VARIABLE in environ:
+        return None
+    try:
+        name = Invitation.decode(str(text)).run_id.rpartition("-")[0]
+    except ConfigError:
+        return None  # told when all settings are checked
+    return Path(name) if name in packaged_runs() else None
+
+
+def load_config(
+    flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
+) -> NodeConfig:
+    """All settings of this node.
+
+    Args:
+        flags: by field name; None means not given.
+        environ: the process environment.
+        run_file: a path or the name of a packaged run; None: `SWARM_NODE_RUN`, else the demo.
+
+    Raises:
+        ConfigError: one line that names the setting, its value and what to do.
+    """
+    return load_with_sources(flags, environ, run_file)[0]
+
+
+def load_with_sources(
+    flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None = None
+) -> tuple[NodeConfig, Mapping[str, Source]]:
+    """As `load_config`, with where each setting came from; those that are not in it have their
+    defaults."""
+    run_file = run_file or _invited_run(flags, environ)
+    run, node_table = load_run(run_file, environ)
+    label = _read_run_file(run_file, environ)[0]
+    layers: list[tuple[Source, Mapping[str, Any]]] = [
+        (Source.in_file(label, "node."), node_table),
+        (Source.in_environ(ENVIRON_PREFIX), _from_environ(environ)),
+        (Source.in_flags(), {name: value for name, value in flags.items() if value is not None}),
+    ]
+    values: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for source, layer in layers:
+        values.update(layer)
+        sources.update(dict.fromkeys(layer, source))
+    sources["run"] = Source.in_file(label)
+    values["run"] = run
+    return _validated(values, sources), sources
+
+
+def _validated(values: Mapping[str, Any], sources: Mapping[str, Source]) -> NodeConfig:
+    def source_of(field: str) -> Source:
+        return sources.get(field, Source.in_flags()) if field != "run" else Source.in_flags()
+
+    try:
+        return NodeConfig.model_validate(values)
+    except ValidationError as error:
+        raise config_error(error, NodeConfig, source_of) from None
+    except Conflict as conflict:
+        value = values.get(conflict.field, NodeConfig.model_fields[conflict.field].default)
+        raise ConfigError(
+            source_of(conflict.field).message(conflict.field, value, conflict.problem, conflict.fix)
+        ) from None

@@ -1,0 +1,326 @@
+"""The settings of one machine."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    model_validator,
+)
+
+from node.config.run import Count, Frozen, LearnerRules, RunConfig
+from node.config.texts import (
+    announce_address,
+    broker_url,
+    host_and_port,
+    invitation_text,
+    listed,
+    listen_address,
+    peer_address,
+    publisher_id,
+    web_name,
+)
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
+from node.interfaces.quantisation import Quantisation
+from node.interfaces.trainer_spec import ForeignWeighting, Recomputing
+from node.system.child_environment import PASSPHRASE_VARIABLE
+from swarm.errors import ConfigError
+from swarm.peers.invite import Invitation
+from swarm.wire.messages import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    COMPLETIONS_MAX,
+)
+
+OVER_PROVISION_MAX = 4.0
+
+_AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
+CountOrNone = Annotated[int, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+
+
+class NodeConfig(Frozen):
+    """One machine in the swarm. Every field is a flag of `swarm-node join` (`flag_of`)."""
+
+    run: RunConfig
+    """What all nodes of the run share: the rest of the run file."""
+
+    # network
+    listen: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(listen_address)], ...],
+        BeforeValidator(listed),
+        Field(min_length=1, max_length=ADDRESSES_MAX),
+    ] = ("/ip4/0.0.0.0/tcp/0",)
+    """The addresses on which the node accepts connections. Port 0 takes any free port."""
+    announce: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(announce_address)], ...],
+        BeforeValidator(listed),
+        Field(max_length=ADDRESSES_MAX),
+    ] = ()
+    """The addresses that others are told to dial, in place of those that the node can see
+    itself. Set them where you forward a port by hand."""
+    peers: Annotated[
+        tuple[Annotated[_AddressText, AfterValidator(peer_address)], ...],
+        BeforeValidator(listed),
+        Field(max_length=64),
+    ] = ()
+    """The nodes to join through. With none, and no invitation, the node starts a swarm."""
+    invite: Annotated[Annotated[str, AfterValidator(invitation_text)] | None, Field(repr=False)] = (
+        None
+    )
+    """An invitation to a swarm. It may hold the key to a private one, so it is never shown."""
+    private: bool = False
+    """Start a swarm that only those with an invitation can join."""
+    allow: Path | None = None
+    """A file with the peer ids that the node talks to, one a line. It refuses all others."""
+    relay: bool = True
+    """Carry connections for peers that nobody can dial."""
+    upnp: bool = True
+    """Ask the router to forward the node's port."""
+    dht: bool = True
+    """Find peers of the run by the distributed hash table, and help others to find theirs. A
+    private swarm never uses it."""
+    lan: bool = True
+    """Look for peers on the local network."""
+    share: Literal["all", "none"] = "all"
+    """Whether the node offers its own groups to others: all of them, or none."""
+    role: Literal["worker", "node"] = "worker"
+    """What the node does in a run that has a learner: work for it, or learn by itself."""
+    coordinator: Annotated[str, AfterValidator(publisher_id)] | None = None
+    """The peer id of the coordinator that may plan this learner's workers."""
+    tokens_per_s_max: PositiveSeconds | None = None
+    """How many tokens a second a worker generates at most, in the mean. None: as many as it can."""
+
+    # policy and rollouts
+    model: Annotated[str, Field(min_length=1)] = "tiny"
+    """The policy to start from: `tiny`, `smollm2`, a directory in Hugging Face's format, a GGUF
+    file, or the id of a model on the hub."""
+    yes: bool = False
+    """Fetch a model that must be fetched without asking."""
+    engine: Literal["torch", "vllm", "scripted"] = "torch"
+    """What samples the completions. `scripted` is for simulations."""
+    engine_update: Literal["keep", "drain", "abort"] = "keep"
+    """What vLLM does with unfinished completions when new weights come: `keep` goes on with
+    them under the new weights, `drain` finishes them first, `abort` begins them again."""
+    engine_lora: Literal["merged", "native"] = "merged"
+    """How vLLM gets an adapter: `merged` into the model, or `native`, by vLLM's own LoRA."""
+    engine_sleep: bool = True
+    """Whether vLLM gives its memory back while the trainer works on the same GPU."""
+    engine_gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """The share of a GPU's memory that vLLM takes. None: what the trainer leaves."""
+    engine_quantization: Quantisation = "none"
+    """How vLLM quantises the policy's weights as it loads them. The trainer stays in full
+    precision."""
+    local_groups: Annotated[int, Field(ge=0, le=1024)] = 4
+    """I: how many groups of its own the node generates in a round."""
+    external_groups: Annotated[int, Field(ge=0, le=1024)] = 4
+    """J: how many groups of others the node draws for a round."""
+    group_size: Annotated[int, Field(le=COMPLETIONS_MAX)] = 8
+    """G: how many completions a task gets. It is at least 2 where the node generates groups."""
+    over_provision: Annotated[float, Field(ge=1, le=OVER_PROVISION_MAX)] = 1.0
+    """How many times I groups a round begins. It takes the first I that are done; the others
+    go on in later rounds. It needs the engine `vllm`."""
+    filter_own: bool = False
+    """Generate more than I groups, and drop those whose rewards are all equal."""
+
+    # training
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The learning rate of Adam. None: what suits the policy: 1e-4 for a model up to 10 million
+    parameters and for an adapter, 1e-5 up to 1 billion, 2e-6 above."""
+    warm_up_updates: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """In how many updates the learning rate rises to full. None: what suits the policy: 10, and
+    none for a model up to 10 million parameters."""
+    updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many optimizer steps the trainer takes on one batch."""
+    clips_to_median: bool = True
+    """Cut a gradient to three times the running median of the norms before it."""
+    step_guard: bool = True
+    """Take an update back that moves the policy far more than others did, and halve the rate for
+    a while."""
+    foreign_weighting: ForeignWeighting = "auto"
+    """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
+    log-probs that came along; of the others, and of completions worse than their group, it leaves
+    out unlikely tokens. `positives`: it leaves out completions worse than their group. `none`: it
+    takes every text in full."""
+    foreign_logprob_min: Annotated[float, Field(lt=0)] | None = None
+    """The trainer leaves out foreign tokens whose log-prob under the own policy is below this.
+    None: it leaves out none."""
+    lora_rank: Annotated[int, Field(ge=0, le=RANK_MAX)] = 0
+    """The rank of the adapter (LoRA) that is trained in place of the model. 0: the model
+    itself is trained."""
+    lora_alpha: Annotated[float, Field(gt=0, le=ALPHA_MAX)] | None = None
+    """The adapter is scaled by alpha / rank. None: alpha is twice the rank."""
+    lora_targets: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...],
+        BeforeValidator(listed),
+        Field(max_length=TARGETS_MAX),
+    ] = ()
+    """The layers that get an adapter, such as `q_proj`. With none named, all of attention and
+    MLP."""
+    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
+    """How many tokens, prompts and padding included, go through the model at a time in training."""
+    activation_checkpointing: Recomputing = "auto"
+    """Whether layers keep their input alone and run twice, which takes less memory and more time.
+    `auto`: where memory asks for it."""
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0
+    """The threads of torch and of vLLM. 0: the cores divided by this user's nodes that are
+    alive."""
+
+    # course
+    rounds: Count | None = None
+    """Stop after so many rounds, or steps of a learner. None: go on until interrupted."""
+    stop_after_s: PositiveSeconds | None = None
+    """Stop after so many seconds: evaluate, save and leave."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of this node's sampling."""
+    evaluate_every_rounds: CountOrNone = 10
+    """How many rounds there are between evaluations on the held-out tasks. 0: there are none."""
+    checkpoint_every_rounds: Count = 1
+    """How many rounds there are between checkpoints."""
+    checkpoints_kept: Count = 2
+    """How many checkpoints stay on the disk."""
+
+    # files and keys
+    data_dir: Path = Path("swarm-data")
+    """The directory with everything that the node keeps: key, checkpoints, pool, address book,
+    log."""
+    cache_dir: Path | None = None
+    """Where policies are kept that were made on this machine. None: `swarm-node` in the user's
+    cache."""
+    key_file: Path | None = None
+    """The node's private key. None: `identity.pem` in the data directory."""
+    passphrase_env: Annotated[str, Field(min_length=1)] = PASSPHRASE_VARIABLE
+    """The variable that holds the passphrase of an encrypted key."""
+
+    # limits
+    pool_groups_max: Count = 4096
+    """How many groups the pool holds."""
+    pool_bytes_max: Annotated[int, Field(ge=1_048_576)] = 268_435_456
+    """How many bytes the pool holds."""
+    pool_groups_per_peer_max: Count = 512
+    """How many groups of one producer the pool holds."""
+    fetch_bytes_per_s_max: Count = 4_194_304
+    """How many bytes of groups the node fetches in a second."""
+    fetch_concurrent_max: Annotated[int, Field(ge=1, le=64)] = 4
+    """From how many peers the node fetches groups at a time."""
+    serve_bytes_per_s_max: Count = 8_388_608
+    """How many bytes of groups the node serves in a second."""
+    # Of CPU time, for one foreign group; more is an offence. Of the packaged environments the
+    # dearest takes 0.02 s for 64 right answers and 0.2 s for the worst 64 texts; the rest is margin
+    # for slow machines and for other environments.
+    verify_cpu_s: PositiveSeconds = 2.0
+    """The seconds of CPU time that scoring one foreign group may take. What takes longer
+    counts against its sender."""
+    verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = 536_870_912
+    """The memory that scoring may take, beyond what the verifier's imports take."""
+
+    # telemetry
+    telemetry: Annotated[str, AfterValidator(broker_url)] | None = None
+    """The MQTT broker that gets a report each interval: `mqtt[s]://[user@]host:port`."""
+    telemetry_ca: Path | None = None
+    """The certificates that vouch for a broker at `mqtts://`."""
+    telemetry_interval_s: Annotated[float, Field(ge=0.5, le=60)] = 2.0
+    """The seconds from one report to the next."""
+    metrics_listen: Annotated[str, AfterValidator(host_and_port)] | None = None
+    """The host and port at which Prometheus may ask for metrics."""
+    web_names: tuple[Annotated[str, AfterValidator(web_name)], ...] = ()
+    """The names by which Prometheus may ask, beside IP addresses and this machine's own name."""
+
+    foreign_share_max: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The share of J that one producer's groups may have, where others offer groups too."""
+
+    foreign_shuffle: bool = False
+    """For experiments only: give foreign completions to other tasks than their own."""
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Whether the engine gets an adapter merged into its model, and not as it is."""
+        return self.engine == "vllm" and self.engine_lora == "merged"
+
+    @property
+    def key_path(self) -> Path:
+        """Where the node's key is."""
+        return self.key_file or self.data_dir / "identity.pem"
+
+    @cached_property
+    def invitation(self) -> Invitation | None:
+        """What the invitation says."""
+        return Invitation.decode(self.invite) if self.invite else None
+
+    @property
+    def bootstrap(self) -> tuple[str, ...]:
+        """Peers to join through: those named, then those of the invitation."""
+        invited = self.invitation.addresses if self.invitation else ()
+        return tuple(dict.fromkeys((*self.peers, *invited)))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.invitation is not None and self.invitation.run_id != self.run.run_id:
+            raise ConfigError(
+                f"the invitation is to run {self.invitation.run_id}, but this is run "
+                f"{self.run.run_id}: give the other's file with --run"
+            )
+        if self.local_groups == 0 and self.external_groups == 0:
+            raise Conflict("local_groups", "no groups to train on", "4")
+        if self.over_provision > 1.0 and self.engine != "vllm":
+            raise Conflict("over_provision", "needs the engine vllm", "1")
+        if self.over_provision > 1.0 and self.engine_update == "abort":
+            raise Conflict(
+                "engine_update",
+                "begins completions anew that --over-provision leaves for later rounds, and long "
+                "ones would never end",
+                "keep",
+            )
+        for name in ("lora_alpha", "lora_targets"):
+            if getattr(self, name) and not self.lora_rank:
+                raise Conflict("lora_rank", f"{name} is of an adapter, and none is trained", "16")
+        least = 2 if self.local_groups > 0 else 1
+        if self.group_size < least:
+            raise Conflict("group_size", f"must be at least {least}", "8")
+        if self.group_size > self.run.limits.group_size_max:
+            most = self.run.limits.group_size_max
+            raise Conflict("group_size", f"run {self.run.name} allows at most {most}", str(most))
+        if self.run.models and self.model not in self.run.models:
+            allowed = ", ".join(self.run.models)
+            raise Conflict(
+                "model", f"run {self.run.name} allows only {allowed}", self.run.models[0]
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _quantises_what_it_can(self) -> Self:
+        if self.engine_quantization != "none":
+            if self.engine != "vllm":
+                raise Conflict("engine_quantization", "needs the engine vllm", "none")
+            if self.engine_lora == "native":
+                raise Conflict(
+                    "engine_lora", "puts adapters on weights that are not quantised", "merged"
+                )
+        return self
+
+
+class Conflict(Exception):
+    """Fields that are right alone do not fit together; `fix` is a value that would."""
+
+    def __init__(self, field: str, problem: str, fix: str) -> None:
+        super().__init__(field, problem, fix)
+        self.field = field
+        self.problem = problem
+        self.fix = fix
+
+
+def rules_of(config: NodeConfig) -> LearnerRules:
+    """The learner's rules of a run.
+
+    Raises:
+        ConfigError: the run has no learner.
+    """
+    if config.run.learner is None:
+        raise ConfigError(
+            f"run {config.run.name} has no learner: put learner.peer into its file (swarm-node "
+            "keygen prints the id of a key), or take part in it with swarm-node join"
+        )
+    return config.run.learner

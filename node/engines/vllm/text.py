@@ -1,0 +1,214 @@
+"""How a policy's text and tokens go to a vLLM server and come back."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+from node.engines.vllm.server import (
+    CACHE_BLOCK_TOKENS,
+    CPU_CACHE_BYTES_MAX,
+    CPU_CACHE_BYTES_MIN,
+    CPU_CACHE_SHARE,
+    MODEL_NAME,
+    SEQUENCES_MAX,
+)
+from node.engines.vllm.unfinished import Ask, Piece
+from node.interfaces.engine import Sampling
+from node.interfaces.prompts import NO_TEXT, messages_of, plain_text, takes_system
+from node.interfaces.quantisation import Quantisation
+from swarm.errors import ChildFailed, ConfigError
+from swarm.rollouts import FinishReason
+
+_MODELOPT: Final = "hf_quant_config.json"  # some checkpoints say it there alone
+_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_REASONS: Final = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+}
+
+
+class ModelText:
+    """What of a model directory decides how text becomes tokens and ends. Synchronous."""
+
+    def __init__(self, directory: Path) -> None:
+        """
+        Raises:
+            ConfigError: not a complete model directory.
+        """
+        config = _read(directory, "config.json")
+        tokens = _read(directory, "tokenizer_config.json")
+        self._tokenizer = _tokenizer(directory)
+        generation = "generation_config.json"
+        described = (directory / generation).exists()
+        named = (_read(directory, generation) if described else config).get("eos_token_id")
+        ids = set(named if isinstance(named, list) else [named])
+        ids.add(self._token_id(tokens.get("eos_token")))
+        self.eos_ids: tuple[int, ...] = tuple(sorted(i for i in ids if i is not None))
+        if not self.eos_ids:
+            raise ConfigError(f"model {directory}: it names no end-of-sequence token")
+        self.quantised: str = quantisation_of(directory)
+        self._config = config.get("text_config", config)
+        self.context_tokens: int | None = self._config.get("max_position_embeddings")
+        self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
+        in_file = directory / "chat_template.jinja"
+        template = _text(directory, in_file.name) if in_file.exists() else None
+        template = template or tokens.get("chat_template")
+        self.chat = template is not None
+        self._takes_system = takes_system(template if isinstance(template, str) else str(template))
+
+    def cache_bytes(self, context_tokens: int, free_bytes: int, number_bytes: int) -> int:
+        """Room for the keys and values, in numbers of so many bytes, of as many full sequences as
+        are sampled at a time; but at most `CPU_CACHE_SHARE` of the free memory, within
+        `CPU_CACHE_BYTES_MIN` and `CPU_CACHE_BYTES_MAX`, and always room for two."""
+        most = min(max(CPU_CACHE_BYTES_MIN, int(CPU_CACHE_SHARE * free_bytes)), CPU_CACHE_BYTES_MAX)
+        config = self._config
+        heads = config.get("num_attention_heads")
+        keys = ("num_hidden_layers", "hidden_size")
+        if heads is None or any(config.get(key) is None for key in keys):
+            return most
+        head_size = config.get("head_dim") or config["hidden_size"] // heads
+        width = (config.get("num_key_value_heads") or heads) * head_size
+        token: int = 2 * number_bytes * config["num_hidden_layers"] * width
+        one = token * (context_tokens + CACHE_BLOCK_TOKENS)
+        return max(2 * one, min(SEQUENCES_MAX * one, most))
+
+    def check_quantisation(self, kind: Quantisation, *, cpu: bool) -> None:
+        """
+        Raises:
+            ConfigError: vLLM, on `cpu` or else on a GPU, cannot quantise this model so.
+        """
+        problem = ""
+        if kind != "none" and self.quantised:
+            problem = f"the model's weights are quantised already ({self.quantised})"
+        elif kind == "int8" or (kind == "fp8" and cpu):
+            experts = max(self._config.get(key) or 0 for key in _EXPERTS)
+            if experts > 1:
+                problem = "the model is a mixture of experts, which are not quantised so here"
+        if problem:
+            raise ConfigError(f"--engine-quantization {kind}: {problem}; use none")
+
+    def _token_id(self, token: Any) -> int | None:
+        text = token.get("content") if isinstance(token, dict) else token
+        return self._tokenizer.token_to_id(text) if isinstance(text, str) else None
+
+    def encode_request(self, prompt: str) -> dict[str, Any]:
+        """What to ask `/tokenize`: through the chat template where there is one."""
+        if self.chat:
+            messages = messages_of(prompt, with_system=self._takes_system)
+            return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
+        return {"model": MODEL_NAME, "prompt": plain_text(prompt)}
+
+    def generate_request(self, ask: Ask, sampling: Sampling, model: str) -> dict[str, Any]:
+        """What to ask `/inference/v1/generate` for completions. `model`: its name at the server."""
+        return {
+            "model": model,
+            "token_ids": ask.token_ids,
+            "sampling_params": {
+                "n": len(ask.rows),
+                "max_tokens": ask.tokens_max,
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "seed": ask.seed,
+                "stop_token_ids": self.eos_ids,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        }
+
+    def pieces(self, answer: bytes, label: str) -> list[Piece]:
+        """The completions in an answer, in the order of the ask's rows.
+
+        Raises:
+            ChildFailed: it is not what was asked for, or the weights that made a token are not
+                those with this label.
+        """
+        choices = sorted(json.loads(answer)["choices"], key=lambda choice: choice["index"])
+        return [self._piece(choice, label) for choice in choices]
+
+    def _piece(self, choice: dict[str, Any], label: str) -> Piece:
+        ids = tuple(choice["token_ids"])
+        entries = (choice["logprobs"] or {}).get("content") or []
+        reason = _REASONS.get(choice["finish_reason"])
+        stopped = bool(ids) and ids[-1] in self.eos_ids
+        if (
+            reason is None
+            or stopped != (reason is FinishReason.STOP)
+            or [entry["token_id"] for entry in entries] != list(ids)
+        ):
+            raise ChildFailed(
+                f"vLLM ended {len(ids)} tokens with {len(entries)} log-probs for "
+                f"{choice['finish_reason']}"
+            )
+        made_by = [each["version"] for each in choice["weight_versions"] or [] if ids]
+        if any(each != label for each in made_by):
+            raise ChildFailed(f"vLLM sampled with weights {made_by}, not with {label}")
+        return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
+
+    def probe_request(self, row: Sequence[int], model: str) -> dict[str, Any]:
+        """What to ask `/inference/v1/generate` for the log-probs of a row's tokens."""
+        return {
+            "model": model,
+            "token_ids": row,
+            "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
+        }
+
+    def probe_answer(self, row: Sequence[int], answer: bytes) -> list[float]:
+        """The log-probs of a row's tokens but the first."""
+        found = json.loads(answer)["prompt_logprobs"][1:]
+        return [each[str(token)]["logprob"] for token, each in zip(row[1:], found, strict=True)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a completion, as `node.policies.policy.Policy.decode` has it: without the
+        EOS that ends it, with all other special tokens spelled out."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.eos_ids:
+            del ids[-1]
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text + NO_TEXT * sum(self._tokenizer.id_to_token(each) is None for each in ids)
+
+
+def quantisation_of(directory: Path) -> str:
+    """How the weights of a model directory are quantised, such as `fp8` or `awq`; empty: not.
+
+    Raises:
+        ConfigError: not a complete model directory.
+    """
+    told = _read(directory, "config.json").get("quantization_config")
+    if (directory / _MODELOPT).exists():
+        told = told or {"quant_method": "modelopt"}
+    if not told:
+        return ""
+    method = str(told.get("quant_method", "")).lower() if isinstance(told, dict) else ""
+    return method if re.fullmatch(r"[a-z0-9._+-]{1,32}", method) else "quantised"
+
+
+def _text(directory: Path, name: str) -> str:
+    try:
+        return (directory / name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"model {directory}: {name}: {error.strerror}") from None
+
+
+def _tokenizer(directory: Path) -> Tokenizer:
+    text = _text(directory, "tokenizer.json")
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # what the library raises is Exception itself
+        if type(error) is not Exception:
+            raise
+        raise ConfigError(f"model {directory}: tokenizer.json: {error}") from None
+
+
+def _read(directory: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(_text(directory, name))
+    except ValueError as error:
+        raise ConfigError(f"model {directory}: {name}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"model {directory}: {name}: no JSON object")
+    return content

@@ -1,0 +1,1 @@
+"""Where prompts, answers and rewards come from."""

@@ -1,0 +1,215 @@
+"""What of a completion is its answer, by a format that a run names for all its nodes. Pure.
+
+Reasoning before an answer is free. What follows it is not: there a hostile producer could teach
+what no scorer sees, blanks for one, and a policy could learn it by itself. So each format says what
+may follow, and a completion that ends in anything else has no answer and is worth nothing:
+
+    whole        the completion is the answer, and the environment judges all of it
+    last_line    the last line, which nothing follows, not even the end of the line
+    tags         what stands in `<answer>...</answer>`, which nothing follows
+    boxed        what stands in `\\boxed{...}`, which nothing follows
+    last_number  the number at the end; `CLOSING_MARKS` may follow, each once
+
+An answer is not padded within either: it is one run of text without two blanks in a row, and a
+number has one spelling but for a zero or two at its end. Each format looks at a text a bounded
+number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters of an answer.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, get_args
+
+AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number"]
+FORMATS: Final[tuple[AnswerFormat, ...]] = get_args(AnswerFormat)
+
+ANSWER_CHARS_MAX: Final = 4096  # of all formats but `whole`
+NUMBER_CHARS_MAX: Final = 40
+CLOSING_MARKS: Final = ("**", "*", "$", ".", "`", ")", "}")  # after a number; the longest first
+OPENING_TAG, CLOSING_TAG = "<answer>", "</answer>"
+BOX: Final = "\\boxed{"
+FORMAT_REWARD_MAX: Final = 0.2
+
+_DIGITS: Final = frozenset("0123456789")
+_NUMBER_CHARS: Final = _DIGITS | frozenset(".,/")
+_MINUS_SIGNS: Final = frozenset("-\N{MINUS SIGN}")
+_SIGNS: Final = _MINUS_SIGNS | {"+"}
+_THOUSANDS_DIGITS: Final = 3
+_PADDING: Final = "000"  # at the end of decimals; 1.50 is a price, and 0.730 a computed number
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRule:
+    """What a run says about the completions of one environment."""
+
+    format: AnswerFormat = "whole"
+    format_reward: float = 0.0  # of a wrong answer in the right format
+    system: str = ""  # what the policy is told before the question
+    examples: tuple[tuple[str, str], ...] = ()  # (question, completion), shown before the question
+
+    def to_values(self) -> list[object]:
+        """As plain JSON values, for another process."""
+        return [self.format, self.format_reward, self.system, [list(e) for e in self.examples]]
+
+    @classmethod
+    def from_values(cls, values: list[object]) -> "AnswerRule":
+        """The inverse of `to_values`."""
+        kind, reward, system, examples = values
+        return cls(kind, reward, system, tuple((q, c) for q, c in examples))  # type: ignore[arg-type,attr-defined]
+
+
+WHOLE: Final = AnswerRule()
+
+
+def answer_in(kind: AnswerFormat, text: str) -> str | None:
+    """The answer in a completion's text; None: it has none of this format."""
+    return _FINDERS[kind](text)
+
+
+def written(kind: AnswerFormat, answer: str) -> str:
+    """The shortest completion that has this answer, where the format can hold it."""
+    if kind == "tags":
+        return f"{OPENING_TAG}{answer}{CLOSING_TAG}"
+    return f"{BOX}{answer}}}" if kind == "boxed" else answer
+
+
+def _last_line(text: str) -> str | None:
+    line = text[text.rfind("\n") + 1 :]
+    return _unpadded(line.lstrip()) if len(line) <= ANSWER_CHARS_MAX else None
+
+
+def _in_tags(text: str) -> str | None:
+    if not text.endswith(CLOSING_TAG):
+        return None
+    end = len(text) - len(CLOSING_TAG)
+    begin = text.rfind(OPENING_TAG, max(0, end - ANSWER_CHARS_MAX), end)
+    inside = text[begin + len(OPENING_TAG) : end]
+    return None if begin < 0 or CLOSING_TAG in inside else _unpadded(_without_margins(inside))
+
+
+def _in_box(text: str) -> str | None:
+    if not text.endswith("}"):
+        return None
+    end = len(text) - 1
+    begin = text.rfind(BOX, max(0, end - ANSWER_CHARS_MAX), end)
+    inside = text[begin + len(BOX) : end]
+    return None if begin < 0 or not _balanced(inside) else _unpadded(_without_margins(inside))
+
+
+def _balanced(text: str) -> bool:
+    """Whether braces close what they open, and nothing before."""
+    depth = 0
+    for char in text:
+        depth += (char == "{") - (char == "}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def _without_margins(text: str) -> str:
+    """Without one blank or end of a line on either side."""
+    begin = 1 if text[:1].isspace() else 0
+    end = len(text) - 1 if text[begin:][-1:].isspace() else len(text)
+    return text[begin:end]
+
+
+def _unpadded(text: str) -> str | None:
+    """The text, if it is some and has no blank at its ends and no two in a row."""
+    if not text or text[0].isspace() or text[-1].isspace():
+        return None
+    blanks = [char.isspace() for char in text]
+    padded = any(here and there for here, there in pairwise(blanks))
+    return None if padded else text
+
+
+# --- numbers ----------------------------------------------------------------------------------
+
+
+def _last_number(text: str) -> str | None:
+    """The number at the end, without its thousands separators: an integer, a decimal or a fraction
+    of integers, with its sign. None where it could be read in two ways, such as 3,4 or 1 3/4."""
+    end = _before_marks(text)
+    begin = end
+    while begin and text[begin - 1] in _NUMBER_CHARS:
+        begin -= 1
+        if end - begin > NUMBER_CHARS_MAX:
+            return None
+    number = _plain_number(text[begin:end])
+    if number is None or _is_glued(text, begin):
+        return None
+    if "/" in number and begin > 1 and text[begin - 1].isspace() and text[begin - 2] in _DIGITS:
+        return None  # a mixed number
+    return ("-" if _is_negative(text, begin) else "") + number
+
+
+def _before_marks(text: str) -> int:
+    """Where the text ends without its closing marks."""
+    end, left = len(text), list(CLOSING_MARKS)
+    while found := next((mark for mark in left if text.endswith(mark, 0, end)), None):
+        left.remove(found)
+        end -= len(found)
+    return end
+
+
+def _is_glued(text: str, begin: int) -> bool:
+    """Whether what stands right before makes it no number of its own, as in x2, 1e5 or 1e-5."""
+    at = begin - 1
+    if at > 0 and text[at] in _SIGNS:
+        return text[at - 1].isascii() and text[at - 1].isalpha()
+    before = text[at] if begin else " "
+    return before == "_" or before.isnumeric() or (before.isascii() and before.isalpha())
+
+
+def _is_negative(text: str, begin: int) -> bool:
+    """Whether a minus sign stands before it that subtracts it from nothing."""
+    if not begin or text[begin - 1] not in _MINUS_SIGNS:
+        return False
+    before = text[begin - 2] if begin > 1 else " "
+    return not (before.isalnum() or before in ")]}._")
+
+
+def _plain_number(text: str) -> str | None:
+    whole, slash, below = text.partition("/")
+    if not slash:
+        return _decimal(whole)
+    parts = [_integer(whole), _integer(below)]
+    return None if None in parts or below == "0" else f"{parts[0]}/{parts[1]}"
+
+
+def _decimal(text: str) -> str | None:
+    whole, point, decimals = text.partition(".")
+    integer = _grouped(whole)
+    if integer is None or not point:
+        return integer
+    if not decimals or not _DIGITS.issuperset(decimals):
+        return None
+    return None if decimals.endswith(_PADDING) else f"{integer}.{decimals}"
+
+
+def _grouped(text: str) -> str | None:
+    """An integer, with or without separators of its thousands."""
+    first, *others = text.split(",")
+    if not others:
+        return _integer(first)
+    if len(first) > _THOUSANDS_DIGITS or any(len(each) != _THOUSANDS_DIGITS for each in others):
+        return None
+    if first == "0" or not _DIGITS.issuperset("".join(others)):
+        return None
+    integer = _integer(first)
+    return None if integer is None else integer + "".join(others)
+
+
+def _integer(text: str) -> str | None:
+    """Digits without leading zeros."""
+    if not text or not _DIGITS.issuperset(text) or (text[0] == "0" and text != "0"):
+        return None
+    return text
+
+
+_FINDERS: Final[Mapping[AnswerFormat, Callable[[str], str | None]]] = {
+    "whole": lambda text: text,
+    "last_line": _last_line,
+    "tags": _in_tags,
+    "boxed": _in_box,
+    "last_number": _last_number,
+}

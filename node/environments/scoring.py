@@ -1,0 +1,122 @@
+"""Tasks to problems and texts to rewards, where it is computed: in a worker or right here."""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from node.environments.answers import FORMATS, WHOLE, AnswerFormat, AnswerRule, answer_in, written
+from node.environments.base import Environment, Problem
+from node.environments.registry import environment
+from node.interfaces.prompts import prompt_of
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+from swarm.texts import printable
+
+PROBLEMS_CACHED_MAX = 1024
+
+RewardRule = Literal["exact", "partial"]
+
+
+@dataclass(frozen=True, slots=True)
+class PosedProblem:
+    """What a policy gets to see, and one right completion for supervised warm-up."""
+
+    prompt: str
+    answer: str  # in the run's format
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScore:
+    """What a verifier finds out about one group."""
+
+    prompt: str
+    rewards: tuple[float, ...]
+    scorer_errors: int  # texts on which the environment's scorer failed; they score 0
+
+
+def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedProblem:
+    """The problem of a task, with what the run says before it.
+
+    Raises:
+        ConfigError: the run's parameters make no problem, or one that is too long.
+    """
+    problem = _problem(task)
+    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
+    if len(prompt) > prompt_chars_max:
+        raise ConfigError(
+            f"environment {task.environment}: a prompt has {len(prompt)} characters, "
+            f"limits.prompt_chars_max is {prompt_chars_max}; raise it or make the problems smaller"
+        )
+    return PosedProblem(prompt, written(rule.format, problem.answer))
+
+
+def score_group(
+    task: Task, texts: Sequence[str], reward: RewardRule, rule: AnswerRule = WHOLE
+) -> GroupScore:
+    """Rewards by the run's rules: `exact` is 1 for a full score, else 0; `partial` keeps fractions.
+    What is scored is the answer in a text, and a text without one scores 0; a wrong one in the
+    right format is worth at least `rule.format_reward`.
+
+    Raises:
+        ConfigError: the run's parameters make no problem.
+    """
+    problem = _problem(task)
+    source = environment(task.environment)
+    answers = [answer_in(rule.format, text) for text in texts]
+    raw = [0.0 if each is None else _raw_score(source, problem, each) for each in answers]
+    rewards = [0.0 if each is None else each for each in raw]
+    if reward == "exact":
+        rewards = [float(each == 1.0) for each in rewards]
+    least = [0.0 if each is None else rule.format_reward for each in answers]
+    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
+    return GroupScore(prompt, tuple(map(max, rewards, least)), raw.count(None))
+
+
+def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
+    """Whether the environments' own answers can be given in the format. `tasks`: a sample.
+
+    Raises:
+        ConfigError: they cannot; no policy could score.
+    """
+    for task in tasks:
+        if _passes(task, rule.format):
+            continue
+        fitting = [
+            kind for kind in FORMATS if all(_passes(t, kind) for t in tasks if _is_of(t, task))
+        ]
+        answer = printable(_problem(task).answer, 40)
+        raise ConfigError(
+            f"environment {task.environment}: an answer such as {answer!r} cannot be given as "
+            f"{rule.format}; take {' or '.join(reversed(fitting))} for its answer.format"
+        )
+
+
+def _passes(task: Task, kind: AnswerFormat) -> bool:
+    problem = _problem(task)
+    found = answer_in(kind, written(kind, problem.answer))
+    return found is not None and _raw_score(environment(task.environment), problem, found) == 1.0
+
+
+def _is_of(task: Task, other: Task) -> bool:
+    return (task.environment, task.parameters) == (other.environment, other.parameters)
+
+
+def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
+    """The environment's own score; None where its scorer failed or left [0, 1]."""
+    try:
+        reward = float(source.score(problem, text))
+    except Exception:  # noqa: BLE001 - the boundary where strangers' text meets foreign scorers
+        return None
+    return reward if 0.0 <= reward <= 1.0 else None  # nan is in no range
+
+
+@functools.lru_cache(maxsize=PROBLEMS_CACHED_MAX)
+def _problem(task: Task) -> Problem:
+    source = environment(task.environment)
+    if task.version != source.version:
+        raise ConfigError(
+            f"environment {task.environment}: version {task.version} is wanted, "
+            f"{source.version} is installed; install the former"
+        )
+    return source.problem(task)

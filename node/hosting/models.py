@@ -1,0 +1,164 @@
+"""Where a policy comes from: made here (`tiny`), fetched, converted, or there already.
+
+`tiny` is built and briefly warmed on the run's own tasks, so that reinforcement learning starts
+from partial competence without any download. It is cached under a hash of all that decides it;
+nodes of one run that make it get the same weights. The making happens in a child process
+(`python -m node.hosting.models`, the run as JSON on its input), which leaves neither torch nor
+reasoning-gym in the node's own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from node.config import NodeConfig, RunConfig
+from node.hosting.fetched_models import (
+    DONE_FILE,
+    GGUF_SUFFIX,
+    ask,
+    convert_file,
+    fetch_preset,
+    file_directory,
+    made_once,
+    preset_directory,
+)
+from node.hosting.hand_over import share_left
+from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, TrainerSpec
+from node.monitor.console.progress import Work, on_stderr
+from node.policies.presets import PRESETS
+from node.policies.recipe import TinyRecipe, recipe_key
+from swarm.errors import ChildFailed
+from swarm.rollouts import Task
+from swarm.storage.private_files import make_shared
+
+TINY = "tiny"
+WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
+
+
+def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
+    """Where the warmed tiny policy of a run is, or will be."""
+    key = recipe_key(TinyRecipe(), run.run_id)  # which also decides what is held out
+    return cache_directory(cache_dir) / "policies" / f"{TINY}-{run.name}-{key[:16]}"
+
+
+def cache_directory(cache_dir: Path | None) -> Path:
+    """Where made and fetched models are. `cache_dir` None: in the user's cache."""
+    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return (cache_dir or user_cache / "swarm-node").absolute()
+
+
+def resolved_model(config: NodeConfig) -> tuple[str, bool]:
+    """What the trainer is to load, and whether that is still to be made or fetched."""
+    cache = cache_directory(config.cache_dir)
+    if preset := PRESETS.get(config.model):
+        directory = preset_directory(preset, cache)
+    elif config.model.endswith(GGUF_SUFFIX):
+        directory = file_directory(Path(config.model), cache)
+    elif config.model == TINY:
+        directory = tiny_directory(config.run, config.cache_dir)
+    else:
+        return config.model, False
+    return str(directory), not (directory / DONE_FILE).exists()
+
+
+def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) -> TrainerSpec:
+    """The trainer of this node; `model` is a directory or a hub id. `is_learner`: decides the loss
+    where the run names none."""
+    training = config.run.training.named(DEFAULT_LEARNER_LOSS if is_learner else DEFAULT_LOSS)
+    return TrainerSpec(
+        model,
+        learning_rate=config.learning_rate,
+        warm_up_updates=config.warm_up_updates,
+        clips_to_median=config.clips_to_median,
+        step_guard=config.step_guard,
+        updates_per_batch=config.updates_per_batch,
+        micro_batch_tokens=config.micro_batch_tokens,
+        activation_checkpointing=config.activation_checkpointing,
+        completion_tokens_max=config.run.sampling.max_new_tokens,
+        completion_chars_max=config.run.completion_chars_max,
+        temperature=config.run.sampling.temperature,
+        foreign_weighting=config.foreign_weighting,
+        foreign_logprob_min=config.foreign_logprob_min,
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=config.lora_targets,
+        writes_merged=config.merges_adapters,
+        gpu_share_left=share_left(config),
+        **training.model_dump(),
+        seed=config.seed,
+        threads=config.threads,
+    )
+
+
+def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
+    """What the trainer is to load: a directory, or a hub id. Makes, fetches or converts it first
+    where that is its way.
+
+    Raises:
+        ConfigError: a model to fetch that nobody agreed to, or a file that is not there.
+        ChildFailed: it could not be made, fetched or converted.
+    """
+    cache = cache_directory(config.cache_dir)
+    if preset := PRESETS.get(config.model):
+        return str(fetch_preset(preset, cache, say, ask(config.yes)))
+    if config.model.endswith(GGUF_SUFFIX):
+        return str(convert_file(Path(config.model), cache, say))
+    if config.model != TINY:
+        return config.model
+    directory = tiny_directory(config.run, config.cache_dir)
+    with made_once(directory) as missing:
+        if missing:
+            say("making and warming the tiny policy on this run's tasks (once, then cached)")
+            _make_in_child(config.run, directory)
+    return str(directory)
+
+
+def _make_in_child(run: RunConfig, directory: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-m", "node.hosting.models", str(directory)],
+        input=run.model_dump_json().encode(),
+        check=False,
+    )
+    if finished.returncode != 0:
+        raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
+
+
+def _make_here(run: RunConfig, directory: Path) -> None:
+    """The child: draw the tasks, warm the model, give it its name when it is whole."""
+    from node.policies.tiny import make_tiny
+
+    partial = directory.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    name = "warming the tiny policy"
+    with on_stderr().showing(name) as show:
+        make_tiny(
+            _pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
+            TinyRecipe(),
+        )  # fmt: skip
+    make_shared(partial)  # safetensors makes its files private
+    partial.rename(directory)
+
+
+def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Problems of a stream of their own, none of them held out."""
+    from node.environments.scoring import PosedProblem, pose
+    from node.interfaces.prompts import plain_text, question_of
+    from node.verification.assignment import assigned_task, held_out_tasks
+
+    def posed(task: Task) -> PosedProblem:
+        rule = run.answer_rule(task.environment, task.parameters)
+        return pose(task, run.limits.prompt_chars_max, rule)
+
+    held_out = {question_of(posed(task).prompt) for task in held_out_tasks(run)}
+    for index in count():
+        problem = posed(assigned_task(run, WARM_UP_PRODUCER, index))
+        if question_of(problem.prompt) not in held_out:
+            yield plain_text(problem.prompt), problem.answer
+
+
+if __name__ == "__main__":
+    _make_here(RunConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))

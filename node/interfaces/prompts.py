@@ -1,0 +1,72 @@
+"""A prompt as text: a question alone, or one that a system prompt and worked examples come before.
+
+A question alone is its own text, so that runs without instructions have the prompts that they
+always had. Otherwise the prompt is a mark and the messages as JSON: one text, which pools keep,
+processes pass on and nodes compare. Policies with a chat template read it as messages
+(`messages_of`), others as plain text (`plain_text`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+MARK: Final = "\x1e"  # ASCII's record separator, which no question begins with
+NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"  # in a completion, for a token that has no text
+_ROLES: Final = frozenset({"system", "user", "assistant"})
+
+Message = dict[str, str]  # `role` and `content`
+
+
+def prompt_of(question: str, system: str = "", examples: Sequence[tuple[str, str]] = ()) -> str:
+    """The prompt of a question. `examples`: (question, completion)."""
+    if not system and not examples:
+        return question
+    told = [("system", system)] if system else []
+    shown = [pair for q, c in examples for pair in (("user", q), ("assistant", c))]
+    messages = [*told, *shown, ("user", question)]
+    return MARK + json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+
+
+def messages_of(prompt: str, *, with_system: bool = True) -> list[Message]:
+    """The messages of a prompt, the question last. Without `with_system` what the system says comes
+    first in the first question, for chat templates that know no such role."""
+    messages = [{"role": role, "content": content} for role, content in _pairs(prompt)]
+    if with_system or messages[0]["role"] != "system":
+        return messages
+    told, first, *others = messages
+    return [{**first, "content": f"{told['content']}\n\n{first['content']}"}, *others]
+
+
+def question_of(prompt: str) -> str:
+    """The question alone."""
+    return _pairs(prompt)[-1][1]
+
+
+def plain_text(prompt: str) -> str:
+    """The prompt for a policy without a chat template. After worked examples the answer begins on a
+    line of its own, as theirs do."""
+    *before, (_, question) = _pairs(prompt)
+    parts = []
+    for role, content in before:
+        parts.append(f"{content}\n" if role == "user" else f"{content}\n\n")
+    shown = any(role == "user" for role, _ in before)
+    return "".join(parts) + question + ("\n" if shown else "")
+
+
+def takes_system(chat_template: str | Mapping[str, str] | None) -> bool:
+    """Whether a chat template has a place for what the system says. One that does not either never
+    names that role or raises an error that says so."""
+    text = chat_template if isinstance(chat_template, str) else str(chat_template or "")
+    return "system" in text and "not supported" not in text.lower()
+
+
+def _pairs(prompt: str) -> list[tuple[str, str]]:
+    """(role, content) of each message."""
+    if prompt.startswith(MARK):
+        try:
+            messages = [(role, content) for role, content in json.loads(prompt[1:])]
+        except (ValueError, TypeError, RecursionError):
+            messages = []
+        if messages and all(r in _ROLES and isinstance(c, str) for r, c in messages):
+            return messages
+    return [("user", prompt)]

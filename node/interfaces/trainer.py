@@ -1,0 +1,134 @@
+"""What the round needs from a trainer. `trainer_process` is the real one, in a process of its own;
+`scripted` stands in where a simulation needs none of the learning."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from swarm.errors import LocalProtocolError
+from swarm.rollouts import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """One group as the trainer takes it. `advantages` has one entry for each completion.
+
+    With `own_tokens` the completions' token ids are this trainer's own and are used as they are;
+    otherwise they are ignored and the text is encoded again with the trainer's tokenizer, with
+    EOS added where the completion finished by itself. Where `source` names another machine, so is
+    a text that is not that of its tokens.
+
+    Without `own_tokens`, a `tokenizer` that is the trainer's says that the ids are of its tokens
+    all the same, so that they can be taken with their log-probs; see `node.training.rows`.
+
+    A completion's log-probs are used, with its token ids, by the losses that correct for the policy
+    that generated it. None, as many as not fit, all zero, above zero or not finite: unknown.
+    """
+
+    prompt: str
+    completions: tuple[Completion, ...]
+    advantages: tuple[float, ...]
+    own_tokens: bool
+    source: str = ""  # who generated it; bounds made from data are made for each source alone
+    tokenizer: str = ""  # fingerprint of what the token ids are of; empty: unknown
+
+
+def check_scorable(groups: Sequence[TrainingGroup]) -> None:
+    """Text that is encoded again has other tokens than those whose log-probs are in question.
+
+    Raises:
+        LocalProtocolError: a group without `own_tokens`.
+    """
+    if not all(group.own_tokens for group in groups):
+        raise LocalProtocolError("score: only token ids of our own tokenizer can be scored")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What one update did. Means are over trained tokens.
+
+    An update whose loss or gradient is not finite is not made, and one that the guard takes back is
+    as if it was not: `policy_version` stays and `trained_tokens` is 0, while `loss` and `grad_norm`
+    tell what was seen.
+    """
+
+    policy_version: int  # after the update
+    loss: float
+    grad_norm: float  # before clipping
+    trained_tokens: int
+    clip_fraction: float  # 0.0 at one update per batch: clipping is then inactive
+    own_logprob: float  # mean log-prob per own token under the policy before the update
+    foreign_logprob: float  # the same for foreign tokens; nan without any
+    skipped_completions: int  # too long for context, run or memory; or of tokens that are none
+    seconds: float
+    step_kl: float = math.nan  # k3 of the largest step on its own batch; nan: not measured
+    steps_taken_back: int = 0  # of the updates, by the guard
+    rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
+    unlikely_tokens: int = 0  # foreign ones left out, below a floor of likelihood
+    left_out_completions: int = 0  # foreign ones, for their advantage below zero (`positives`)
+    weighed_tokens: int = 0  # foreign ones that count by the log-probs that came along
+    # of losses that use behaviour log-probs
+    mask_fraction: float = 0.0  # of tokens, left out by the loss
+    unknown_tokens: int = 0  # trained with weight 1, for want of behaviour log-probs
+    left_out_groups: int = 0  # over the share of the batch that may lack them
+    # of all losses, at the first update, over tokens of ours that came with log-probs
+    known_tokens: int = 0
+    effective_share: float = math.nan  # effective sample size of the weights over their number
+    mismatch_k1: float = math.nan  # KL from the behaviour policy to the one before the update
+    mismatch_k3: float = math.nan  # the same by the estimator that is never below zero
+    weight_max: float = math.nan  # the largest of proximal / behaviour
+    mismatch_mean: float = math.nan  # of |delta log p|
+    mismatch_max: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInfo:
+    """What is loaded."""
+
+    name: str
+    parameters: int
+    tokenizer: str  # fingerprint
+    policy_version: int
+    context_tokens: int
+    clipping_active: bool
+    precision: str = ""  # what it computes in
+    adapted: str = ""  # what the adapter is on, in words; empty: there is none
+    held_bytes: int = 0  # of memory, between updates, when it has trained
+    device_bytes: int = 0  # of its GPU; 0: it computes on the CPU
+    learning_rate: float = 0.0  # what was taken; 0: it does not learn
+    warm_up_updates: int = 0
+    rate_told: str = ""  # both in one line, and what decided them
+
+
+class Trainer(Protocol):
+    """Owns the policy and its optimizer."""
+
+    async def info(self) -> PolicyInfo: ...
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        """One batch. The result does not depend on the order of groups or on micro-batching, but
+        for floating-point rounding.
+
+        Raises:
+            ChildFailed: out of memory or a crash; the policy is as before or the process is gone.
+        """
+        ...
+
+    async def save(self, directory: Path) -> None:
+        """Write model, optimizer and RNG into an existing empty directory."""
+        ...
+
+    async def export(self, directory: Path) -> None:
+        """Write the policy alone, for an engine to load: a Hugging Face model directory, or an
+        adapter in PEFT's format where one is trained."""
+        ...
+
+    async def export_whole(self, directory: Path) -> None:
+        """Write the policy alone as a Hugging Face model directory, an adapter merged into it."""
+        ...
+
+    async def memory_bytes(self) -> int:
+        """Resident memory of the trainer."""
+        ...

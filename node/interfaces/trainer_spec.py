@@ -1,0 +1,233 @@
+"""What a trainer is built from. Free of torch, so that the node's own process can hold it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, Literal, get_args
+
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape
+from swarm.errors import ConfigError, require
+
+Aggregation = Literal["token_mean", "sequence_mean"]
+ForeignWeighting = Literal["auto", "none", "positives"]
+Device = Literal["auto", "cpu", "cuda"]
+Recomputing = Literal["auto", "on", "off"]
+THREADS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LossParameters:
+    """What a loss is set to. None: this loss has no such parameter."""
+
+    aggregation: Aggregation
+    clip_low: float | None = None  # ratios of the clipped surrogate are within 1 - low, 1 + high
+    clip_high: float | None = None
+    dual_clip: float | None = None  # a token's loss is at most this times |A| where A < 0
+    behaviour_weight_max: float | None = None  # of a token, by how much likelier it became
+    second_moment_max: float | None = None  # of log-ratios, over what could leave the trust region
+    unknown_share_max: float | None = None  # of completions without behaviour log-probs, in a batch
+
+    def with_settings(self, settings: Mapping[str, Any]) -> "LossParameters":
+        """Those of `settings` that are not None put in.
+
+        Raises:
+            ValueError: this loss has no such parameter.
+        """
+        given = {name: value for name, value in settings.items() if value is not None}
+        has = [each.name for each in fields(self) if getattr(self, each.name) is not None]
+        for name in given:
+            if name not in has:
+                known = ", ".join(has)
+                raise ValueError(f"{name}: this loss has no such parameter; it has {known}")
+        return replace(self, **given)
+
+
+# By name. `grpo`, `dapo` and `m2po` take their ratio to the policy that generated the tokens, whose
+# log-probs a peer may have made up. The dual clip (of DAPO's recipe; none in the GRPO paper) and
+# the largest weight (none in the M2PO paper) bound what comes of it; a large number is as none.
+LOSSES: Final[Mapping[str, LossParameters]] = {
+    "sapo": LossParameters("token_mean", clip_low=0.2, clip_high=0.28),
+    "grpo": LossParameters(
+        "sequence_mean", clip_low=0.2, clip_high=0.2, dual_clip=10.0, unknown_share_max=0.5
+    ),
+    "dapo": LossParameters(
+        "token_mean", clip_low=0.2, clip_high=0.28, dual_clip=10.0, unknown_share_max=0.5
+    ),
+    "decoupled": LossParameters(
+        "token_mean",
+        clip_low=0.2,
+        clip_high=0.2,
+        behaviour_weight_max=5.0,
+        unknown_share_max=0.5,
+    ),
+    "tis": LossParameters(
+        "token_mean",
+        clip_low=0.2,
+        clip_high=0.28,
+        behaviour_weight_max=2.0,
+        unknown_share_max=0.5,
+    ),
+    "m2po": LossParameters(
+        "token_mean",
+        behaviour_weight_max=10.0,
+        second_moment_max=0.04,
+        unknown_share_max=0.5,
+    ),
+}
+DEFAULT_LOSS: Final = "sapo"
+# Of a learner, whose groups were made by versions up to S steps old: a ratio to the policy right
+# before the update, as `sapo` has it, corrects and clips nothing there. `dapo` has the same mean
+# and the same clip, around the policy that generated. Plain GRPO, which clips there too, lost
+# nothing measurable up to S = 11; `decoupled`, whose clip does not act with one update a step, and
+# `m2po` let the policy run further from its data and lost 8 points (EXPERIMENTS.md, staleness).
+DEFAULT_LEARNER_LOSS: Final = "dapo"
+
+
+def loss_parameters(name: str, settings: Mapping[str, Any]) -> LossParameters:
+    """A loss' own parameters with those of `settings` that are not None.
+
+    Raises:
+        ValueError: no such loss, no such parameter, or a value out of range.
+    """
+    if name not in LOSSES:
+        raise ValueError(f"no such loss; known: {', '.join(sorted(LOSSES))}")
+    found = LOSSES[name].with_settings(settings)
+    for field, good, hint in (
+        ("aggregation", found.aggregation in get_args(Aggregation), "token_mean or sequence_mean"),
+        ("clip_low", _within(found.clip_low, 0, 1), "a number above 0 and below 1"),
+        ("clip_high", _within(found.clip_high, 0, math.inf), "a number above 0"),
+        ("dual_clip", _within(found.dual_clip, 1, math.inf), "a number above 1"),
+        ("behaviour_weight_max", _within(found.behaviour_weight_max, 0, math.inf), "above 0"),
+        ("second_moment_max", _within(found.second_moment_max, 0, math.inf), "above 0"),
+        ("unknown_share_max", 0 <= (found.unknown_share_max or 0) <= 1, "a share, 0 to 1"),
+    ):
+        if not good:
+            raise ValueError(f"{field} = {getattr(found, field)!r}: take {hint}")
+    return found
+
+
+def _within(value: float | None, above: float, below: float) -> bool:
+    """Whether a number is strictly between two; None is not asked."""
+    return value is None or above < value < below
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """All that decides what a trainer computes; validated on construction.
+
+    `model` is a local Hugging Face model directory or a hub id (the `tiny` preset is such a
+    directory, made by `node.policies.tiny`).
+    """
+
+    model: str
+    learning_rate: float | None = None  # None: what suits the policy (`node.training.suited`)
+    warm_up_updates: int | None = None  # in which the rate rises to full; None: what suits it
+    updates_per_batch: int = 1
+    loss: str = DEFAULT_LOSS  # a name in `LOSSES`
+    aggregation: Aggregation | None = None  # None, here and below: what the loss has by itself
+    clip_low: float | None = None
+    clip_high: float | None = None
+    dual_clip: float | None = None
+    behaviour_weight_max: float | None = None
+    second_moment_max: float | None = None
+    unknown_share_max: float | None = None
+    grad_norm_max: float = 1.0
+    clips_to_median: bool = True  # gradients, to three times the running median of their norms
+    step_guard: bool = True  # takes a step back that moves the policy far more than others did
+    micro_batch_tokens: int = 8192  # padded tokens in one forward pass; halved until it fits
+    activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be
+    memory_bytes_max: int | None = None  # None: what the machine has left at the start
+    gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
+    context_tokens_max: int = 4096  # cap on what the model's own configuration allows
+    completion_tokens_max: int | None = None  # of what the run samples, EOS aside; None: context
+    completion_chars_max: int | None = None  # of foreign completions; None: any
+    temperature: float = 1.0  # that the run samples at; losses are of that distribution
+    foreign_weighting: ForeignWeighting = "auto"  # see `node.training.rows`
+    foreign_logprob_min: float | None = None  # of foreign tokens to train on; None: all of them
+    lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
+    lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank
+    lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
+    writes_merged: bool = False  # an engine gets the adapter merged into the model
+    seed: int = 0
+    threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("model", bool(self.model), "name a preset, a model directory or a hub id"),
+            (
+                "learning_rate",
+                self.learning_rate is None or 0 < self.learning_rate <= 1,
+                "take 0 < learning_rate <= 1",
+            ),
+            (
+                "warm_up_updates",
+                self.warm_up_updates is None or self.warm_up_updates >= 0,
+                "take 0 (none) or more",
+            ),
+            ("updates_per_batch", 1 <= self.updates_per_batch <= 64, "take 1 to 64"),
+            ("grad_norm_max", self.grad_norm_max > 0, "take grad_norm_max > 0"),
+            ("micro_batch_tokens", self.micro_batch_tokens >= 64, "take at least 64"),
+            ("context_tokens_max", self.context_tokens_max >= 8, "take at least 8"),
+            (
+                "completion_tokens_max",
+                self.completion_tokens_max is None or self.completion_tokens_max >= 1,
+                "take at least 1",
+            ),
+            (
+                "completion_chars_max",
+                self.completion_chars_max is None or self.completion_chars_max >= 1,
+                "take at least 1",
+            ),
+            ("temperature", 0 < self.temperature < math.inf, "take a number above 0"),
+            (
+                "foreign_weighting",
+                self.foreign_weighting in get_args(ForeignWeighting),
+                "auto, none or positives",
+            ),
+            (
+                "foreign_logprob_min",
+                self.foreign_logprob_min is None or self.foreign_logprob_min < 0,
+                "take a natural log-prob below 0",
+            ),
+            ("lora_rank", 0 <= self.lora_rank <= RANK_MAX, f"take 0 (none) to {RANK_MAX}"),
+            (
+                "lora_alpha",
+                self.lora_alpha is None or 0 < self.lora_alpha <= ALPHA_MAX,
+                f"take a number above 0, at most {ALPHA_MAX:g}",
+            ),
+            ("lora_targets", len(self.lora_targets) <= TARGETS_MAX, f"at most {TARGETS_MAX} names"),
+            ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
+            (
+                "activation_checkpointing",
+                self.activation_checkpointing in get_args(Recomputing),
+                "auto, on or off",
+            ),
+            ("device", self.device in get_args(Device), "auto, cpu or cuda"),
+        )
+        require(self, checks, "trainer ")
+        try:
+            self.loss_parameters()
+        except ValueError as error:
+            raise ConfigError(f"trainer loss = {self.loss!r}: {error}") from None
+
+    @property
+    def adapter(self) -> AdapterShape | None:
+        """What is trained in place of the model; None: the model. Without targets: all."""
+        if self.lora_rank == 0:
+            return None
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
+
+    def loss_parameters(self) -> LossParameters:
+        """The loss' own parameters, but for those that are set here."""
+        names = [each.name for each in fields(LossParameters)]
+        return loss_parameters(self.loss, {name: getattr(self, name) for name in names})
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain values, for the pipe to the child process."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "TrainerSpec":
+        return cls(**record | {"lora_targets": tuple(record["lora_targets"])})

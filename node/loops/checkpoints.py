@@ -1,0 +1,168 @@
+"""Checkpoints of a node: one directory for each, made complete before it gets its name.
+
+`checkpoints/round-00000012/` holds what the trainer saved and `state.json` with the node's
+progress. A directory is written under a temporary name, synced and renamed, so that whatever has
+the final name is whole: kill -9 at any point leaves the one before.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from node.interfaces.trainer import Trainer
+from node.loops.sapo import Progress
+from swarm.errors import ConfigError
+from swarm.peers.address_book import RunSync
+
+STATE_FILE = "state.json"
+POSITION_FILE = "next-index"
+TEMPORARY_SUFFIX = ".partial"
+
+
+Content = Callable[[], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    directory: Path
+    progress: Progress
+
+
+class Checkpoints:
+    """The checkpoints of one data directory. `facts` must agree between save and resume."""
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int,
+        facts: Mapping[str, Any],
+        run_sync: RunSync = trio.to_thread.run_sync,
+    ) -> None:
+        self._run_sync = run_sync  # where blocking calls go
+        self._directory = directory
+        self._keep = keep
+        self._facts = dict(facts)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint.
+
+        Raises:
+            ConfigError: it belongs to another run or model.
+        """
+        for directory in reversed(self._complete()):
+            state = _read_state(directory)
+            if state is None:
+                continue  # damaged on disk: the one before it is used
+            progress, facts = state
+            for name, value in self._facts.items():
+                if facts.get(name) != value:
+                    raise ConfigError(
+                        f"--data-dir {self._directory.parent}: its checkpoint has {name} "
+                        f"{facts.get(name)!r}, not {value!r}; use another --data-dir"
+                    )
+            return Checkpoint(directory, progress)
+        return None
+
+    async def save(
+        self, progress: Progress, trainer: Trainer, files: Mapping[str, Content] | None = None
+    ) -> Path:
+        """Write a checkpoint, with more files by name, and remove those beyond the number kept.
+        What is in a file is made where it is written."""
+        final = self._directory / f"round-{progress.round:08d}"
+        if _read_state(final) is not None:
+            return final  # the same round again: it holds the same state
+        partial = final.with_suffix(TEMPORARY_SUFFIX)
+        await self._run_sync(_make_empty, partial)
+        await trainer.save(partial)
+        await self._run_sync(self._finish, partial, final, progress, files or {})
+        return final
+
+    def put_aside(self, checkpoint: Checkpoint) -> Path:
+        """Rename a checkpoint that cannot be used, so that `latest` finds the one before it."""
+        aside = checkpoint.directory.with_name(f"damaged-{checkpoint.directory.name}")
+        if aside.exists():
+            shutil.rmtree(aside)
+        checkpoint.directory.rename(aside)
+        return aside
+
+    async def reserve(self, next_index: int) -> None:
+        """Note that tasks below `next_index` are spent, before they are shared: a node that
+        crashes after sharing and resumes from the round before must not do them once more."""
+        await self._run_sync(self._reserve, next_index)
+
+    def _reserve(self, next_index: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        temporary = self._directory / (POSITION_FILE + TEMPORARY_SUFFIX)
+        with temporary.open("w") as file:
+            file.write(str(next_index))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._directory / POSITION_FILE)
+
+    def reserved(self) -> int:
+        """The first data position that was never shared; 0 if nothing was."""
+        try:
+            return int((self._directory / POSITION_FILE).read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def _finish(
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
+    ) -> None:
+        for name, content in files.items():
+            with (partial / name).open("wb") as binary:
+                binary.write(content())
+                binary.flush()
+                os.fsync(binary.fileno())
+        state = {"facts": self._facts, "progress": progress.to_json()}
+        with (partial / STATE_FILE).open("w") as file:
+            json.dump(state, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_directory(partial)
+        if final.exists():
+            shutil.rmtree(final)  # damaged, or it would not be written again
+        partial.rename(final)
+        _sync_directory(self._directory)
+        for old in self._complete()[: -self._keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _complete(self) -> list[Path]:
+        if not self._directory.is_dir():
+            return []
+        return sorted(
+            path
+            for path in self._directory.glob("round-*")
+            if path.suffix != TEMPORARY_SUFFIX and (path / STATE_FILE).is_file()
+        )
+
+
+def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
+    """What a checkpoint says of itself; None where it is damaged or is none."""
+    try:
+        state = json.loads((directory / STATE_FILE).read_text())
+        return Progress(**state["progress"]), dict(state["facts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _make_empty(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,76 @@
+"""The held-out pass rate: one completion for each of the run's fixed tasks, sampled as the run
+samples, or the likeliest one where the run says so.
+
+The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
+node trains on them. It is the number that this project reports as progress.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import trio
+
+from node.config import RunConfig
+from node.interfaces.engine import RolloutEngine
+from node.records.records import HeldOut
+from node.verification.assignment import held_out_tasks
+from node.verification.verifier import Verifier
+from swarm.rollouts import Completion, Task
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """Mean rewards, in [0, 1]."""
+
+    passed: float
+    passed_by_environment: dict[str, float]
+    tasks: int
+
+
+async def evaluate(run: RunConfig, engine: RolloutEngine, verifier: Verifier) -> PassRate:
+    """Sample and score the held-out set by the run's rules."""
+    tasks = held_out_tasks(run)
+    prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+    seed = int.from_bytes(hashlib.sha256(run.run_id.encode()).digest()[:7])
+    completions = await engine.generate(prompts, 1, run.held_out_sampling, seed)
+    rewards = await score(verifier, tasks, completions)
+    if run.reward == "exact":  # a reward for the format alone is no pass
+        rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
+    by_environment: dict[str, list[float]] = {}
+    for task, group_rewards in zip(tasks, rewards, strict=True):
+        by_environment.setdefault(task.environment, []).extend(group_rewards)
+    return PassRate(
+        passed=fmean(reward for group_rewards in rewards for reward in group_rewards),
+        passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
+        tasks=len(tasks),
+    )
+
+
+async def held_out(
+    run: RunConfig,
+    engine: RolloutEngine,
+    verifier: Verifier,
+    *,
+    after_round: int,
+    generated_tokens: int,
+) -> HeldOut:
+    """`evaluate`, as the event log has it."""
+    started_s = trio.current_time()
+    rate = await evaluate(run, engine, verifier)
+    return HeldOut(
+        round=after_round,
+        generated_tokens_total=generated_tokens,
+        passed=rate.passed,
+        passed_by_environment=rate.passed_by_environment,
+        tasks=rate.tasks,
+        seconds=trio.current_time() - started_s,
+    )
+
+
+async def score(
+    verifier: Verifier, tasks: Sequence[Task], completions: Sequence[Sequence[Completion]]
+) -> list[tuple[float, ...]]:
+    """Rewards of each task's completions, by this node's own verifier."""
+    return await verifier.score(tasks, [[c.text for c in group] for group in completions])

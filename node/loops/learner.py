@@ -1,0 +1,379 @@
+"""A central learner: groups that workers made under leases, one update a step, now and then a new
+version of the policy for the workers.
+
+    take         R groups that are fresh enough at this very moment; waits until there are
+    draw         J groups of the pool of shared rollouts, where the node asks for them
+    update       one step over all of them; the policy's version goes up by one
+    publish      after every κ steps: checkpoint, then hand the version to the broadcast
+    evaluate     now and then, on the run's fixed held-out tasks
+
+The policy's version is 1 + the number of steps. A version is published only once a checkpoint holds
+it: a learner that dies resumes at a version that is no older than any that workers have, so that no
+group can come from its future. Where that checkpoint is lost, it goes on from the one before under
+a number above what was published; the steps between are missing.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil, isfinite, nan
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any, Protocol
+
+import msgpack
+import trio
+
+from node.config import NodeConfig, RunConfig
+from node.config.run import LearnerRules
+from node.interfaces.engine import RolloutEngine
+from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
+from node.loops.checkpoints import Checkpoints
+from node.loops.evaluation import held_out
+from node.loops.sapo import OnSamples, Progress, foreign_group
+from node.loops.tally import Scored, sampled, tally
+from node.methods.advantages import grpo_advantages
+from node.methods.samplers import draw_foreign
+from node.records.records import HeldOut, SampledGroup, StepDone
+from node.records.samples import bounded
+from node.system.leaving import unless
+from node.verification.verifier import Verifier
+from swarm.exchange.service import Exchange, informative
+from swarm.leasing.intake import Admitted, Intake, IntakeRules
+from swarm.leasing.leases import LeaseBook, LeaseRules
+from swarm.leasing.staleness import Account, StalenessRules
+from swarm.rollouts import VerifiedGroup
+
+FIRST_VERSION = 1
+LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
+CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
+FIRST_LEASE_S = 30.0  # what a first lease is taken to take, at least
+FIRST_LEASE_SHARE = 0.1  # and of `lease_life_s`
+INTAKE_FILE = "intake.msgpack"  # in each checkpoint
+
+OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
+
+
+class PolicyOutlet(Protocol):
+    """Where versions go."""
+
+    @property
+    def newest(self) -> int:
+        """The newest version on offer; 0: none."""
+        ...
+
+    async def offer(self, version: int, export: Callable[[Path], Awaitable[None]]) -> None:
+        """Have `export` write the policy's directory, and put that on offer. Returns when the
+        policy may change again; the rest goes on in the background."""
+        ...
+
+
+def version_after(progress: Progress) -> int:
+    """The version of the policy after so many steps."""
+    return FIRST_VERSION + progress.round
+
+
+def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
+    """What the learner of a run takes from workers."""
+    return IntakeRules(
+        run_id=run.run_id,
+        group_size=rules.group_size,
+        tokenizer=tokenizer,
+        temperature=run.sampling.temperature,
+        top_p=run.sampling.top_p,
+        rescored_share=rules.rescored_share,
+    )
+
+
+def lease_rules(rules: LearnerRules) -> LeaseRules:
+    """How long the leases of a run last. Where workers are known to be slow, `lease_life_s` is
+    raised, and first leases last longer with it."""
+    life_s = float(rules.lease_life_s)
+    return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
+
+
+def lease_book(
+    run: RunConfig,
+    rules: LearnerRules,
+    leases: LeaseRules,
+    progress: Progress,
+    record: dict[str, Any] | None,
+    *,
+    secret: bytes,
+    start: int,
+    credits_per_step: float = CREDITS_PER_STEP,
+) -> LeaseBook:
+    """The leases of an intake's record (`Learner.intake_record`), or none yet; `secret` and
+    `start` are `LeaseBook`'s."""
+    staleness = StalenessRules(
+        rules.staleness_max, rules.groups_per_step, int(credits_per_step * rules.groups_per_step)
+    )
+    if record is None:
+        account = Account(staleness, version_after(progress))
+        return LeaseBook(leases, account, run.run_id, secret, start)
+    return LeaseBook.from_record(
+        record["book"],
+        rules=leases,
+        staleness_rules=staleness,
+        run_id=run.run_id,
+        secret=secret,
+        start=start,
+        now=trio.current_time(),
+    )
+
+
+def _scored(admitted: Admitted) -> Scored:
+    return admitted.group.task, admitted.group.completions, admitted.rewards
+
+
+class Learner:
+    """The loop's body and its progress."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        rules: LearnerRules,
+        trainer: Trainer,
+        engine: RolloutEngine,
+        verifier: Verifier,
+        intake: Intake,
+        outlet: PolicyOutlet,
+        checkpoints: Checkpoints,
+        progress: Progress,
+        *,
+        exchange: Exchange | None = None,
+        tokenizer: str,
+        on_phase: Callable[[str], None] = lambda _: None,
+        on_samples: OnSamples | None = None,
+    ) -> None:
+        """`engine` generates for evaluations. `exchange`: of the pool to draw J groups from.
+        `on_samples`: gets some of each step's groups, for people to look at."""
+        self._config = config
+        self._rules = rules
+        self._trainer = trainer
+        self._engine = engine
+        self._verifier = verifier
+        self._intake = intake
+        self._outlet = outlet
+        self._checkpoints = checkpoints
+        self._exchange = exchange
+        self._tokenizer = tokenizer
+        self._on_phase = on_phase
+        self._on_samples = on_samples
+        self._saved: int | None = None  # step of the last checkpoint
+        self.publish_every = rules.publish_every  # κ; whoever coordinates may set another
+        self.progress = progress
+
+    @staticmethod
+    def intake_record(checkpoint: Path) -> dict[str, Any] | None:
+        """What a checkpoint holds of the intake; None: nothing."""
+        path = checkpoint / INTAKE_FILE
+        if not path.exists():
+            return None
+        record: dict[str, Any] = msgpack.unpackb(path.read_bytes(), strict_map_key=False)
+        return record
+
+    @property
+    def version(self) -> int:
+        """Of the policy as it is now."""
+        return version_after(self.progress)
+
+    @property
+    def published(self) -> int:
+        """The newest version on offer, or on its way there; 0: none."""
+        return self._outlet.newest
+
+    async def run(
+        self, leaving: trio.Event, on_record: OnRecord, is_over: Callable[[], bool]
+    ) -> None:
+        """Learn until `leaving`, or until it is over by the node's own settings.
+
+        Raises:
+            ChildFailed: the trainer; start again from a checkpoint.
+        """
+        behind = self._outlet.newest > self.version  # the checkpoint of what was published is lost
+        if behind:
+            self.progress = replace(self.progress, round=self._outlet.newest)
+        self._intake.advance(self.version)
+        if behind or self._outlet.newest < FIRST_VERSION or self._is_due():
+            await self._publish()
+        every = self._config.evaluate_every_rounds
+        if every and self.progress.round == 0:
+            await unless(leaving, lambda: self._evaluate(on_record))
+        while not leaving.is_set() and not is_over():
+            await unless(leaving, lambda: self._step(on_record, is_over))
+            if every and self.progress.round % every == 0 and not leaving.is_set():
+                await unless(leaving, lambda: self._evaluate(on_record))
+        if every and self.progress.round % every and not leaving.is_set():
+            await self._evaluate(on_record)
+        await self._save()
+        self._on_phase("leaving")
+
+    def _is_due(self) -> bool:
+        """Whether the policy as it is now is one to publish, and is not on offer yet. Beyond the
+        pacing depth no worker would get a lease for what is on offer, and no step would come."""
+        period = min(self.publish_every, self._intake.pacing + 1)
+        return self.version - self._outlet.newest >= period
+
+    # --- one step --------------------------------------------------------------------------
+
+    async def _step(self, on_record: OnRecord, is_over: Callable[[], bool]) -> None:
+        """One update. Cancelled, or over, while it waits for groups, it leaves no trace."""
+        self._on_phase("waiting")
+        started_s = trio.current_time()
+        leased: list[Admitted] = []
+        while not leased:
+            with trio.move_on_after(LOOK_S):
+                leased = await self._intake.take()
+            if not leased and is_over():
+                return
+            if not leased and self._is_due():  # a plan has just lowered the depth
+                await self._publish()
+                self._on_phase("waiting")
+        idle_s = trio.current_time() - started_s
+        with trio.CancelScope(shield=True):
+            shared = await self._draw()
+            if self._on_samples is not None:
+                await self._on_samples(self._samples(leased))
+            self._on_phase("training")
+            started_s = trio.current_time()
+            report = await self._trainer.train(self._batch(leased, shared))
+            train_s = trio.current_time() - started_s
+            staleness = [self.version - each.oldest_version for each in leased]
+            self.progress = replace(
+                self.progress,
+                round=self.progress.round + 1,
+                trained_tokens=self.progress.trained_tokens + report.trained_tokens,
+            )
+            self._intake.advance(self.version)
+            if self._is_due():
+                await self._publish()
+            record = self._record(leased, shared, report, staleness, idle_s, train_s)
+            await on_record(record)
+
+    async def _draw(self) -> list[VerifiedGroup]:
+        wanted = self._rules.pool_groups_per_step
+        if self._exchange is None or wanted == 0:
+            return []
+        rng = Random(self._seed("draw"))
+        each_max = ceil(self._config.foreign_share_max * wanted)
+        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
+        return await self._exchange.take(chosen, self.progress.round + 1)
+
+    def _samples(self, leased: Sequence[Admitted]) -> list[SampledGroup]:
+        run, number = self._config.run, self.progress.round + 1
+        return bounded(
+            sampled(run, number, each.group.producer, each.prompt, _scored(each), own=False)
+            for each in leased
+        )
+
+    def _batch(
+        self, leased: Sequence[Admitted], shared: Sequence[VerifiedGroup]
+    ) -> list[TrainingGroup]:
+        batch = [
+            TrainingGroup(
+                each.prompt,
+                each.group.completions,
+                grpo_advantages(each.rewards),
+                own_tokens=each.group.tokenizer == self._tokenizer,
+                source=str(each.group.producer),
+            )
+            for each in leased
+        ]
+        for each in shared:
+            rng = Random(self._seed(f"keep/{each.group_id.hex()}"))
+            batch.append(foreign_group(each, self._rules.group_size, rng))
+        return batch
+
+    # --- versions and checkpoints ----------------------------------------------------------
+
+    async def _publish(self) -> None:
+        """Save, then put the policy on offer."""
+        await self._save()
+        self._on_phase("publishing")
+        await self._outlet.offer(self.version, self._trainer.export)
+
+    async def _save(self) -> None:
+        if self._saved == self.progress.round:
+            return
+        self._on_phase("saving")
+        with trio.CancelScope(shield=True):
+            files = {INTAKE_FILE: partial(msgpack.packb, self._intake.to_record())}
+            await self._checkpoints.save(self.progress, self._trainer, files)
+        self._saved = self.progress.round
+
+    # --- evaluating and telling ------------------------------------------------------------
+
+    async def _evaluate(self, on_record: OnRecord) -> None:
+        self._on_phase("evaluating")
+        record = await held_out(
+            self._config.run,
+            self._engine,
+            self._verifier,
+            after_round=self.progress.round,
+            generated_tokens=self.progress.generated_tokens,
+        )
+        self.progress = self.progress.with_held_out(record.passed)
+        with trio.CancelScope(shield=True):
+            await on_record(record)
+
+    def _record(
+        self,
+        leased: Sequence[Admitted],
+        shared: Sequence[VerifiedGroup],
+        report: TrainReport,
+        staleness: Sequence[int],
+        idle_s: float,
+        train_s: float,
+    ) -> StepDone:
+        """The step as the learner saw it; the app adds what only the network knows."""
+        rewards = [reward for each in leased for reward in each.rewards]
+        used: list[Admitted | VerifiedGroup] = [*leased, *shared]
+        counts = self._intake.counts()
+        return StepDone(
+            step=self.progress.round,
+            version=self.version,
+            published_version=self._outlet.newest,
+            groups=len(leased) + len(shared),
+            shared_groups=len(shared),
+            informative_groups=sum(informative(each.rewards) for each in used),
+            reward=fmean(rewards) if rewards else nan,
+            staleness_mean=fmean(staleness) if staleness else nan,
+            staleness_max=max(staleness, default=0),
+            idle_s=idle_s,
+            train_s=train_s,
+            groups_by_worker=dict(
+                sorted(Counter(str(each.group.producer) for each in leased).items())
+            ),
+            buffered_groups=counts.buffered,
+            leased_groups=counts.leased,
+            discarded_total=counts.discarded,
+            trained_tokens_total=self.progress.trained_tokens,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            clip_fraction=report.clip_fraction,
+            effective_share=self._comparable(report.effective_share),
+            mismatch_k3=self._comparable(report.mismatch_k3),
+            peers=0,
+            bytes_in_total=0,
+            bytes_out_total=0,
+            groups_quantised=sum(each.group.is_quantised for each in used),
+            answers=tally(
+                self._config.run,
+                map(_scored, leased),
+            ),
+            step_kl=report.step_kl if isfinite(report.step_kl) else None,
+            steps_taken_back=report.steps_taken_back,
+            rate_scale=report.rate_scale,
+        )
+
+    def _comparable(self, value: float) -> float | None:
+        """Of the workers' log-probs and the trainer's, which are of the plain distribution."""
+        return value if self._config.run.engine_sampling.is_plain and isfinite(value) else None
+
+    def _seed(self, purpose: str) -> int:
+        text = f"{self._config.seed}/learner/{purpose}/{self.progress.round}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])

@@ -1,0 +1,157 @@
+"""What a learner's node does to find out about a group: rewards by its own verifier, and log-probs
+by a process that holds the version that the group claims."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import trio
+
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import TrainerSpec
+from node.loops.claims import ClaimedToken, fault_of, fit_of
+from node.training.process import TrainerProcess
+from node.verification.held_out import HeldOutGuard
+from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
+from swarm.leasing.leases import Lease
+from swarm.rollouts import Completion, RolloutGroup, version_spans
+
+VersionDirectory = Callable[[int], Path | None]
+Columns = list[tuple[float, ...]]  # of each completion: log-probs, means, variances
+
+
+class Scores(Protocol):
+    """Scores tokens under versions of the policy."""
+
+    async def score(self, version: int, group: TrainingGroup) -> Columns | None:
+        """What a version says of a group's tokens; None where its files are gone.
+
+        Raises:
+            ChildFailed, ConfigError: it could not be found out.
+        """
+        ...
+
+
+class Scorer:
+    """A process that scores tokens under one version of the policy at a time. It starts at its
+    first use; one that dies is started again at the next."""
+
+    def __init__(self, spec: TrainerSpec, directory: Path, find: VersionDirectory) -> None:
+        """`directory`: where its log goes. `find`: where the files of a version are."""
+        self._process = TrainerProcess(spec, directory)
+        self._find = find
+        self._lock = trio.Lock()
+        self._loaded: int | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, spec: TrainerSpec, directory: Path, find: VersionDirectory
+    ) -> AsyncIterator["Scorer"]:
+        """A scorer whose process ends with the block."""
+        scorer = cls(spec, directory, find)
+        try:
+            yield scorer
+        finally:
+            await scorer._process.stop()
+
+    async def score(self, version: int, group: TrainingGroup) -> Columns | None:
+        """What a version says of a group's tokens; None where its files are gone.
+
+        Raises:
+            ChildFailed, ConfigError: the process failed, or does not take the version.
+        """
+        async with self._lock:
+            directory = self._find(version)
+            if directory is None:
+                return None
+            # Who asked may run out of time meanwhile: the next one finds it done, or it never is.
+            with trio.CancelScope(shield=True):
+                if not self._process.alive:
+                    self._loaded = None
+                    await self._process.start()
+                if self._loaded != version:
+                    self._loaded = None
+                    await self._process.load(directory, version)
+                    self._loaded = version
+            return (await self._process.score([group]))[0]
+
+
+class LearnerChecks:
+    """`swarm.leasing.intake.Checks` of a node."""
+
+    def __init__(
+        self,
+        guard: HeldOutGuard,
+        scorer: Scores | None,
+        held: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """Without a scorer nothing is looked at more closely. `held`: the newest versions that were
+        published, all from some one on; empty: nothing is known of them."""
+        self._guard = guard
+        self._scorer = scorer
+        self._held = held
+
+    async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """See `Checks.reward`."""
+        self._check_published(group)
+        assignment = (await self._guard.leased(lease.stream, [group.task.index]))[0]
+        return await self._guard.verify(group, assignment.task)
+
+    def _check_published(self, group: RolloutGroup) -> None:
+        """A version that never left the learner made no token: who claims one has an older one,
+        and there are no files by which that would show."""
+        held = self._held()
+        for completion in group.completions:
+            for version, _ in version_spans(completion):
+                if held and version > min(held) and version not in held:
+                    raise RemoteProtocolError(
+                        Reject.FALSE_LOGPROBS, f"version {version} was never published"
+                    )
+
+    async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
+        """See `Checks.rescore`."""
+        if self._scorer is None:
+            return ""
+        as_given = TrainingGroup(
+            prompt, group.completions, (1.0,) * len(group.completions), own_tokens=True
+        )
+        versions = {run[0] for each in group.completions for run in version_spans(each)}
+        columns: dict[int, Columns] = {}
+        for version in sorted(versions):
+            try:
+                found = await self._scorer.score(version, as_given)
+            except (ChildFailed, ConfigError):
+                return ""  # counted as not found out; the process starts again at the next group
+            if found is None:
+                return ""
+            columns[version] = found
+        samples = [
+            sample
+            for at, completion in enumerate(group.completions)
+            for sample in _samples(completion, {v: c[at] for v, c in columns.items()})
+        ]
+        return fault_of(fit_of(samples)) if samples else ""
+
+
+def _samples(completion: Completion, columns: dict[int, tuple[float, ...]]) -> list[ClaimedToken]:
+    """The tokens of a completion, each under the version that it claims; none where they could not
+    be scored."""
+    count = len(completion.token_ids)
+    if any(len(column) != 3 * count for column in columns.values()):
+        return []
+    samples, at = [], 0
+    for version, tokens in version_spans(completion):
+        column = columns[version]
+        samples += [
+            ClaimedToken(
+                completion.logprobs[place],
+                column[place],
+                column[count + place],
+                column[2 * count + place],
+            )
+            for place in range(at, at + tokens)
+        ]
+        at += tokens
+    return samples

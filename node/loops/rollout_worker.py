@@ -1,0 +1,166 @@
+"""A rollout worker: leases from the run's learner, completions by its policy, groups handed in.
+
+One batch is generated at a time; submissions of the one before go on meanwhile. A new version of
+the policy is fetched in the background and may replace the old one between two tokens: each
+completion says which version made which of them.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import trio
+
+from node.config import RunConfig
+from node.config.run import LearnerRules
+from node.interfaces.engine import Serving
+from node.records.records import WorkDone
+from node.verification.held_out import HeldOutGuard
+from swarm.identity import PeerId
+from swarm.leasing.intake import STANDBY
+from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
+from swarm.leasing.staleness import Denial
+from swarm.rollouts import Completion, RolloutGroup, Task
+
+SUBMISSIONS_MAX = 64  # on their way; then generation waits
+NOTE_AFTER_S: Final = 5.0  # without work: a healthy worker is sent away for a moment now and then
+
+IN_WORDS: Final[Mapping[str, str]] = {
+    Denial.NO_CREDIT: "the learner has as many groups as it can use for now",
+    Denial.TRIAL_FULL: "the learner gives little work to workers that have delivered nothing yet; "
+    "others have it now, and this one's turn comes",
+    Denial.WOULD_BE_STALE: "begun with this policy it would come too late; the next one is awaited",
+    Denial.UNKNOWN_VERSION: "the learner does not know the policy version that is here",
+    Denial.LEASES_OPEN: "the learner waits for groups that this worker took on before",
+    Denial.WORKERS_FULL: "the learner has as many workers as it takes",
+    STANDBY: "its coordinator has this worker stand by",
+}
+"""Why a learner gives no work, for people; what is not in here is said as the learner says it."""
+
+OnWork = Callable[[WorkDone], Awaitable[None]]
+
+
+class IdleNote:
+    """What to tell of a worker without work, once it has lasted. Pure."""
+
+    def __init__(self) -> None:
+        self._worked_s: float | None = None
+        self._batches = 0
+
+    def look(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
+        """The note; None: none is due. `batches`: done by now."""
+        if waiting_for is None or batches != self._batches or self._worked_s is None:
+            self._worked_s, self._batches = now_s, batches
+        if waiting_for is None or now_s - self._worked_s < NOTE_AFTER_S:
+            return None
+        return f"no work: {waiting_for}"
+
+
+class RolloutWorker:
+    """The worker's loop. Restarts keep nothing: what was leased and not handed in expires."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        rules: LearnerRules,
+        peer_id: PeerId,
+        source: WorkSource,
+        guard: HeldOutGuard,
+        *,
+        now_s: Callable[[], float],
+        on_work: OnWork,
+        tokens_per_s_max: float | None = None,
+    ) -> None:
+        """`tokens_per_s_max`: what it generates in the mean; None: as much as it can."""
+        self._run = run
+        self._rules = rules
+        self._peer_id = peer_id
+        self._source = source
+        self._guard = guard
+        self._now_s = now_s
+        self._on_work = on_work
+        self._tokens_per_s_max = tokens_per_s_max
+        self._places = trio.Semaphore(SUBMISSIONS_MAX)
+        self.waiting_for: str | None = "the learner's first policy has not come"
+        self.batches = 0
+        self.tokens = 0
+
+    async def run(self, serving: Serving) -> None:
+        """Work until cancelled.
+
+        Raises:
+            ExceptionGroup: of `ChildFailed`, where the engine or the verifier failed.
+        """
+        async with trio.open_nursery() as nursery:
+            while True:
+                waited_from_s = trio.current_time()
+                lease = await self._source.lease(serving.version())
+                if isinstance(lease, Declined):
+                    self.waiting_for = IN_WORDS.get(lease.reason, lease.reason)
+                    await trio.sleep(lease.retry_s)
+                    continue
+                self.waiting_for = None
+                wait_s = trio.current_time() - waited_from_s
+                await self._work(lease, serving, nursery, wait_s)
+
+    async def _work(
+        self, lease: HeldLease, serving: Serving, nursery: trio.Nursery, wait_s: float
+    ) -> None:
+        started_s = trio.current_time()
+        assigned = await self._guard.leased(lease.stream, range(lease.groups))
+        seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
+        made = await serving.engine.generate(
+            [assignment.prompt for assignment in assigned],
+            self._rules.group_size,
+            self._run.engine_sampling,
+            seed,
+        )
+        generate_s = trio.current_time() - started_s
+        for assignment, completions in zip(assigned, made, strict=True):
+            group = self._group(lease, assignment.task, completions, serving)
+            await self._places.acquire()
+            nursery.start_soon(self._submit, lease, group)
+        tokens = sum(len(each.token_ids) for group in made for each in group)
+        self.batches += 1
+        self.tokens += tokens
+        await self._on_work(
+            WorkDone(
+                batch=self.batches,
+                policy_version=serving.version(),
+                learner_version=self._source.learner_version,
+                groups=len(made),
+                generated_tokens=tokens,
+                generated_tokens_total=self.tokens,
+                generate_s=generate_s,
+                wait_s=wait_s,
+                verdicts_total=dict(sorted(self._source.verdicts.items())),
+            )
+        )
+        if self._tokens_per_s_max is not None:
+            self.waiting_for = "its tokens a second are used up (--tokens-per-s-max)"
+            await trio.sleep_until(started_s + tokens / self._tokens_per_s_max)
+
+    def _group(
+        self, lease: HeldLease, task: Task, completions: tuple[Completion, ...], serving: Serving
+    ) -> RolloutGroup:
+        created_at_s = int(self._now_s())
+        return RolloutGroup(
+            run_id=self._run.run_id,
+            producer=self._peer_id,
+            round=lease.learner_version,
+            task=task,
+            completions=completions,
+            tokenizer=serving.tokenizer,
+            temperature=self._run.sampling.temperature,
+            top_p=self._run.sampling.top_p,
+            created_at_s=created_at_s,
+            expires_at_s=created_at_s + self._run.limits.record_life_s,
+            engine=serving.engine.maker.engine,
+            precision=serving.engine.maker.precision,
+        )
+
+    async def _submit(self, lease: HeldLease, group: RolloutGroup) -> None:
+        try:
+            await self._source.submit(lease, group)
+        finally:
+            self._places.release()

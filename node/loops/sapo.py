@@ -1,0 +1,440 @@
+"""One SAPO round, in the order of the algorithm (arXiv 2509.08721, section 3). Read this first.
+
+    tasks        the next I of this node's own stream
+    completions  G for each, by the rollout engine
+    rewards      by this node's own verifier
+    share        sign the groups, advertise them; others pull what they want
+    draw         the I own groups, and J of what has arrived from others
+    update       one GRPO step over all of them
+    evaluate     now and then, on the run's fixed held-out tasks
+
+Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
+foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
+GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
+round. It is so bit for bit with the torch engine, a given `--threads`, and memory for the wanted
+micro-batch: sums round by how they are cut up, and by default both a node's share of the cores
+and how far it halves the micro-batch depend on who else runs there when it starts.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import ceil, isfinite, isnan, nan
+from random import Random
+from statistics import fmean
+from typing import Any, Protocol, cast
+
+import trio
+
+from node.config import NodeConfig
+from node.interfaces.engine import PartialEngine, RolloutEngine
+from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
+from node.loops.evaluation import held_out, score
+from node.loops.partial_rollouts import Assign, PartialRollouts
+from node.loops.tally import Scored, sampled, scored_of, tally
+from node.methods.advantages import grpo_advantages
+from node.methods.samplers import draw_foreign, kept_completions
+from node.records.records import HeldOut, RoundDone, SampledGroup
+from node.records.samples import bounded
+from node.verification.held_out import Assignment, HeldOutGuard
+from node.verification.verifier import Verifier
+from swarm.exchange.service import Exchange, informative
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, is_quantised
+from swarm.telemetry.metrics import figures_of
+from swarm.wire.messages import GROUP_BYTES_MAX, TOKENS_MAX
+
+OVER_GENERATION_MAX = (
+    4  # with `filter_own`: times I groups generated at most, to find I useful ones
+)
+
+GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
+COMPLETION_OVERHEAD_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the node has come. Saved with each checkpoint; totals count from its first start."""
+
+    round: int = 0
+    next_index: int = 0  # of the node's own task stream
+    generated_tokens: int = 0
+    trained_tokens: int = 0
+    groups_shared: int = 0
+    held_out_first: float | None = None
+    held_out_last: float | None = None
+
+    def with_next_index(self, next_index: int) -> "Progress":
+        """The same, at another data position."""
+        return replace(self, next_index=next_index)
+
+    def with_held_out(self, passed: float) -> "Progress":
+        """The same, evaluated once more."""
+        first = passed if self.held_out_first is None else self.held_out_first
+        return replace(self, held_out_first=first, held_out_last=passed)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data for the checkpoint's state file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroup:
+    """One task with what this node's policy made of it, and what that was worth."""
+
+    task: Task
+    prompt: str
+    completions: tuple[Completion, ...]
+    rewards: tuple[float, ...]
+
+    @property
+    def scored(self) -> Scored:
+        """What is counted of it."""
+        return self.task, self.completions, self.rewards
+
+
+OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
+
+
+class HandOver(Protocol):
+    """To an engine of its own, around each update."""
+
+    async def before_training(self) -> None:
+        """Nothing is sampled from here to the end of `after_training`."""
+        ...
+
+    async def after_training(self, policy_version: int) -> float:
+        """Have the engine sample from the new policy; how long it stood still for that, in seconds.
+
+        Raises:
+            ChildFailed: the engine takes none.
+        """
+        ...
+
+
+class Sapo:
+    """The round loop's body. Holds the node's progress and nothing else that changes."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        peer_id: PeerId,
+        engine: RolloutEngine,
+        trainer: Trainer,
+        verifier: Verifier,
+        guard: HeldOutGuard,
+        exchange: Exchange,
+        progress: Progress,
+        *,
+        tokenizer: str,
+        now_s: Callable[[], float],
+        on_phase: Callable[[str], None] = lambda _: None,
+        before_share: Callable[[int], Awaitable[None]] | None = None,
+        hand_over: HandOver | None = None,
+        on_samples: OnSamples | None = None,
+    ) -> None:
+        """`on_samples`: gets some of each round's groups, for people to look at."""
+        self._config = config
+        self._peer_id = peer_id
+        self._engine = engine
+        self._partial: PartialRollouts | None = None
+        if config.over_provision > 1.0:
+            self._partial = PartialRollouts(cast("PartialEngine", engine), config.over_provision)
+        self._trainer = trainer
+        self._verifier = verifier
+        self._guard = guard
+        self._exchange = exchange
+        self._tokenizer = tokenizer
+        self._now_s = now_s
+        self._on_phase = on_phase
+        self._before_share = before_share  # makes the new data position durable
+        self._hand_over = hand_over
+        self._on_samples = on_samples
+        self.progress = progress
+        self._sampling = config.run.engine_sampling
+
+    async def round(self) -> RoundDone:
+        """Run one round and count it. Cancelled before the update, it leaves no trace but the
+        groups that it shared."""
+        start = self.progress
+        number = start.round + 1
+        clock = _Stopwatch()
+        own, next_index = await self._generate(number, clock)
+        shared: list[OwnGroup] = []
+        if self._config.share == "all":
+            if self._before_share is not None:
+                await self._before_share(next_index)
+            shared = [group for group in own if self._fits_the_wire(group)]
+            await self._share(shared, number)
+        foreign = await self._draw(number)
+        with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
+            if self._on_samples is not None:
+                await self._on_samples(self._samples(own, foreign, number))
+            self._on_phase("training")
+            chosen = self._chosen(own)
+            if self._hand_over is not None:
+                await self._hand_over.before_training()
+            report = await self._trainer.train(self._batch(chosen, foreign, number))
+            clock.lap("train")
+            paused_s = None
+            if self._hand_over is not None:
+                paused_s = await self._hand_over.after_training(report.policy_version)
+            generated = sum(len(c.token_ids) for group in own for c in group.completions)
+            self.progress = replace(
+                start,
+                round=number,
+                next_index=next_index,
+                generated_tokens=start.generated_tokens + generated,
+                trained_tokens=start.trained_tokens + report.trained_tokens,
+                groups_shared=start.groups_shared + len(shared),
+            )
+        record = self._record(own, chosen, foreign, report, clock, generated, len(shared))
+        return replace(record, paused_s=paused_s)
+
+    # --- tasks, completions, rewards -------------------------------------------------------
+
+    async def _generate(self, number: int, clock: "_Stopwatch") -> tuple[list[OwnGroup], int]:
+        """The round's own groups and the next data position.
+
+        With `filter_own`, goes on generating until I groups have an advantage or the limit of
+        over-generation is reached, and fills up with groups that have none.
+        """
+        wanted = self._config.local_groups
+        index = self.progress.next_index
+        groups: list[OwnGroup] = []
+
+        async def assign(count: int) -> list[Assignment]:
+            nonlocal index
+            assigned, index = await self._guard.assignments(self._peer_id, index, count)
+            return assigned
+
+        for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
+            if wanted == 0:
+                break
+            groups += await self._attempt(assign, self._seed("generate", number, attempt), clock)
+            if sum(informative(group.rewards) for group in groups) >= wanted:
+                break
+        return groups, index
+
+    async def _attempt(self, assign: Assign, seed: int, clock: "_Stopwatch") -> list[OwnGroup]:
+        """I groups more."""
+        self._on_phase("generating")
+        wanted, each = self._config.local_groups, self._config.group_size
+        if self._partial is not None:
+            made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
+        else:
+            assigned = await assign(wanted)
+            prompts = [assignment.prompt for assignment in assigned]
+            completions = await self._engine.generate(prompts, each, self._sampling, seed)
+            made = list(zip(assigned, completions, strict=True))
+        clock.lap("generate")
+        self._on_phase("scoring")
+        rewards = await score(
+            self._verifier, [its.task for its, _ in made], [group for _, group in made]
+        )
+        clock.lap("score")
+        return [
+            OwnGroup(its.task, its.prompt, group, of_group)
+            for (its, group), of_group in zip(made, rewards, strict=True)
+        ]
+
+    # --- sharing and drawing ---------------------------------------------------------------
+
+    async def _share(self, own: Sequence[OwnGroup], number: int) -> None:
+        created_at_s = int(self._now_s())
+        groups = [
+            RolloutGroup(
+                run_id=self._config.run.run_id,
+                producer=self._peer_id,
+                round=number,
+                task=group.task,
+                completions=group.completions,
+                tokenizer=self._tokenizer,
+                temperature=self._sampling.temperature,
+                top_p=self._sampling.top_p,
+                created_at_s=created_at_s,
+                expires_at_s=created_at_s + self._config.run.limits.record_life_s,
+                engine=self._engine.maker.engine,
+                precision=self._engine.maker.precision,
+            )
+            for group in own
+        ]
+        await self._exchange.share(
+            groups, [group.prompt for group in own], [group.rewards for group in own]
+        )
+
+    def _fits_the_wire(self, group: OwnGroup) -> bool:
+        """Whether others would take the group: one that is too long, or whose log-probs are not
+        numbers, is trained on here and not shared."""
+        size_bytes = GROUP_OVERHEAD_BYTES
+        for completion in group.completions:
+            size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
+            size_bytes += 8 * len(completion.token_ids)
+            if len(completion.text) > self._config.run.limits.text_chars_max:
+                return False
+            if len(completion.token_ids) > TOKENS_MAX or not all(
+                map(isfinite, completion.logprobs)
+            ):
+                return False
+        return size_bytes <= GROUP_BYTES_MAX
+
+    async def _draw(self, number: int) -> list[VerifiedGroup]:
+        if self._config.external_groups == 0:
+            return []
+        rng = Random(self._seed("draw", number))
+        wanted = self._config.external_groups
+        each_max = ceil(self._config.foreign_share_max * wanted)
+        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
+        return await self._exchange.take(chosen, number)
+
+    def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
+        """The I own groups to train on; with `filter_own` those with an advantage come first."""
+        if not self._config.filter_own:
+            return own
+        useful_first = sorted(own, key=lambda group: not informative(group.rewards))
+        return useful_first[: self._config.local_groups]
+
+    def _batch(
+        self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
+    ) -> list[TrainingGroup]:
+        prompts = [verified.prompt for verified in foreign]
+        shuffled = self._config.foreign_shuffle and len(prompts) > 1
+        if shuffled:
+            # A control for experiments: the foreign groups keep their rewards and lose their tasks
+            shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
+            prompts = prompts[shift:] + prompts[:shift]
+        batch = [
+            TrainingGroup(group.prompt, group.completions, grpo_advantages(group.rewards), True)
+            for group in own
+        ]
+        for prompt, verified in zip(prompts, foreign, strict=True):
+            rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
+            group = foreign_group(verified, self._config.group_size, rng)
+            # what came along of its tokens was said of them behind their own prompt
+            tokenizer = "" if shuffled else group.tokenizer
+            batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
+        return batch
+
+    # --- evaluating and telling ------------------------------------------------------------
+
+    def _samples(
+        self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
+    ) -> list[SampledGroup]:
+        run, ours = self._config.run, self._peer_id
+        made = (sampled(run, number, ours, each.prompt, each.scored, own=True) for each in own)
+        drawn = (
+            sampled(run, number, each.group.producer, each.prompt, scored_of(each), own=False)
+            for each in foreign
+        )
+        return [*bounded(made), *bounded(drawn)]
+
+    async def evaluate(self) -> HeldOut:
+        """Measure the held-out pass rate and note it in the progress."""
+        self._on_phase("evaluating")
+        record = await held_out(
+            self._config.run,
+            self._engine,
+            self._verifier,
+            after_round=self.progress.round,
+            generated_tokens=self.progress.generated_tokens,
+        )
+        self.progress = self.progress.with_held_out(record.passed)
+        return record
+
+    def _record(
+        self,
+        own: Sequence[OwnGroup],
+        chosen: Sequence[OwnGroup],
+        foreign: Sequence[VerifiedGroup],
+        report: TrainReport,
+        clock: "_Stopwatch",
+        generated: int,
+        shared: int,
+    ) -> RoundDone:
+        """The round as this node saw it; the app adds what only the network knows."""
+        rewards = [reward for group in own for reward in group.rewards]
+        trained = [group.rewards for group in chosen] + [group.rewards for group in foreign]
+        producers = Counter(str(verified.group.producer) for verified in foreign)
+        return RoundDone(
+            round=self.progress.round,
+            policy_version=report.policy_version,
+            own_reward=fmean(rewards) if rewards else nan,
+            local_groups=len(chosen),
+            external_groups=len(foreign),
+            informative_groups=sum(informative(group_rewards) for group_rewards in trained),
+            foreign_by_producer=dict(sorted(producers.items())),
+            groups_shared=shared,
+            generated_tokens=generated,
+            generated_tokens_total=self.progress.generated_tokens,
+            trained_tokens_total=self.progress.trained_tokens,
+            generate_s=clock.laps["generate"],
+            score_s=clock.laps["score"],
+            train_s=clock.laps["train"],
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            own_logprob=report.own_logprob,
+            foreign_logprob=None if isnan(report.foreign_logprob) else report.foreign_logprob,
+            clip_fraction=report.clip_fraction,
+            peers=0,
+            pool_groups=0,
+            pool_bytes=0,
+            accepted_total=self._exchange.ledger.accepted,
+            rejected_total={
+                str(reason): count
+                for reason, count in sorted(self._exchange.ledger.rejected.items())
+            },
+            bytes_in_total=0,
+            bytes_out_total=0,
+            foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
+            step_kl=report.step_kl if isfinite(report.step_kl) else None,
+            steps_taken_back=report.steps_taken_back,
+            rate_scale=report.rate_scale,
+            unlikely_tokens=report.unlikely_tokens,
+            own_informative=sum(informative(group.rewards) for group in chosen),
+            answers=tally(self._config.run, [group.scored for group in own]),
+            weighed_tokens=report.weighed_tokens,
+            groups_quantised=sum(verified.group.is_quantised for verified in foreign)
+            + len(chosen) * is_quantised(self._engine.maker.precision),
+            **self._mismatch(report),
+        )
+
+    def _mismatch(self, report: TrainReport) -> dict[str, float | None]:
+        """Of the engine's log-probs and the trainer's, which are of the plain distribution."""
+        plain = self._sampling.is_plain
+        return {
+            name: value if plain and value is not None and isfinite(value) else None
+            for name, value in figures_of(report).items()
+        }
+
+    def _seed(self, purpose: str, *numbers: int) -> int:
+        text = f"{self._config.seed}/{self._peer_id}/{purpose}/{numbers}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+def foreign_group(verified: VerifiedGroup, group_size: int, rng: Random) -> TrainingGroup:
+    """A foreign group with at most as many completions as an own one has: token weights count rows,
+    so that a group of 64 would outweigh eight of 8."""
+    group, advantages = verified.group, grpo_advantages(verified.rewards)
+    kept = kept_completions(len(group.completions), max(2, group_size), rng)
+    return TrainingGroup(
+        verified.prompt,
+        tuple(group.completions[at] for at in kept),
+        tuple(advantages[at] for at in kept),
+        own_tokens=False,
+        source=str(group.producer),
+        tokenizer=group.tokenizer,
+    )
+
+
+class _Stopwatch:
+    """Splits a round's time into named laps, seconds of the loop's clock."""
+
+    def __init__(self) -> None:
+        self.laps: defaultdict[str, float] = defaultdict(float)
+        self._last = trio.current_time()
+
+    def lap(self, name: str) -> None:
+        now = trio.current_time()
+        self.laps[name] += now - self._last
+        self._last = now

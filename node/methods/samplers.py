@@ -1,0 +1,68 @@
+"""Which groups a batch is made of: of foreign ones by the rule of SAPO (arXiv 2509.08721, §5), with
+a bound on what any one producer can make of a batch; and how much of it may be of unknown policies.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+from swarm.exchange.pool import Candidate
+from swarm.exchange.service import informative
+from swarm.identity import PeerId
+from swarm.rollouts import GroupId
+
+
+def draw_foreign(
+    candidates: Sequence[Candidate],
+    count: int,
+    rng: Random,
+    per_producer_max: int | None = None,
+) -> list[GroupId]:
+    """Drop groups without advantage, then draw uniformly without replacement over what is left.
+
+    Neither the producer, nor its id, nor the order of arrival weighs in, but that no producer
+    gets more than `per_producer_max` places (None: any number). The rest of its places stays
+    empty: whoever offers most would have them otherwise. With a single producer there is nothing
+    to choose from and no bound. Fewer than `count` survivors are all drawn.
+    """
+    survivors = sorted(
+        (c for c in candidates if informative(c.rewards)), key=lambda each: each.group_id
+    )
+    if per_producer_max is None or len({c.producer for c in survivors}) < 2:
+        return [c.group_id for c in rng.sample(survivors, min(count, len(survivors)))]
+    places: Counter[PeerId] = Counter()
+    drawn: list[GroupId] = []
+    for candidate in rng.sample(survivors, len(survivors)):
+        if len(drawn) < count and places[candidate.producer] < per_producer_max:
+            places[candidate.producer] += 1
+            drawn.append(candidate.group_id)
+    return drawn
+
+
+def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:
+    """Which completions of a foreign group go into the batch, by their places: all, or a uniform
+    sample of `kept_max`. Their advantages are those that they have in the whole group, so that a
+    large group weighs no more than one of our own and says the same on average."""
+    if completions <= kept_max:
+        return list(range(completions))
+    return sorted(rng.sample(range(completions), kept_max))
+
+
+def within_unknown_share(
+    groups: Sequence[tuple[int, int]], share_max: float, others: int = 0
+) -> list[int]:
+    """Which groups of a batch are used, by their places in order, where completions without
+    behaviour log-probs may be at most `share_max` of those used.
+
+    Each group is (completions, those without). Groups that lack none are all used; the others in
+    their order, each whole or not at all, as long as the share allows. `others`: completions of the
+    batch that are in none of them and lack nothing.
+    """
+    used = [place for place, (_, lacking) in enumerate(groups) if lacking == 0]
+    total = others + sum(groups[place][0] for place in used)
+    lacking_total = 0
+    for place, (completions, lacking) in enumerate(groups):
+        if lacking and lacking_total + lacking <= share_max * (total + completions):
+            used.append(place)
+            total, lacking_total = total + completions, lacking_total + lacking
+    return sorted(used)

@@ -1,0 +1,281 @@
+"""What `swarm-node join` shows while it runs.
+
+In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
+Elsewhere: one plain line for each round, evaluation and trouble, fit for a log file; what takes
+long has bars on standard error, if that is a terminal.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Self
+
+import trio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from node.monitor.console.progress import Bars, Work, on_stderr
+from node.records.event_log import Record, VersionEvent
+from node.records.figures import answer_lines, now_line, own_groups, role_lines
+from node.records.format import amount, duration, percent, printable, short_id
+from node.records.records import (
+    Banned,
+    HeldOut,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+    WorkDone,
+)
+
+REDRAW_INTERVAL_S: Final = 0.25
+REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
+TROUBLE_CHARS_MAX: Final = 400
+NOTES_SHOWN_MAX: Final = 3
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+class LiveView:
+    """A context manager; `update` and `event` are cheap and may be called as often as one likes.
+
+    Redraws at most every `REDRAW_INTERVAL_S` of `clock`, and once more at the end. It writes to
+    the console in the caller's thread and starts none.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        interactive: bool,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._live = Live(console=console, auto_refresh=False) if interactive else None
+        self._bars = Bars(console, drawn_by_caller=True) if interactive else on_stderr()
+        self._snapshot: StatusSnapshot | None = None
+        self._drawn_at: float | None = None
+        self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._first_held_out: float | None = None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.set(())
+        if self._live is not None:
+            self._draw()
+            self._live.stop()
+
+    def update(self, snapshot: StatusSnapshot) -> None:
+        """Show the node as it is now."""
+        self._snapshot = snapshot
+        self._redraw()
+
+    def works(self, works: Iterable[Work]) -> None:
+        """Show what takes long."""
+        self._bars.set(works)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        if self._live is None:
+            return
+        now = self._clock()
+        if self._drawn_at is None or now - self._drawn_at >= REDRAW_INTERVAL_S:
+            self._drawn_at = now
+            self._draw()
+
+    def event(self, record: Record) -> None:
+        """Tell of something that happened. In a terminal, rounds, steps and batches show in the
+        redrawn lines only."""
+        if isinstance(record, RoundDone):
+            self._rewards.append(record.own_reward)
+        if isinstance(record, StepDone):
+            self._rewards.append(record.reward)
+        if isinstance(record, HeldOut) and self._first_held_out is None:
+            self._first_held_out = record.passed
+        if isinstance(record, VersionComing | VersionSpreading):
+            return  # there are many, for the log alone
+        if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
+            # soft_wrap: one event stays one line wherever the output goes
+            self._console.print(
+                event_line(record, self._held_out_first()),
+                soft_wrap=True,
+                highlight=False,
+            )
+
+    def _held_out_first(self) -> float | None:
+        """Of the node's first start where the node knows it, else of this process."""
+        known = None if self._snapshot is None else self._snapshot.held_out_first
+        return self._first_held_out if known is None else known
+
+    def _draw(self) -> None:
+        if self._live is None:
+            return
+        shown: list[RenderableType] = []
+        if self._snapshot is not None:
+            shown.append(_panel(self._snapshot, tuple(self._rewards)))
+        if (bars := self._bars.renderable) is not None:
+            shown.append(bars)
+        if shown:
+            self._live.update(Group(*shown), refresh=True)
+
+
+def event_line(record: Record, first_held_out: float | None = None) -> Text:
+    """One line for one record. `first_held_out` is the pass rate to compare evaluations with."""
+    match record:
+        case Started():
+            size = f" ({amount(record.parameters)} parameters)" if record.parameters else ""
+            start = f"round {record.round}" if record.round else "the beginning"
+            return Text(
+                f"{short_id(record.peer_id)} starts from {start}: "
+                f"run {printable(record.run_id, 80)}, "
+                f"{printable(record.model, 80)}{size}, {record.engine} engine"
+            )
+        case RoundDone():
+            return _round_line(record)
+        case StepDone():
+            return _step_line(record)
+        case WorkDone():
+            return _work_line(record)
+        case HeldOut():
+            first = record.passed if first_held_out is None else first_held_out
+            rise = 100 * (record.passed - first)
+            return Text(
+                f"held-out after round {record.round}: {percent(record.passed)} passed"
+                f" ({rise:+.1f} points since the start, {record.tasks} tasks)",
+                style="bold",
+            )
+        case Trouble():
+            return Text(f"! {printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
+        case Banned():
+            who = record.subject if record.is_block else short_id(record.subject)
+            return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
+        case _:
+            return _version_line(record)
+
+
+def _version_line(record: VersionEvent) -> Text:
+    match record:
+        case VersionPublished():
+            delta = "" if record.delta_bytes is None else f", or {amount(record.delta_bytes, 'B')}"
+            return Text(
+                f"version {record.version} is on offer: {amount(record.full_bytes, 'B')}{delta},"
+                f" as a {record.strategy}, made in {record.made_s:.1f} s"
+            )
+        case VersionSpread():
+            return Text(
+                f"version {record.version} is at {_peers(record.peers)}"
+                f" after {record.spread_s:.1f} s"
+            )
+        case VersionCame() if record.failure is None:
+            return Text(
+                f"version {record.version} serves: {amount(record.fetched_bytes, 'B')} fetched in"
+                f" {record.fetch_s:.1f} s, patched in {record.patch_s:.1f} s,"
+                f" paused {record.paused_s:.2f} s"
+            )
+        case VersionCame():
+            return Text(
+                f"version {record.version} did not come:"
+                f" {printable(record.failure or '', TROUBLE_CHARS_MAX)}",
+                style="yellow",
+            )
+        case VersionComing():
+            return Text(f"version {record.version}: {record.phase}")
+        case VersionSpreading():
+            return Text(f"version {record.version}: of {_peers(len(record.shares))}")
+
+
+def _round_line(record: RoundDone) -> Text:
+    own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
+    return Text(
+        f"round {record.round}: own reward {record.own_reward:.3f},"
+        f" trained on {own}{record.local_groups} own and {record.external_groups} foreign groups,"
+        f" shared {record.groups_shared}, {record.generated_tokens:,} tokens,"
+        f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
+        f" (generate+score+train), {_peers(record.peers)}"
+    )
+
+
+def _step_line(record: StepDone) -> Text:
+    workers = f"{len(record.groups_by_worker)} workers"
+    shared = f" and {record.shared_groups} of the pool" if record.shared_groups else ""
+    return Text(
+        f"step {record.step}: reward {record.reward:.3f},"
+        f" trained on {record.groups - record.shared_groups} groups of {workers}{shared},"
+        f" {record.informative_groups} of them informative,"
+        f" staleness {record.staleness_mean:.1f} (at most {record.staleness_max}),"
+        f" waited {record.idle_s:.1f} s, trained {record.train_s:.1f} s,"
+        f" {record.buffered_groups} groups ready, {record.leased_groups} out,"
+        f" {sum(record.discarded_total.values())} discarded, {_peers(record.peers)}"
+    )
+
+
+def _work_line(record: WorkDone) -> Text:
+    taken = record.verdicts_total.get("accepted", 0)
+    return Text(
+        f"batch {record.batch}: {record.groups} groups by version {record.policy_version}"
+        f" (the learner is at {record.learner_version}), {record.generated_tokens:,} tokens"
+        f" in {record.generate_s:.1f} s, waited {record.wait_s:.1f} s;"
+        f" {taken} of {sum(record.verdicts_total.values())} groups accepted so far"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
+
+
+def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True, width=10)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    if s.role == "node":
+        table.add_row("now", f"round {s.round}, {s.phase}, up {duration(s.uptime_s)}")
+    else:
+        table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
+    if s.role != "worker":
+        table.add_row("held-out", _held_out(s))
+        reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
+        name = "reward" if s.role == "learner" else "own reward"
+        table.add_row(name, Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
+    for name, value in (*answer_lines(s), *role_lines(s)):
+        table.add_row(name, Text(value))
+    if s.role == "node":
+        table.add_row(
+            "trained on",
+            f"{own_groups(s)} own + {s.external_groups} foreign groups"
+            f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
+        )
+    pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
+    table.add_row(
+        "swarm",
+        f"{_peers(len(s.peers))}, {pool if s.role == 'node' else ''}"
+        f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
+    )
+    notes = [Text(f"! {printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
+    title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
+    return Group(title, table, *notes)
+
+
+def _held_out(s: StatusSnapshot) -> str:
+    if s.held_out_passed is None:
+        return "not evaluated yet"
+    if s.held_out_first is None:
+        return percent(s.held_out_passed)
+    rise = 100 * (s.held_out_passed - s.held_out_first)
+    return f"{percent(s.held_out_first)} → {percent(s.held_out_passed)} ({rise:+.1f} points)"
+
+
+def bar_chart(values: tuple[float, ...]) -> str:
+    """One character for each value in [0, 1]; values outside are cut to it."""
+    top = len(_BARS) - 1
+    return "".join(_BARS[round(top * min(1.0, max(0.0, value)))] for value in values)

@@ -1,0 +1,1 @@
+"""A run as a page of figures and plots."""

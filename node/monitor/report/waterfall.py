@@ -1,0 +1,267 @@
+"""Broadcasts of versions as rows of bars: who was in which phase when, as far as logs tell. Pure.
+
+A worker's own log says it best. Of one whose log is not there, its learner's says what it heard.
+Each machine has its own clock, and bars of several logs are only as good as these agree.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from node.records.event_log import History, VersionEvent
+from node.records.format import short_id
+from node.records.records import (
+    VersionCame,
+    VersionComing,
+    VersionPublished,
+    VersionSpread,
+    VersionSpreading,
+)
+
+ROWS_MAX: Final = 60  # that are drawn: the newest versions'
+PUBLISHER: Final = ""  # the peer of a version's own row
+DROPPED: Final = "dropped"
+PHASES: Final = {  # in the order in which they are explained
+    "made": "made by the learner",
+    "spread": "until all that took part had it",
+    "manifest": "worker learns what to fetch",
+    "fetch": "worker fetches",
+    "patch": "worker patches",
+    "load": "engine paused or starting, and loads",
+    "heard": "worker fetches, as the learner heard",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A phase, in seconds since the version was published."""
+
+    phase: str  # one of `PHASES`
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class WaterfallRow:
+    """One receiver and version, or the version at its publisher. Times as in `Bar`; None: no log
+    tells."""
+
+    version: int
+    peer: str  # `PUBLISHER`: the publisher's row
+    name: str
+    bars: list[Bar] = field(default_factory=list)
+    bound_s: float | None = None  # when it could have been there by the links
+    had_s: float | None = None  # when the learner knew that all chunks are there
+    used_s: float | None = None  # when it was asked for a lease with it
+    note: str = ""  # what is not to be seen in the bars
+
+    @property
+    def end_s(self) -> float:
+        """Where it ends."""
+        marks = (self.bound_s, self.had_s, self.used_s)
+        return max(
+            [bar.end_s for bar in self.bars] + [mark for mark in marks if mark is not None],
+            default=0.0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waterfall:
+    """What is drawn, by version and within one the publisher first; versions before are counted."""
+
+    rows: tuple[WaterfallRow, ...]
+    versions_left_out: int
+
+
+def waterfall(lives: Iterable[tuple[str, History]]) -> Waterfall | None:
+    """The newest broadcasts of these nodes, by name and life; None: no log tells of any."""
+    logs = _logs(lives)
+    if not logs:
+        return None
+    rows: _Rows = {}
+    for log in logs:
+        _Reading(log, rows).read(log.events)
+    _hear(logs, rows)
+    by_version: dict[tuple[int, int], list[WaterfallRow]] = {}
+    for (origin, version, _), row in rows.items():
+        if row.bars or row.end_s > 0.0 or row.note:
+            by_version.setdefault((version, origin), []).append(row)
+    drawn: list[WaterfallRow] = []
+    versions = sorted(by_version, reverse=True)
+    for place, (version, origin) in enumerate(versions):
+        its = sorted(by_version[version, origin], key=lambda row: (row.peer != PUBLISHER, row.name))
+        if drawn and len(drawn) + len(its) > ROWS_MAX:
+            return Waterfall(tuple(drawn), len(versions) - place)
+        drawn[:0] = its[:ROWS_MAX]
+    return Waterfall(tuple(drawn), 0)
+
+
+@dataclass(slots=True)
+class _Log:
+    """One log, and of each version in it whose broadcast it tells of: numbers are those of each
+    learner, and several may be among the logs."""
+
+    name: str
+    run: str  # empty: it does not say
+    events: Sequence[tuple[float, VersionEvent]]
+    zero_s: dict[int, float] = field(default_factory=dict)  # unix time of the publication
+    origin: dict[int, int] = field(default_factory=dict)  # the place of its learner's log, or < 0
+
+
+_Rows = dict[tuple[int, int, str], WaterfallRow]  # by origin, version and peer
+
+
+def _logs(lives: Iterable[tuple[str, History]]) -> list[_Log]:
+    logs = [
+        _Log(name, life.started.run_id if life.started else "", life.versions)
+        for name, life in lives
+        if life.versions
+    ]
+    runs = sorted({log.run for log in logs} - {""})
+    for log in logs:
+        if len(runs) == 1:
+            log.run = runs[0]
+    offers = _offers(logs)
+    first: dict[tuple[str, int], float] = {}
+    for log in logs:
+        for time_s, event in log.events:
+            key = log.run, event.version
+            first[key] = min(time_s, first.get(key, time_s))
+    for place, log in enumerate(logs):
+        for time_s, event in log.events:
+            if event.version in log.origin:
+                continue
+            fitting = [
+                (zero_s, at)
+                for zero_s, at in offers.get(event.version, ())
+                if not log.run or logs[at].run in ("", log.run)
+            ]
+            own = [offer for offer in fitting if offer[1] == place]
+            zero_s, origin = min(
+                own or fitting,
+                key=partial(_apart_s, time_s),
+                # where no learner's log tells, the first that is known of it
+                default=(first[log.run, event.version], -1 - [*runs, ""].index(log.run)),
+            )
+            log.zero_s[event.version], log.origin[event.version] = zero_s, origin
+    return logs
+
+
+def _apart_s(time_s: float, offer: tuple[float, int]) -> float:
+    return abs(offer[0] - time_s)
+
+
+def _offers(logs: Sequence[_Log]) -> dict[int, list[tuple[float, int]]]:
+    """(unix time, place of the log) of each version's publications; a log's first counts."""
+    offers: dict[int, list[tuple[float, int]]] = {}
+    for place, log in enumerate(logs):
+        for time_s, event in log.events:
+            if not isinstance(event, VersionPublished):
+                continue
+            known = offers.setdefault(event.version, [])
+            if all(at != place for _, at in known):
+                known.append((time_s - event.announced_ago_s, place))
+    return offers
+
+
+class _Reading:
+    """One log, from its first event to its last."""
+
+    def __init__(self, log: _Log, rows: _Rows) -> None:
+        self._log = log
+        self._name = log.name
+        self._zero_s = log.zero_s
+        self._rows = rows
+        self._open: tuple[VersionComing, float] | None = None  # and when it began
+        self._fetching_s: float | None = None  # when the try began to
+
+    def read(self, events: Sequence[tuple[float, VersionEvent]]) -> None:
+        for time_s, event in events:
+            at_s = time_s - self._zero_s[event.version]
+            match event:
+                case VersionPublished():
+                    row = self._row(event.version, PUBLISHER, self._name)
+                    start_s = -max(0.0, event.made_s - event.announced_ago_s)
+                    row.bars.append(Bar("made", start_s, 0.0))
+                case VersionSpread():
+                    row = self._row(event.version, PUBLISHER, self._name)
+                    row.bars.append(Bar("spread", max(0.0, at_s - event.spread_s), at_s))
+                    if event.bound_s is not None:
+                        row.bound_s = at_s - event.spread_s + event.bound_s
+                case VersionComing():
+                    self._enter(event, at_s)
+                case VersionCame():
+                    self._end(event, at_s)
+                case VersionSpreading():
+                    pass  # see `_hear`
+        self._close(None, 0.0)
+
+    def _enter(self, event: VersionComing, at_s: float) -> None:
+        self._close(event.version, at_s)
+        if event.phase == "manifest":
+            self._fetching_s = None
+        if event.phase == "fetch" and self._fetching_s is None:
+            self._fetching_s = at_s
+        row = self._row(event.version, event.peer_id, self._name)
+        if event.phase == DROPPED:
+            row.note = "dropped for a newer one"
+        elif event.phase in PHASES:
+            self._open = event, at_s
+
+    def _end(self, event: VersionCame, at_s: float) -> None:
+        self._close(event.version, at_s)
+        row = self._row(event.version, event.peer_id, self._name)
+        if not row.bars and event.failure is None:  # the log's beginning is gone
+            self._draw_from_end(row, event, at_s)
+        row.note = "" if event.failure is None else "failed"
+        if event.bound_s is not None and self._fetching_s is not None:
+            row.bound_s = self._fetching_s + event.bound_s
+        self._fetching_s = None
+
+    def _draw_from_end(self, row: WaterfallRow, event: VersionCame, at_s: float) -> None:
+        ends_s = at_s
+        spans = (("load", event.paused_s), ("patch", event.patch_s), ("fetch", event.fetch_s))
+        for phase, seconds in spans:
+            row.bars.insert(0, Bar(phase, ends_s - seconds, ends_s))
+            ends_s -= seconds
+        self._fetching_s = ends_s
+
+    def _close(self, version: int | None, at_s: float) -> None:
+        """The phase that runs ends here; one of another version, nobody knows when."""
+        if self._open is None:
+            return
+        (event, start_s), self._open = self._open, None
+        row = self._row(event.version, event.peer_id, self._name)
+        if event.version == version:
+            row.bars.append(Bar(event.phase, start_s, max(start_s, at_s)))
+        else:
+            row.bars.append(Bar(event.phase, start_s, start_s))
+            row.note = f"no more is known after {event.phase} began"
+
+    def _row(self, version: int, peer: str, name: str) -> WaterfallRow:
+        return _row_of(self._rows, self._log, version, peer, name)
+
+
+def _row_of(rows: _Rows, log: _Log, version: int, peer: str, name: str) -> WaterfallRow:
+    return rows.setdefault((log.origin[version], version, peer), WaterfallRow(version, peer, name))
+
+
+def _hear(logs: Sequence[_Log], rows: _Rows) -> None:
+    """What learners heard of their workers."""
+    told = {key for key, row in rows.items() if row.bars}
+    for log in logs:
+        for time_s, event in log.events:
+            if not isinstance(event, VersionSpreading):
+                continue
+            at_s = time_s - log.zero_s[event.version]
+            for peer, share in event.shares.items():
+                row = _row_of(rows, log, event.version, peer, short_id(peer))
+                if (log.origin[event.version], event.version, peer) not in told:
+                    row.bars = [Bar("heard", 0.0, max(0.0, at_s))]
+                    row.note = "" if share >= 1.0 else f"{share:.0%}, as far as was heard"
+                if share >= 1.0 and row.had_s is None:
+                    row.had_s = at_s
+            for peer in event.using:
+                row = _row_of(rows, log, event.version, peer, short_id(peer))
+                row.used_s = at_s if row.used_s is None else row.used_s

@@ -1,0 +1,264 @@
+"""LoRA: a policy of which a few small matrices are trained, kept and shipped, and nothing else.
+
+Each layer of attention and MLP gets two factors B (out, rank) and A (rank, in); what it multiplies
+with is its own weight plus alpha / rank times B A. The base is frozen. The only file that imports
+PEFT, which puts the factors in and whose format the versions have.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from peft import LoraConfig, TaskType, inject_adapter_in_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from node.interfaces.adapter_files import (
+    BASE_FILE,
+    WEIGHTS_FILE,
+    AdapterShape,
+    base_record,
+    card_of,
+)
+from node.policies.policy import Adapter, Policy
+from swarm.errors import ConfigError
+
+NAME: Final = "default"  # of the one adapter, within PEFT
+_PREFIX: Final = "base_model.model."  # that PEFT's files put before each name
+EXPERTS_DIM: Final = 3  # of weights that hold all experts of a layer
+_ROUTERS: Final = frozenset({"gate", "router", "shared_expert_gate"})  # choose experts
+
+
+def attach(policy: Policy, shape: AdapterShape, seed: int, base: str | None = None) -> None:
+    """Freeze the policy and give it an adapter that changes nothing yet. `shape` without targets:
+    all linear layers of attention and MLP. The same seed makes the same first factors. `base`: the
+    policy's hash, where it is known.
+
+    Raises:
+        ConfigError: the model has no such layers, or keeps a state where keys and values would be.
+    """
+    model = policy.model
+    if policy.stateful:
+        raise ConfigError(f"model {policy.name}: LoRA is not for models with recurrent state")
+    wanted = targets_of(model, shape, policy.name)
+    base = base or base_hash(model)
+    config = _config(AdapterShape(shape.rank, shape.alpha, wanted), policy)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model, NAME)
+    policy.adapter = Adapter(AdapterShape(shape.rank, shape.alpha, wanted), base)
+
+
+def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[str, ...]:
+    """Names of the layers that get factors.
+
+    Raises:
+        ConfigError: the model has no such layers.
+    """
+    known = {name.rpartition(".")[2] for name, _ in _linear_layers(model)}
+    wanted = shape.targets or tuple(sorted(known - _ROUTERS))
+    missing = [each for each in wanted if each not in known]
+    if missing or not wanted:
+        raise ConfigError(
+            f"model {name}: lora_targets: no linear layer {', '.join(missing)}; it has "
+            f"{', '.join(sorted(known)) or 'none'}"
+        )
+    return wanted
+
+
+def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
+    """How many numbers an adapter of the model has.
+
+    Raises:
+        ConfigError: as `targets_of`.
+    """
+    wanted = targets_of(model, shape, name)
+    layers = [layer for path, layer in _linear_layers(model) if path.rpartition(".")[2] in wanted]
+    return sum(shape.rank * sum(layer.weight.shape) for layer in layers)
+
+
+def factors(policy: Policy) -> dict[str, torch.Tensor]:
+    """The adapter's matrices by the names that PEFT's files give them; in place, not copies."""
+    return {
+        _PREFIX + name.replace(f".{NAME}.", "."): parameter
+        for name, parameter in policy.model.named_parameters()
+        if f".{NAME}." in name
+    }
+
+
+def export(directory: Path, policy: Policy) -> None:
+    """Write the adapter, in PEFT's format, and which base it is for."""
+    assert policy.adapter is not None
+    found = {name: value.detach().cpu().contiguous() for name, value in factors(policy).items()}
+    save_file(found, directory / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = _config(policy.adapter.shape, policy)
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
+    (directory / BASE_FILE).write_text(base_record(policy.adapter.base))
+
+
+def load(policy: Policy, directory: Path) -> None:
+    """Take over an adapter, or change nothing. A policy without one gets one.
+
+    Raises:
+        ConfigError: it is damaged, for another base, or of another shape than the one before.
+    """
+    card = card_of(directory)
+    weights, what = _read(directory / WEIGHTS_FILE), f"adapter {directory}"
+    base = base_hash(policy.model) if policy.adapter is None else policy.adapter.base
+    if card.base != base:
+        raise ConfigError(
+            f"{what} is for the base {card.base[:12]}, and {policy.name} is "
+            f"{base[:12]}: give the model that it was trained on with --model"
+        )
+    if policy.adapter is None:
+        _check(weights, _shapes(policy, card.shape), what)
+        attach(policy, card.shape, 0, base)
+    elif card.shape != policy.adapter.shape:
+        raise ConfigError(
+            f"{what}: it is {_told(card.shape)}, and this policy's is {_told(policy.adapter.shape)}"
+        )
+    put(policy, weights, what)
+
+
+def described(policy: Policy) -> str:
+    """What the adapter is, on which layers, and whether there are experts that it leaves alone: in
+    a mixture's 3-D weights nothing is adapted."""
+    assert policy.adapter is not None
+    named = policy.model.named_parameters()
+    stacked = any(value.dim() == EXPERTS_DIM and "expert" in name for name, value in named)
+    return _told(policy.adapter.shape) + ("; experts are left as they are" if stacked else "")
+
+
+def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
+    """Replace the adapter's matrices, all or none; names as `factors` has them.
+
+    Raises:
+        ConfigError: others than the policy's, of other shapes, or not finite.
+    """
+    target = factors(policy)
+    _check(weights, {name: tuple(value.shape) for name, value in target.items()}, what)
+    with torch.no_grad():
+        for name, value in weights.items():
+            target[name].copy_(value)
+
+
+@contextmanager
+def merged(policy: Policy) -> Iterator[None]:
+    """Within the block the model is a plain one, whose weights are base and adapter together;
+    afterwards it is, bit for bit, what it was. Nothing else may use it meanwhile."""
+    kept: list[tuple[nn.Module, str, nn.Module, torch.Tensor, torch.Tensor]] = []
+    try:
+        with torch.no_grad():
+            for parent, name, layer in _adapted(policy.model):
+                weight = layer.base_layer.weight
+                kept.append((parent, name, layer, weight, weight.data))
+                weight.data = effective_weight(layer)
+                setattr(parent, name, layer.base_layer)
+        yield
+    finally:
+        for parent, name, layer, weight, before in kept:
+            weight.data = before
+            setattr(parent, name, layer)
+
+
+def effective_weight(layer: Any) -> torch.Tensor:
+    """What an adapted layer multiplies with, with gradients."""
+    weight: torch.Tensor = layer.base_layer.weight + layer.get_delta_weight(NAME)
+    return weight
+
+
+def base_hash(model: PreTrainedModel) -> str:
+    """SHA-256 over names, shapes and fp32 values of a model's weights, without an adapter. Formats
+    and files on disk do not matter, nor 16-bit weights, which fp32 holds exactly."""
+    digest = hashlib.sha256(b"swarm/base-model/1\0")
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"{name}\0{','.join(map(str, value.shape))}\0".encode())
+        digest.update(value.detach().float().cpu().contiguous().numpy().reshape(-1).data)
+    return digest.hexdigest()
+
+
+def _adapted(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Layers with an adapter: what holds each, its name there, and the layer."""
+    return [
+        (parent, name, child)
+        for parent in list(model.modules())
+        for name, child in list(parent.named_children())
+        if hasattr(child, "base_layer") and hasattr(child, "lora_A")
+    ]
+
+
+def _linear_layers(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """Linear layers by name, the head aside."""
+    head = model.get_output_embeddings()
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and module is not head
+    ]
+
+
+def _shapes(policy: Policy, shape: AdapterShape) -> dict[str, tuple[int, ...]]:
+    """What `factors` would have once such an adapter is attached.
+
+    Raises:
+        ConfigError: as `targets_of`.
+    """
+    wanted = targets_of(policy.model, shape, policy.name)
+    found: dict[str, tuple[int, ...]] = {}
+    for path, layer in _linear_layers(policy.model):
+        if path.rpartition(".")[2] in wanted:
+            rows, columns = layer.weight.shape
+            out, into = (columns, rows) if isinstance(layer, Conv1D) else (rows, columns)
+            found[f"{_PREFIX}{path}.lora_A.weight"] = (shape.rank, into)
+            found[f"{_PREFIX}{path}.lora_B.weight"] = (out, shape.rank)
+    return found
+
+
+def _check(
+    weights: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> None:
+    """
+    Raises:
+        ConfigError: see `put`.
+    """
+    for name in sorted(shapes.keys() ^ weights.keys()):
+        raise ConfigError(f"{what}: {name} is {'missing' if name in shapes else 'none of ours'}")
+    for name, value in weights.items():
+        if tuple(value.shape) != shapes[name]:
+            raise ConfigError(f"{what}: {name} has shape {tuple(value.shape)}")
+        if not torch.isfinite(value).all():
+            raise ConfigError(f"{what}: {name} is not finite")
+
+
+def _config(shape: AdapterShape, policy: Policy) -> LoraConfig:
+    return LoraConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,  # type: ignore[arg-type]  # only divided by the rank
+        target_modules=list(shape.targets),
+        lora_dropout=0.0,  # sampling and training see one distribution
+        bias="none",
+        fan_in_fan_out=any(isinstance(each, Conv1D) for each in policy.model.modules()),
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=policy.name,
+    )
+
+
+def _told(shape: AdapterShape) -> str:
+    return f"of rank {shape.rank}, alpha {shape.alpha:g}, on {', '.join(shape.targets)}"
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().splitlines()
+        raise ConfigError(
+            f"adapter {path.parent}: {path.name}: {first[0][:160] if first else 'damaged'}"
+        ) from error

@@ -1,0 +1,232 @@
+"""Model, optimizer and generator state on disk: what a resumed trainer needs to go on bit for bit,
+on as many threads.
+
+Files are written and fsynced into a directory that the caller made; moving it into place in one
+step, and remembering which one is current, is the caller's part.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from node.policies.policy import Policy
+from swarm.errors import ConfigError, LocalProtocolError
+
+FORMAT = 1
+DAMAGED = "checkpoint damaged"
+_MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.pt", "trainer.json"
+
+
+class DamagedCheckpoint(ConfigError):
+    """The files of a checkpoint are no good; an older checkpoint may be. The message begins with
+    `DAMAGED`, by which a parent process knows it too."""
+
+
+def save(
+    directory: Path,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    policy_version: int,
+    course: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint into an existing empty directory; every file is on disk on return.
+    `course`: what else a trainer remembers, as plain values (`course_of`).
+
+    Raises:
+        LocalProtocolError: weights that are not finite, which nothing could be resumed from.
+    """
+    _check_finite(policy)
+    save_file(_untied(_trained(policy)), directory / _MODEL)
+    torch.save(
+        {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()},
+        directory / _OPTIMIZER,
+    )
+    state = {
+        "format": FORMAT,
+        "policy_version": policy_version,
+        "tokenizer": policy.fingerprint,
+        "adapter": _adapter_record(policy),
+        "course": course or {},
+    }
+    (directory / _STATE).write_text(json.dumps(state))
+    sync_directory(directory)
+
+
+def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> int:
+    """Restore what `save` wrote into a policy of the same model; returns its policy version.
+
+    The learning rate stays the optimizer's own: it may have been changed since.
+
+    Raises:
+        DamagedCheckpoint: missing or damaged files; policy and optimizer may be half restored.
+        ConfigError: a checkpoint of another model, tokenizer or format.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups]
+    try:
+        state: Mapping[str, Any] = json.loads((directory / _STATE).read_text())
+        weights = load_file(directory / _MODEL)
+        saved = torch.load(directory / _OPTIMIZER, weights_only=True)
+    except Exception as error:
+        # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
+        raise _damaged(directory, _first_line(error)) from error
+    bad = _not_finite(weights)
+    if bad is not None:
+        raise _damaged(directory, f"{bad} is not finite")
+    try:
+        if state["format"] != FORMAT:
+            raise ConfigError(f"checkpoint {directory} has format {state['format']}, not {FORMAT}")
+        if state["tokenizer"] != policy.fingerprint:
+            raise ConfigError(f"checkpoint {directory} is of another tokenizer than {policy.name}")
+        _check_adapter(directory, state.get("adapter"), policy)
+        _restore_model(directory, policy, weights)
+        optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+        version = int(state["policy_version"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(directory, _first_line(error)) from error
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return version
+
+
+def course_of(directory: Path) -> Mapping[str, Any]:
+    """What else a trainer remembered, from a checkpoint that `load` has taken; empty: nothing."""
+    found: Mapping[str, Any] = json.loads((directory / _STATE).read_text()).get("course", {})
+    return found
+
+
+def export(directory: Path, policy: Policy) -> None:
+    """Write the policy as a Hugging Face model directory, tokenizer included, or its adapter alone
+    where it has one; fsynced.
+
+    Raises:
+        LocalProtocolError: weights that are not finite.
+    """
+    if policy.adapter is None:
+        export_whole(directory, policy)
+        return
+    from node.policies import adapters  # brings PEFT in
+
+    _check_finite(policy)
+    adapters.export(directory, policy)
+    sync_directory(directory)
+
+
+def export_whole(directory: Path, policy: Policy) -> None:
+    """Write the policy as a Hugging Face model directory, an adapter merged into it; fsynced.
+
+    Raises:
+        LocalProtocolError: weights that are not finite.
+    """
+    _check_finite(policy)
+    with ExitStack() as stack:
+        if policy.adapter is not None:
+            from node.policies import adapters  # brings PEFT in
+
+            stack.enter_context(adapters.merged(policy))
+        policy.model.save_pretrained(directory)
+    policy.tokenizer.save_pretrained(directory)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """fsync every file of a flat directory, then the directory itself."""
+    for path in [*sorted(directory.iterdir()), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _trained(policy: Policy) -> Mapping[str, torch.Tensor]:
+    """What of the weights a checkpoint holds: all, or the adapter, in place and by name."""
+    if policy.adapter is None:
+        return policy.model.state_dict()
+    from node.policies import adapters  # brings PEFT in
+
+    return adapters.factors(policy)
+
+
+def _adapter_record(policy: Policy) -> dict[str, Any] | None:
+    """What a checkpoint says of its adapter, and of the base that this is for."""
+    if policy.adapter is None:
+        return None
+    shape = asdict(policy.adapter.shape)
+    return {**shape, "targets": list(shape["targets"]), "base": policy.adapter.base}
+
+
+def _check_adapter(directory: Path, saved: Mapping[str, Any] | None, policy: Policy) -> None:
+    """
+    Raises:
+        ConfigError: the checkpoint is of a whole model and the policy has an adapter, or the other
+            way round; or of another adapter or base.
+    """
+    ours = _adapter_record(policy)
+    if saved == ours:
+        return
+    if saved is None or ours is None:
+        kinds, rank = ("a whole model", "an adapter"), saved["rank"] if saved else 0
+        raise ConfigError(
+            f"checkpoint {directory} is of {kinds[saved is not None]}, and this node trains "
+            f"{kinds[ours is not None]}: set lora_rank = {rank} as it was, "
+            "or use another --data-dir"
+        )
+    name = next(name for name in ours if saved.get(name) != ours[name])
+    raise ConfigError(
+        f"checkpoint {directory} is of an adapter with {name} {saved.get(name)!r}, not "
+        f"{ours[name]!r}: set it as it was, or use another --data-dir"
+    )
+
+
+def _untied(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each storage once: tied weights share theirs, and the file format refuses that."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in state.items():
+        if value.data_ptr() in seen and value.numel():
+            continue
+        seen.add(value.data_ptr())
+        result[name] = value.detach().cpu().contiguous()
+    return result
+
+
+def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.Tensor]) -> None:
+    target = _trained(policy)
+    expected = _untied(target)
+    if expected.keys() != weights.keys() or any(
+        expected[name].shape != weights[name].shape for name in expected
+    ):
+        raise ConfigError(f"checkpoint {directory} is of another model than {policy.name}")
+    with torch.no_grad():
+        for name, value in weights.items():
+            target[name].copy_(value)
+
+
+def _check_finite(policy: Policy) -> None:
+    bad = _not_finite(_trained(policy))
+    if bad is not None:
+        raise LocalProtocolError(f"the policy's {bad} is not finite: it is not written")
+
+
+def _not_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
+    for name, value in weights.items():
+        if not torch.isfinite(value).all():
+            return name
+    return None
+
+
+def _damaged(directory: Path, what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{DAMAGED}: {directory} does not load: {what}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160] if lines else ''}"

@@ -1,0 +1,388 @@
+"""A lean forward pass for small models of the Llama family (Llama, Qwen2, Qwen3), with gradients.
+
+It computes what the Hugging Face module computes, from the same parameters. What it saves is work
+on text that many rows have in common: rows lie in a grid of P prompts with g rows each, and what
+stands before a row is kept once for each prompt (or once for all) and never copied to its rows.
+Scores are held in full, so it is meant for small models; others take the Hugging Face path.
+
+Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d hidden size,
+K key-value heads, r query heads for each of them, S tokens before, D head size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+PARAMETERS_MAX = 50_000_000
+COMMON_TOKENS_MIN = 16  # a shorter common beginning is not worth a pass of its own
+SAVED_TOKENS_MIN = 256  # nor is one that saves fewer tokens than this in all
+_MODEL_TYPES = ("qwen3", "qwen2", "llama")
+_HIDDEN = float("-inf")
+
+KeyValues = list[tuple[torch.Tensor, torch.Tensor]]  # of each layer
+
+
+@dataclass(slots=True)
+class Segment:
+    """Text that stands before the rows: keys and values (P or 1, K, S, D) of each layer."""
+
+    layers: KeyValues
+    bias: torch.Tensor | None = None  # (P, 1, 1, S): 0, or -inf on padding; None: no padding
+
+
+@dataclass(slots=True)
+class RowCache:
+    """Room for the rows' own keys and values while decoding: (P, K, g, room, D) a layer."""
+
+    layers: KeyValues
+    used: int = 0
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One layer's weights, with projections of the same input joined."""
+
+    norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    head_norms: torch.Tensor | None  # (query heads + K, D): the norm's weight for each head
+    out: torch.Tensor
+    out_bias: torch.Tensor | None
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class _Weighted(Protocol):
+    """A norm or an embedding."""
+
+    weight: torch.Tensor
+
+
+class _Projection(_Weighted, Protocol):
+    bias: torch.Tensor | None
+
+
+class _Attention(Protocol):
+    q_norm: _Weighted  # this and the next: of Qwen3 alone
+    k_norm: _Weighted
+    q_proj: _Projection
+    k_proj: _Projection
+    v_proj: _Projection
+    o_proj: _Projection
+
+
+class _Mlp(Protocol):
+    gate_proj: _Projection
+    up_proj: _Projection
+    down_proj: _Projection
+
+
+class _Block(Protocol):
+    self_attn: _Attention
+    mlp: _Mlp
+    input_layernorm: _Weighted
+    post_attention_layernorm: _Weighted
+
+
+class _Body(Protocol):
+    layers: Sequence[_Block]
+    embed_tokens: _Weighted
+    norm: _Weighted
+
+    def rotary_emb(
+        self, x: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class _Causal(Protocol):
+    """What this reads of a model that `supports` accepts; modules have no types for their parts."""
+
+    model: _Body
+    lm_head: _Weighted
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether the lean pass computes this model."""
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return (
+        getattr(config, "model_type", "") in _MODEL_TYPES
+        and kinds == {"full_attention"}
+        and config.hidden_act == "silu"
+        and not getattr(config, "mlp_bias", False)
+        and next(model.parameters()).device.type == "cpu"
+        and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
+    )
+
+
+def common_length(rows: Sequence[list[int]]) -> int:
+    """How many tokens all rows begin with alike."""
+    first, last = min(rows), max(rows)
+    for index, (left, right) in enumerate(zip(first, last, strict=False)):
+        if left != right:
+            return index
+    return min(len(first), len(last))
+
+
+def alike(prompts: Sequence[list[int]]) -> list[list[int]]:
+    """Indices of prompts by common beginning: a set for each that is worth a pass of its own, and
+    one for all the others. Each set is ordered by length."""
+    kinds: dict[tuple[int, ...], list[int]] = {}
+    for index in sorted(range(len(prompts)), key=lambda index: len(prompts[index])):
+        kinds.setdefault(tuple(prompts[index][:COMMON_TOKENS_MIN]), []).append(index)
+    sets, others = [], []
+    for _, members in sorted(kinds.items()):
+        shared = common_length([prompts[index] for index in members])
+        if shared * (len(members) - 1) >= SAVED_TOKENS_MIN:
+            sets.append(members)
+        else:
+            others += members
+    if others:
+        sets.append(sorted(others, key=lambda index: len(prompts[index])))
+    return sets
+
+
+class LeanModel:
+    """The weights of one model at one moment, joined; build it anew after they change."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        parts = cast("_Causal", model)
+        self._body = parts.model
+        self._head = parts.lm_head.weight
+        self._eps = config.rms_norm_eps
+        self._heads = config.num_attention_heads
+        self.key_value_heads = config.num_key_value_heads
+        self.head_size = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self._layers = [
+            _join(layer, self._heads, self.key_value_heads) for layer in self._body.layers
+        ]
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(..., d) -> (..., V)."""
+        return functional.linear(hidden, self._head)
+
+    def run(
+        self,
+        ids: torch.Tensor,
+        start: torch.Tensor,
+        above: Sequence[Segment] = (),
+        cache: RowCache | None = None,
+    ) -> tuple[torch.Tensor, KeyValues]:
+        """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start` (P,), and
+        the rows' keys and values (P, K, g, C, D).
+
+        Rows see `above`, then themselves causally; with `cache` also what it holds, and they are
+        added to it: the keys and values are then those of all that it holds (S for C).
+        """
+        prompts, each, count = ids.shape
+        x = functional.embedding(ids, self._body.embed_tokens.weight)
+        positions = start[:, None] + torch.arange(count)
+        cos, sin = self._body.rotary_emb(x, positions)  # (P, C, D)
+        turn = (cos[:, None, :, None], sin[:, None, :, None])
+        causal = None
+        if count > 1:
+            used = cache.used if cache is not None else 0
+            causal = torch.full((count, used + count), _HIDDEN).triu(used + 1)
+        collected: KeyValues = []
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, x, turn)
+            if cache is not None:
+                key, value = _extend(cache, index, key, value)
+            mixed = _attend(
+                query,
+                [segment.layers[index] for segment in above],
+                [segment.bias for segment in above],
+                key,
+                value,
+                causal,
+            )
+            x = x + functional.linear(
+                mixed.reshape(prompts, each, count, -1), layer.out, layer.out_bias
+            )
+            gate, up = functional.linear(
+                functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps), layer.gate_up
+            ).chunk(2, dim=-1)
+            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            collected.append((key, value))
+        if cache is not None:
+            cache.used += count
+        return functional.rms_norm(x, x.shape[-1:], self._body.norm.weight, self._eps), collected
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query (P, K, g, r, C, D), key and value (P, K, g, C, D), rotated."""
+        prompts, each, count, _ = x.shape
+        normed = functional.rms_norm(x, x.shape[-1:], layer.norm, self._eps)
+        joined = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        joined = joined.view(prompts, each, count, -1, self.head_size)
+        few = self.key_value_heads
+        turned, value = joined.split([self._heads + few, few], dim=3)
+        if layer.head_norms is not None:  # queries and keys in one go
+            turned = functional.rms_norm(turned, turned.shape[-1:], None, self._eps)
+            turned = turned * layer.head_norms
+        query, key = _rotate(turned, turn).split([self._heads, few], dim=3)
+        query = query.reshape(prompts, each, count, few, -1, self.head_size)
+        return (
+            query.permute(0, 3, 1, 4, 2, 5),
+            key.permute(0, 3, 1, 2, 4),
+            value.permute(0, 3, 1, 2, 4),
+        )
+
+
+def _weight(part: _Projection) -> torch.Tensor:
+    """What a projection multiplies with, its adapter included where it has one."""
+    if not hasattr(part, "lora_A"):
+        return part.weight
+    from node.policies.adapters import effective_weight  # brings PEFT in
+
+    return effective_weight(part)
+
+
+def _join(layer: _Block, heads: int, key_value_heads: int) -> _Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    head_norms = None
+    if hasattr(attention, "q_norm"):
+        query, key = attention.q_norm.weight, attention.k_norm.weight
+        head_norms = torch.cat([query.expand(heads, -1), key.expand(key_value_heads, -1)])
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = [part.bias for part in parts if part.bias is not None]
+    return _Layer(
+        norm=layer.input_layernorm.weight,
+        qkv=torch.cat([_weight(part) for part in parts]),
+        qkv_bias=torch.cat(biases) if biases else None,
+        head_norms=head_norms,
+        out=_weight(attention.o_proj),
+        out_bias=attention.o_proj.bias,
+        mlp_norm=layer.post_attention_layernorm.weight,
+        gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
+        down=_weight(mlp.down_proj),
+    )
+
+
+def _rotate(x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    left, right = x.chunk(2, dim=-1)
+    return x * turn[0] + torch.cat([-right, left], dim=-1) * turn[1]
+
+
+def _extend(
+    cache: RowCache, index: int, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = cache.layers[index]
+    end = cache.used + key.shape[3]
+    keys[:, :, :, cache.used : end] = key
+    values[:, :, :, cache.used : end] = value
+    return keys[:, :, :, :end], values[:, :, :, :end]
+
+
+def _attend(
+    query: torch.Tensor,
+    above: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    biases: Sequence[torch.Tensor | None],
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: torch.Tensor | None,
+) -> torch.Tensor:
+    """Mixed values (P, g, C, K, r, D) for queries (P, K, g, r, C, D)."""
+    prompts, few, each, per, count, size = query.shape
+    query = query * size**-0.5
+    flat = query.reshape(prompts, few, each * per * count, size)
+    by_row = query.reshape(prompts, few, each, per * count, size)
+    scores = []
+    for (keys, _), bias in zip(above, biases, strict=True):
+        part = flat @ keys.transpose(-1, -2)
+        scores.append(part if bias is None else part + bias)
+    own = by_row @ key.transpose(-1, -2)  # (P, K, g, r C, S own)
+    if causal is not None:
+        own = (own.unflatten(3, (per, count)) + causal).flatten(3, 4)  # causal: (C, S own)
+    scores.append(own.flatten(2, 3))
+    shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
+    pieces: tuple[torch.Tensor, ...] = shares.split([part.shape[-1] for part in scores], dim=-1)
+    mixed: torch.Tensor = (pieces[-1].unflatten(2, (each, -1)) @ value).flatten(2, 3)
+    for piece, (_, values) in zip(pieces, above, strict=False):
+        mixed = mixed + piece @ values
+    return mixed.view(prompts, few, each, per, count, size).permute(0, 2, 4, 1, 3, 5)
+
+
+def pad_right(rows: Sequence[Sequence[int]], fill: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (rows, longest) and their lengths (rows,)."""
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), fill)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    return ids, torch.tensor([len(row) for row in rows])
+
+
+def padding_bias(lengths: torch.Tensor, width: int) -> torch.Tensor | None:
+    """The bias of a right-padded segment; None where nothing is padded."""
+    hidden = torch.arange(width) >= lengths[:, None]
+    if not bool(hidden.any()):
+        return None
+    bias = torch.zeros(hidden.shape).masked_fill(hidden, _HIDDEN)
+    return bias[:, None, None, :]
+
+
+def prompt_segments(
+    model: LeanModel, prompts: Sequence[list[int]], fill: int
+) -> tuple[list[Segment], torch.Tensor]:
+    """What stands before the rows of each prompt: their common beginning once, then the rest of
+    each; and the last hidden state of each prompt (P, d). Every prompt has at least one token."""
+    shared = common_length(prompts) if len(prompts) > 1 else 0
+    shared = min(shared, min(len(prompt) for prompt in prompts) - 1)
+    above: list[Segment] = []
+    if shared >= COMMON_TOKENS_MIN:
+        ids = torch.tensor([[prompts[0][:shared]]])
+        _, keys = model.run(ids, torch.zeros(1, dtype=torch.long))
+        above.append(as_segment(keys))
+    else:
+        shared = 0
+    ids, lengths = pad_right([prompt[shared:] for prompt in prompts], fill)
+    hidden, keys = model.run(ids[:, None], torch.full((len(prompts),), shared), above)
+    segments = [*above, as_segment(keys, padding_bias(lengths, ids.shape[1]))]
+    return segments, hidden[torch.arange(len(prompts)), 0, lengths - 1]
+
+
+def mixed_segments(
+    model: LeanModel, prompts: Sequence[list[int]], fill: int
+) -> tuple[list[Segment], torch.Tensor]:
+    """As `prompt_segments`, for prompts of several kinds: those that begin alike are run together
+    and their keys and values laid side by side. Without gradients."""
+    kinds = alike(prompts)
+    if len(kinds) == 1:
+        return prompt_segments(model, prompts, fill)
+    width = max(len(prompt) for prompt in prompts)
+    room = (len(prompts), model.key_value_heads, width, model.head_size)
+    layers = [(torch.zeros(room), torch.zeros(room)) for _ in range(model.layers)]
+    last: list[torch.Tensor] = [torch.empty(0)] * len(prompts)
+    for members in kinds:
+        segments, hidden = prompt_segments(model, [prompts[i] for i in members], fill)
+        for place, index in enumerate(members):
+            last[index] = hidden[place]
+        begin = 0
+        for segment in segments:
+            end = begin + segment.layers[0][0].shape[2]
+            for (keys, values), (more_keys, more_values) in zip(
+                layers, segment.layers, strict=True
+            ):
+                keys[members, :, begin:end] = more_keys
+                values[members, :, begin:end] = more_values
+            begin = end
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    return [Segment(layers, padding_bias(lengths, width))], torch.stack(last)
+
+
+def as_segment(layers: KeyValues, bias: torch.Tensor | None = None) -> Segment:
+    """Keys and values of single rows (P, K, 1, S, D) as text for others."""
+    return Segment([(key.squeeze(2), value.squeeze(2)) for key, value in layers], bias)

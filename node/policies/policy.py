@@ -1,0 +1,308 @@
+"""The policy: a Hugging Face causal LM with its tokenizer, loaded or told off in one line.
+
+Master weights are fp32. On CUDA the forward passes run under bf16 autocast over those masters.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.prompts import NO_TEXT, Message, messages_of, plain_text, takes_system
+from node.interfaces.trainer_spec import Device
+from swarm.errors import ConfigError
+from swarm.storage.private_files import shared_files
+
+transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
+
+_PLACEHOLDER = "0cd1e2a7{:04}"  # stands for a message in the chat template, by its number
+_CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
+_LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is trained of a policy where not all of it is; see `node.policies.adapters`."""
+
+    shape: AdapterShape
+    base: str  # hash of the frozen weights
+
+
+@dataclass(slots=True)
+class Policy:
+    """A model ready to sample from and to train. Weights change in place."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    fingerprint: str
+    context_tokens: int
+    eos_ids: frozenset[int]  # any of them ends a completion
+    eos_id: int  # appended to foreign text that ended by itself
+    device: torch.device
+    adapter: Adapter | None = None
+
+    @property
+    def precision(self) -> str:
+        """What it computes in."""
+        return "bfloat16" if self.device.type == "cuda" else "float32"
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        embeddings = self.model.get_input_embeddings()
+        assert isinstance(embeddings, torch.nn.Embedding)
+        return embeddings.num_embeddings
+
+    @property
+    def stateful(self) -> bool:
+        """Recurrent state instead of (only) keys and values: padding must not enter it."""
+        return bool(getattr(self.model, "_is_stateful", False))
+
+    def logits_kept(self, last: int) -> dict[str, int]:
+        """Arguments of a forward pass that compute logits for the last positions alone; none
+        where the model cannot: its logits are then of all positions."""
+        known = inspect.signature(self.model.forward).parameters
+        return {"logits_to_keep": last} if "logits_to_keep" in known else {}
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a prompt: its messages through the chat template where there is one, else
+        its plain text with the tokenizer's own special tokens. Special tokens spelled out in the
+        prompt stay text. At least one token."""
+        template = self.tokenizer.chat_template
+        if template:
+            ids = self._encode_chat(messages_of(prompt, with_system=takes_system(template)))
+        else:
+            ids = list(self.tokenizer(plain_text(prompt), split_special_tokens=True)["input_ids"])
+        return ids or [self.eos_id]
+
+    def encode_completion(self, text: str) -> list[int]:
+        """Token ids of a completion's text: special tokens are neither added nor recognised, so
+        that text from elsewhere cannot hold any."""
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(encoded["input_ids"])
+
+    def _encode_chat(self, messages: list[Message]) -> list[int]:
+        """The template's special tokens count, those that a message spells out do not."""
+        contents = [message["content"] for message in messages]
+        plain = [self.encode_completion(content) for content in contents]
+        if plain == [self._encode_special(content) for content in contents]:
+            return self._encode_special(self._render(messages))  # tokens may span the seams
+        places = [_PLACEHOLDER.format(number) for number in range(len(messages))]
+        rest = self._render(
+            [{**message, "content": at} for message, at in zip(messages, places, strict=True)]
+        )
+        ids: list[int] = []
+        for place, tokens in zip(places, plain, strict=True):
+            before, found, rest = rest.partition(place)
+            if not found:  # a template that rewrites its content
+                return self.encode_completion(self._render(messages))
+            ids += [*self._encode_special(before), *tokens]
+        return [*ids, *self._encode_special(rest)]
+
+    def _encode_special(self, text: str) -> list[int]:
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
+        return list(encoded["input_ids"])
+
+    def _render(self, messages: list[Message]) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
+    def decode(self, token_ids: list[int]) -> str:
+        """The text of a completion without the EOS that ends it. Other special tokens are spelled
+        out, and a token without text is `NO_TEXT`: what a scorer cannot see could be taught."""
+        ids = token_ids[:-1] if token_ids and token_ids[-1] in self.eos_ids else token_ids
+        text = str(
+            self.tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
+        return text + NO_TEXT * sum(each >= len(self.tokenizer) for each in ids)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """bf16 on CUDA, nothing elsewhere."""
+        if self.device.type == "cuda":
+            return torch.autocast("cuda", dtype=torch.bfloat16)
+        return nullcontext()
+
+    def load_weights(self, directory: Path) -> None:
+        """Take over the weights of a model directory with the same names and shapes, or change
+        nothing: all is read and compared before the first tensor is replaced.
+
+        Raises:
+            ConfigError: missing or unreadable files, other names or other shapes.
+        """
+        target = dict(self.model.state_dict())
+        source = _read_weights(directory)
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        missing = sorted(target.keys() - source.keys() - tied)
+        if missing:
+            raise ConfigError(f"{directory}: weights lack {missing[0]}; export them again")
+        unknown = sorted(source.keys() - target.keys())
+        if unknown:
+            raise ConfigError(f"{directory}: {unknown[0]} is none of this model's weights")
+        for name, value in source.items():
+            if target[name].shape != value.shape:
+                raise ConfigError(f"{directory}: {name} has shape {tuple(value.shape)}")
+        with torch.no_grad():
+            for name, value in source.items():
+                target[name].copy_(value)
+
+
+def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4096) -> Policy:
+    """Load a model directory or hub id in fp32.
+
+    Raises:
+        ConfigError: no such model, offline without a copy of it, or files that do not load.
+    """
+    place = pick_device(device)
+    try:
+        with shared_files():  # it may come into a cache that users share
+            refuse_quantised(AutoConfig.from_pretrained(model), model)
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    except _LOAD_ERRORS as error:
+        raise ConfigError(load_error_line(model, error)) from error
+    network.eval()  # no dropout anywhere: sampling and training see one distribution
+    move(network, place)
+    eos_ids = _eos_ids(network, tokenizer)
+    if not eos_ids:
+        raise ConfigError(f"model {model}: its tokenizer names no end-of-sequence token")
+    eos_id = tokenizer.eos_token_id
+    return Policy(
+        name=Path(model).name if Path(model).is_dir() else model,
+        model=network,
+        tokenizer=tokenizer,
+        fingerprint=tokenizer_fingerprint(tokenizer),
+        context_tokens=min(_context_of(network), context_tokens_max),
+        eos_ids=eos_ids,
+        eos_id=eos_id if eos_id is not None else min(eos_ids),
+        device=place,
+    )
+
+
+def move(model: torch.nn.Module, device: torch.device) -> None:
+    """In place. `PreTrainedModel.to` is decorated and has lost its arguments' types."""
+    model.to(device)
+
+
+def refuse_quantised(config: PreTrainedConfig, model: str) -> None:
+    """
+    Raises:
+        ConfigError: the weights are quantised: no step of an optimizer fits into them, and an
+            engine that holds them takes no update.
+    """
+    told = getattr(config, "quantization_config", None)
+    if told:
+        method = told.get("quant_method", "") if isinstance(told, dict) else ""
+        raise ConfigError(
+            f"model {model}: its weights are quantised{f' ({method})' if method else ''}, and can "
+            "neither be trained nor take new versions: name the model that it was made from"
+        )
+
+
+def pick_device(device: Device) -> torch.device:
+    """The device to compute on.
+
+    Raises:
+        ConfigError: CUDA was asked for by name and is not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda': torch sees no CUDA device; take 'cpu' or 'auto'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def load_error_line(model: str, error: BaseException) -> str:
+    """One line that says what to do about a model that did not load."""
+    path = Path(model)
+    if path.is_dir():
+        what = "not a model directory" if not (path / "config.json").exists() else _first(error)
+        return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
+    if path.is_absolute() or model.startswith((".", "~")):
+        return f"model {model}: no such directory; put a Hugging Face model directory there"
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return (
+        f"model {model}: not loaded from the hub or its cache {home} ({_first(error)}); connect to "
+        "the internet, set HF_HOME to a cache that holds it, or name a local model directory"
+    )
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """64 hex digits over vocabulary, merges, added tokens and chat template.
+
+    Token ids and log-probs may be exchanged only between equal fingerprints.
+    """
+    merges: object = []
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        merges = json.loads(backend.to_str())["model"].get("merges", [])
+    added = {
+        str(index): [str(token), bool(token.special), bool(token.lstrip), bool(token.rstrip)]
+        for index, token in tokenizer.added_tokens_decoder.items()
+    }
+    content = {
+        "vocab": tokenizer.get_vocab(),
+        "merges": merges,
+        "added": added,
+        "chat_template": tokenizer.chat_template,
+    }
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    ids = {tokenizer.eos_token_id}
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids.update(configured if isinstance(configured, list) else [configured])
+    return frozenset(i for i in ids if i is not None)
+
+
+def _context_of(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config()
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return _CONTEXT_DEFAULT
+
+
+def _read_weights(directory: Path) -> dict[str, torch.Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{directory}: no safetensors file in it")
+    weights: dict[str, torch.Tensor] = {}
+    try:
+        for file in files:
+            weights.update(load_file(file))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{directory}: {_first(error)}") from error
+    return weights

@@ -1,0 +1,1 @@
+"""What a node writes down of its work, and how figures are worded."""

@@ -1,0 +1,122 @@
+"""What a node has done, by its role: lines that `status`, `top` and the live panel share. Pure."""
+
+from node.records.format import percent, printable
+from node.records.records import RoundDone, StatusSnapshot, StepDone, WorkDone
+from swarm.telemetry.metrics import figure_texts
+
+REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
+
+
+def now_line(s: StatusSnapshot) -> str:
+    """What it is doing, how often it has done so, and by which version of the policy."""
+    version = f"policy version {s.policy_version}"
+    if s.role == "learner":
+        offered = f" ({s.step.published_version} on offer)" if s.step else ""
+        return f"{s.phase}, step {s.round}, {version}{offered}"
+    if s.role == "worker":
+        learner = f" (the learner is at {s.work.learner_version})" if s.work else ""
+        version = version if s.policy_version else "no policy yet"
+        return f"{s.phase}, batch {s.round}, {version}{learner}"
+    return f"{s.phase}, round {s.round}, {version}"
+
+
+def guard_note(record: RoundDone | StepDone) -> str | None:
+    """What the guard over the trainer's steps did, for as long as it is cautious; None: nothing."""
+    if not record.steps_taken_back and record.rate_scale >= 1.0:
+        return None
+    rate = f"it learns at {percent(record.rate_scale)} of its rate for a while"
+    if not record.steps_taken_back:
+        return f"the trainer took an update back some rounds ago; {rate}"
+    moved = "" if record.step_kl is None else f" (by {record.step_kl:.2g} nats a token)"
+    return f"an update moved the policy too far{moved} and was taken back; {rate}"
+
+
+def role_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """(name, value) of what a learner's last step or a worker's last batch came to, each value
+    about 66 characters at most; none for a node that is neither."""
+    if s.role == "learner":
+        bound = "" if s.staleness_bound is None else f", {s.staleness_bound} allowed"
+        return _step_lines(s.step, bound) + mismatch_lines(s)
+    return _work_lines(s.work, s.tokens_per_s) if s.role == "worker" else []
+
+
+def _step_lines(step: StepDone | None, bound: str) -> list[tuple[str, str]]:
+    if step is None:
+        return [("trained on", "nothing yet: it waits for its first groups")]
+    workers = _count(len(step.groups_by_worker), "worker")
+    shared = f" and {step.shared_groups} of the pool" if step.shared_groups else ""
+    return [
+        (
+            "trained on",
+            f"{_count(step.groups - step.shared_groups, 'group')} of {workers}{shared},"
+            f" {step.informative_groups} informative{quantised(step.groups_quantised)}",
+        ),
+        (
+            "staleness",
+            f"{step.staleness_mean:.1f} steps in the mean, {step.staleness_max} at most{bound}",
+        ),
+        ("last step", f"waited {step.idle_s:.1f} s, trained {step.train_s:.1f} s"),
+        (
+            "groups",
+            f"{step.buffered_groups} ready, {step.leased_groups} in workers' hands,"
+            f" {sum(step.discarded_total.values())} discarded",
+        ),
+    ]
+
+
+def _work_lines(work: WorkDone | None, tokens_per_s: float) -> list[tuple[str, str]]:
+    if work is None:
+        return [("handed in", "nothing yet")]
+    verdicts = work.verdicts_total
+    taken = verdicts.get("accepted", 0)
+    refused = sorted(
+        ((count, why) for why, count in verdicts.items() if why != "accepted" and count),
+        key=lambda each: (-each[0], each[1]),
+    )
+    reasons = "".join(f", {count:,} {printable(why, 24)}" for count, why in refused[:REASONS_SHOWN])
+    return [
+        ("handed in", f"{_count(sum(verdicts.values()), 'group')}, {taken:,} accepted{reasons}"),
+        (
+            "generating",
+            f"{tokens_per_s:,.0f} tokens/s, {work.generated_tokens_total:,} tokens so far",
+        ),
+        (
+            "last batch",
+            f"{_count(work.groups, 'group')} in {work.generate_s:.1f} s,"
+            f" waited {work.wait_s:.1f} s for work",
+        ),
+    ]
+
+
+def mismatch_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """How far what generates is from what is trained; none where nothing was measured."""
+    parts = figure_texts(s)
+    return [("mismatch", ", ".join(parts))] if parts else []
+
+
+def own_groups(s: StatusSnapshot) -> str:
+    """How many own groups taught something, of those that were made for it."""
+    made = s.local_groups if s.local_groups_made is None else s.local_groups_made
+    return str(made) if made == s.local_groups else f"{s.local_groups} of {made}"
+
+
+def answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """What the last completions came to; none where none were made."""
+    found = s.answers
+    if found is None or not found.completions:
+        return []
+    parts = [f"{percent(found.right / found.completions)} of {found.completions} right"]
+    if found.unread:
+        parts.append(f"{percent(found.unread / found.completions)} without an answer")
+    if found.cut:
+        parts.append(f"{percent(found.cut / found.completions)} cut by the token limit")
+    return [("answers", ", ".join(parts))]
+
+
+def quantised(groups: int) -> str:
+    """Said after what was trained on, where engines with quantised weights made some of it."""
+    return f", {groups} by quantised engines" if groups else ""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,36 @@
+"""How numbers, times and strangers' texts are written for people, in every view alike."""
+
+from swarm.texts import printable as printable  # here for all views
+
+SHORT_ID_CHARS = 8
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer id, where ids differ; their beginnings are alike."""
+    return printable(peer_id[-SHORT_ID_CHARS:], SHORT_ID_CHARS)
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as a percentage; None is a dash."""
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def amount(count: float, unit: str = "") -> str:
+    """A count in three digits: 999, 12.3 k, 4.56 MB. Prefixes are powers of 1000."""
+    size = float(count)
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(size) < 999.5 or prefix == "T":
+            digits = 0 if not prefix or abs(size) >= 99.95 else 1 if abs(size) >= 9.995 else 2
+            return f"{size:.{digits}f} {prefix}{unit}".rstrip()
+        size /= 1000
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 42 s, 3 min 05 s or 2 h 07 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,365 @@
+"""The composition root: builds one production node, runs it in its role, takes it down in order.
+
+    lock and key          the data directory belongs to one process
+    policy                made or fetched before anything listens
+    node                  transport, verifier, pool where the role draws groups
+    network services      exchange and discovery; they outlive the trainer
+    role                  until done or told to leave; a trainer that dies is started again
+
+What is opened ends with its block, so that leaving them ends everything, children included.
+"""
+
+import errno
+import os
+import secrets
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+import psutil
+import trio
+
+from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
+from node.doctor.doctor import examine
+from node.hosting.membership import Membership
+from node.hosting.models import resolve_model, resolved_model, trainer_spec
+from node.loops.evaluation import PassRate, evaluate
+from node.monitor.console.live import LiveView
+from node.monitor.console.progress import Work, on_stderr
+from node.monitor.reporting import Reporter, Traffic
+from node.monitor.status import serve_status
+from node.monitor.telemetry import Sources, Telemetry, broker_of, machine_of
+from node.records.event_log import EventLog, Record
+from node.records.records import Banned, SampledGroup, StatusSnapshot, Trouble
+from node.records.samples import keep, sample_log
+from node.roles.machine import AGENT, RealWorld
+from node.roles.node import Node, open_node
+from node.roles.role import Makes, checkpoints_of
+from node.roles.sapo import SapoRole
+from node.system.machine import counted
+from node.system.memory import GIVE_BACK_EVERY_S, give_back, keep_what_is_loaded
+from node.training.process import open_trainer
+from node.training.ranks import Ranks
+from node.verification.verifier import ProcessVerifier
+from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
+from swarm.identity import Identity
+from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
+from swarm.peers.reputation import Ban
+from swarm.peers.upnp import keep_mapped
+from swarm.storage.locking import data_directory
+from swarm.storage.private_files import private_files
+from swarm.telemetry import reports
+from swarm.telemetry.broker_address import PASSWORD_VARIABLE
+from swarm.telemetry.mqtt import publisher_of
+from swarm.transport.libp2p.host import Libp2pTransport
+from swarm.weights.service import Outcome
+
+EVENTS_FILE = "events.jsonl"
+VIEW_INTERVAL_S = 0.5
+EXIT_INTERRUPTED = 130
+STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
+
+
+def load_identity(config: NodeConfig) -> Identity:
+    """The node's key, made at the first start.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    passphrase = os.environ.get(config.passphrase_env)
+    if not config.key_path.exists():
+        if config.key_file is not None:
+            raise ConfigError(
+                f"--key-file {config.key_file}: no such file; make it with "
+                f"swarm-node keygen --out {config.key_file}"
+            )
+        Identity.generate().save(config.key_path, passphrase)
+    return Identity.load(config.key_path, passphrase)
+
+
+def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, PassRate]:
+    """The last checkpoint's round and its held-out pass rate, without a network; 0 and the fresh
+    policy's if there is no checkpoint yet.
+
+    Raises:
+        ConfigError: there is no such directory, or the checkpoint is of another run or model.
+    """
+    if not config.data_dir.is_dir():
+        raise ConfigError(f"--data-dir {config.data_dir}: no such directory; name a node's")
+    model = resolve_model(config, say)
+    saved = checkpoints_of(config).latest()
+    if saved is None:
+        say(f"{config.data_dir}: no checkpoint yet; this is the model as it was before training")
+
+    async def measure() -> PassRate:
+        async with (
+            open_trainer(
+                trainer_spec(config, model), config.data_dir, saved.directory if saved else None
+            ) as trainer,
+            ProcessVerifier.open(config) as verifier,
+        ):
+            return await evaluate(config.run, trainer, verifier)
+
+    try:
+        with (
+            private_files(),
+            on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"),
+        ):
+            return saved.progress.round if saved else 0, trio.run(measure)
+    except* (ConfigError, ChildFailed) as group:
+        raise first_of(group) from None
+
+
+def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
+    """What `swarm-node doctor` does. Returns the exit status."""
+    model, _ = resolved_model(config)
+    is_worker = config.run.learner is not None and config.role == "worker"
+    spec = None if is_worker else trainer_spec(config, model)
+    return examine(config, spec, say, time.time)
+
+
+def run_node(
+    config: NodeConfig, view: LiveView, say: Callable[[str], None], makes: Makes = SapoRole
+) -> int:
+    """Run a node in a role until it is done or told to leave. Returns the exit status.
+
+    Raises:
+        ConfigError: bad input, found before anything started.
+        IdentityInUse: another live node runs under this key.
+    """
+    with data_directory(config.data_dir, say=say):
+        identity = load_identity(config)
+        membership = Membership.of(config)
+        needs = makes.needs(config, identity)
+        model = resolve_model(config, say) if needs.policy else ""
+        try:
+            trio.run(_run, config, identity, membership, makes, needs.draws, model, view, say)
+        except* (ConfigError, IdentityInUse, ChildFailed) as group:
+            raise first_of(group) from None
+        except* (sqlite3.OperationalError, OSError) as group:
+            error = first_of(group)
+            if isinstance(error, OSError) and error.errno not in STORAGE_ERRORS:
+                raise  # not the disk: a bug of ours, which shall be seen whole
+            raise StorageFailed(
+                f"--data-dir {config.data_dir}: {error}; what the last checkpoint holds is safe"
+            ) from group
+    return 0
+
+
+async def _run(
+    config: NodeConfig,
+    identity: Identity,
+    membership: Membership,
+    makes: Makes,
+    draws: int | None,
+    model: str,
+    view: LiveView,
+    say: Callable[[str], None],
+) -> None:
+    """`model`: to begin with; empty where the role needs none."""
+    resumed = checkpoints_of(config).latest()
+    with (
+        EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
+        sample_log(config.data_dir, time.time) as samples,
+        counted() as nodes_here,
+    ):
+        is_learner = makes.KIND == "learner"
+        ranks = Ranks.of(os.environ) if is_learner else None
+        world = RealWorld(model, nodes_here, say, is_learner=is_learner, ranks=ranks)
+        async with open_node(world, config, identity, membership, draws) as node:
+            app = App(config, world, node, makes, membership, events, samples, view, say)
+            if resumed is not None:
+                say(f"resuming after round {resumed.progress.round}")
+            await app.run()
+
+
+async def _give_memory_back() -> None:
+    while True:
+        await trio.sleep(GIVE_BACK_EVERY_S)
+        await trio.to_thread.run_sync(give_back)
+
+
+class App:
+    """One process: a node in its role, with all that a person and the machine see of it."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        world: RealWorld,
+        node: Node,
+        makes: Makes,
+        membership: Membership,
+        events: EventLog,
+        samples: EventLog,
+        view: LiveView,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._world = world
+        self._node = node
+        self._membership = membership
+        self._events = events
+        self._samples = samples
+        self._view = view
+        self.say = say
+        self._leaving = trio.Event()
+        self._process = psutil.Process()
+        self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
+        self._role = makes(world, config, node, self)
+        self._telemetry = self._make_telemetry(makes.KIND)
+        node.warden.on_ban = self._tell_ban
+
+    async def run(self) -> None:
+        """Until the role is done or told to leave."""
+        async with trio.open_nursery() as nursery:
+            await self._open_doors(nursery)
+            keep_what_is_loaded()
+            await self._role.run(self._leaving)
+            nursery.cancel_scope.cancel()
+
+    async def _open_doors(self, nursery: trio.Nursery) -> None:
+        """The network, and who watches; all of it outlives the trainer."""
+        transport = self._node.peer.transport
+        assert isinstance(transport, Libp2pTransport)
+        nursery.start_soon(self._watch_signals)
+        await nursery.start(self._node.run_network)
+        await nursery.start(serve_status, self._config.data_dir, self._snapshot, self._unanswered)
+        self._greet(transport.addresses())
+        nursery.start_soon(self._look_on_the_lan, transport.addresses())
+        nursery.start_soon(self._ask_the_router, transport)
+        nursery.start_soon(self._show, transport)
+        nursery.start_soon(_give_memory_back)
+        nursery.start_soon(self._telemetry.run)
+        await self._serve_metrics(nursery)
+
+    def _greet(self, addresses: tuple[str, ...]) -> None:
+        name = self._config.run.name
+        run = f" --run {name if name in packaged_runs() else 'THIS-RUN-FILE'}"
+        if name == DEFAULT_RUN:
+            run = ""
+        self.say(f"this node is {self._node.peer.identity.peer_id}, run {self._config.run.run_id}")
+        if self._membership.key is not None:
+            self.say("this swarm is private: this prints an invitation for the next machine:")
+            self.say(f"  swarm-node invite --data-dir {self._config.data_dir}")
+            return
+        self.say("the next machine joins with any one of these lines:")
+        for address in addresses:
+            self.say(f"  swarm-node join --peer {address}{run}")
+
+    async def _look_on_the_lan(self, addresses: Sequence[str]) -> None:
+        """Nodes that listen on loopback alone are nobody's neighbours."""
+        own = announced(addresses)
+        if not self._config.lan or not own:
+            return
+        tag = tag_of(self._config.run.run_id, self._membership.key)
+        found = partial(self._node.discovery.learn_found, by="the local network")
+        try:
+            await run_lan(self._node.peer.identity.peer_id, tag, own, found)
+        except LanUnavailable as error:
+            self._node.notes["lan"] = f"no discovery on the local network: {error}"
+
+    async def _ask_the_router(self, transport: Libp2pTransport) -> None:
+        """Whether it forwards our port shows when peers dial back."""
+        ports = [int(address.split("/")[4]) for address in announced(transport.own_addresses())]
+        if self._config.upnp and ports:
+            await keep_mapped(ports[0], lambda _: transport.check_reach())
+
+    async def _watch_signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                if self._leaving.is_set():
+                    os._exit(EXIT_INTERRUPTED)  # the children end with their pipes
+                self._leaving.set()
+                self.say("leaving: saving first; once more to leave at once")
+
+    async def _show(self, transport: Libp2pTransport) -> None:
+        while True:
+            reach, unreached = transport.reach, None
+            if reach is not None and reach.reachable is False and not reach.relays:
+                unreached = (
+                    "others cannot dial this node, and no peer relays for it: swarm-node doctor "
+                    "says what to do"
+                )
+            self._node.notes.put("reach", unreached)
+            self._view.update(self._snapshot())
+            starting = [Work(name) for name in self._world.starting]
+            self._view.works([*starting, *self._role.works()])
+            await trio.sleep(VIEW_INTERVAL_S)
+
+    def _snapshot(self) -> StatusSnapshot:
+        memory_bytes = self._process.memory_info().rss
+        return self._role.status(self._node.snapshot(memory_bytes=memory_bytes))
+
+    def _make_telemetry(self, kind: reports.Role) -> Telemetry:
+        config, run_id = self._config, self._config.run.run_id
+        transport = self._node.peer.transport
+        instance = secrets.token_hex(8)
+        publisher = None
+        broker = broker_of(config, os.environ.get(PASSWORD_VARIABLE))
+        if broker is not None:
+            rng = Random(secrets.randbits(64))
+            publisher = publisher_of(broker, self._node.peer.identity, run_id, instance, rng)
+        return Telemetry(
+            Reporter(
+                self._node.peer.identity.peer_id,
+                run_id,
+                kind,
+                AGENT,
+                instance=instance,
+                interval_s=config.telemetry_interval_s,
+            ),
+            self._node.peer.identity,
+            run_id,
+            Sources(
+                self._snapshot,
+                lambda: Traffic(transport.counters, transport.peers()),
+                self._role.extras,
+                lambda: machine_of(config.data_dir),
+            ),
+            self._node.notes,
+            interval_s=config.telemetry_interval_s,
+            publisher=publisher,
+            now_s=time.time,
+            run_sync=trio.to_thread.run_sync,
+        )
+
+    async def _serve_metrics(self, nursery: trio.Nursery) -> None:
+        address = self._config.metrics_listen
+        if address is None:
+            return
+        from node.monitor.metrics_page import (  # what it needs, nodes without it do without
+            serve_metrics,
+        )
+
+        serve = partial(serve_metrics, names=self._config.web_names)
+        port = await nursery.start(
+            serve,
+            address,
+            lambda: self._telemetry.latest,
+            self._unanswered,
+            lambda text: self.tell(Trouble(text)),
+        )
+        self.say(f"metrics for Prometheus: http://{address.rpartition(':')[0]}:{port}/metrics")
+
+    async def _tell_ban(self, ban: Ban) -> None:
+        until_s = time.time() + ban.until - trio.current_time()
+        await self.tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
+
+    async def show(self, groups: Sequence[SampledGroup]) -> None:
+        """See `Listener.show`."""
+        await trio.to_thread.run_sync(keep, self._samples, groups)
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """See `Listener.note_outcome`."""
+        self._telemetry.reporter.note_outcome(outcome)
+
+    async def tell(self, record: Record) -> None:
+        """See `Listener.tell`."""
+        await trio.to_thread.run_sync(self._events.write, record)
+        self._telemetry.reporter.note(record)
+        self._view.update(self._snapshot())
+        self._view.event(record)

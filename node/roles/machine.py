@@ -1,0 +1,252 @@
+"""The real world: this machine's sockets, clock and processes."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from node.config import NodeConfig
+from node.engines.policy_files import policy_files
+from node.engines.vllm.engine import open_vllm
+from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
+from node.hosting.hand_over import EngineHandOver, device_plan
+from node.hosting.membership import Membership
+from node.hosting.models import trainer_spec
+from node.hosting.policy_host import HostsPolicy, PolicyHost
+from node.interfaces.engine import RolloutEngine
+from node.loops.learner_checks import Scorer, VersionDirectory
+from node.loops.sapo import HandOver
+from node.records.records import Trouble
+from node.roles.peer import Peer
+from node.roles.versions import following, publishing
+from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
+from node.system.machine import core_count, threads_of
+from node.training.process import TrainerProcess, open_trainer
+from node.training.ranks import Ranks
+from node.verification.verifier import ProcessVerifier
+from swarm.errors import ConfigError
+from swarm.identity import Identity
+from swarm.peers.address_book import RunSync
+from swarm.transport.base import Transport
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.weights.service import Outcome, Stage, WeightsService
+
+AGENT: Final = f"swarm-node/{version('swarm-node')}"
+SCORER: Final = "scorer"
+
+
+class RealNetwork:
+    """`Network` over sockets."""
+
+    agent: str = AGENT
+    run_sync: RunSync = staticmethod(trio.to_thread.run_sync)
+
+    def now_s(self) -> float:
+        """See `Network.now_s`."""
+        return time.time()
+
+    def rng(self, purpose: str) -> Random:
+        """See `Network.rng`."""
+        return Random(secrets.randbits(64))
+
+    def secret(self, size_bytes: int) -> bytes:
+        """See `Network.secret`."""
+        return secrets.token_bytes(size_bytes)
+
+    def open_transport(
+        self, identity: Identity, config: NodeConfig, membership: Membership
+    ) -> AbstractAsyncContextManager[Libp2pTransport]:
+        """See `Network.open_transport`."""
+        return open_libp2p(
+            identity,
+            config.listen,
+            config.announce,
+            network_key=membership.network_key,
+            reach=ReachRules(relay=config.relay),
+        )
+
+    def can_be_dialled(self, transport: Transport) -> bool:
+        """See `Network.can_be_dialled`."""
+        reach = transport.reach if isinstance(transport, Libp2pTransport) else None
+        return reach is None or reach.reachable is not False
+
+
+class RealWorld(RealNetwork):
+    """`World`: policies in processes of their own."""
+
+    def __init__(
+        self,
+        model: str,
+        nodes_here: Callable[[], int],
+        say: Callable[[str], None],
+        *,
+        is_learner: bool = False,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`model`: to begin with, a directory or a hub id. `nodes_here`: how many nodes share the
+        cores; blocking. `is_learner`: for a central learner, whose trainer has another loss where
+        the run names none. `ranks`: of the trainer, where several processes make it up."""
+        self._model = model
+        self._nodes_here = nodes_here
+        self._say = say
+        self._is_learner = is_learner
+        self._ranks = ranks
+        self._starting: list[str] = []
+        self._threads_said = (0, 0)  # cores and nodes that share them
+        self._has_served = False  # a vLLM of this process
+
+    @property
+    def restarts_trainer(self) -> bool:
+        """See `World.restarts_trainer`: ranks are torchrun's to start again."""
+        return self._ranks is None
+
+    @property
+    def starting(self) -> Sequence[str]:
+        """See `World.starting`."""
+        return self._starting
+
+    def open_verifier(self, config: NodeConfig) -> AbstractAsyncContextManager[ProcessVerifier]:
+        """See `World.open_verifier`."""
+        return ProcessVerifier.open(config)
+
+    @asynccontextmanager
+    async def open_trainer(
+        self, config: NodeConfig, checkpoint: Path | None
+    ) -> AsyncIterator[TrainerProcess]:
+        """See `World.open_trainer`."""
+        spec = trainer_spec(config, self._model, is_learner=self._is_learner)
+        spec = replace(spec, threads=await self.threads(config))
+        async with open_trainer(spec, config.data_dir, checkpoint, self._ranks) as trainer:
+            yield trainer
+
+    async def threads(self, config: NodeConfig) -> int:
+        """How many the trainer takes, and how many its engine, which rests while it trains. Ranks
+        that torchrun started share the cores among themselves."""
+        wanted = config.threads
+        if wanted or self._ranks is not None:
+            return wanted
+        cores, nodes = core_count(), await trio.to_thread.run_sync(self._nodes_here)
+        threads = threads_of(cores, nodes)
+        if self._threads_said != (cores, nodes):
+            self._threads_said = (cores, nodes)
+            who = f"{nodes} nodes share" if nodes > 1 else "one node has"
+            self._say(f"{who} {cores} cores here: torch takes {threads} (--threads)")
+        return threads
+
+    @asynccontextmanager
+    async def open_engine(
+        self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
+    ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
+        """See `World.open_engine`. The torch engine is the trainer itself and needs no handing
+        over."""
+        if config.engine == "torch":
+            yield trainer, None
+            return
+        if config.engine != "vllm":
+            raise ConfigError(f"--engine {config.engine}: not for a node; use torch or vllm")
+        assert isinstance(trainer, TrainerProcess)
+        async with self._open_vllm(config, trainer, listener) as engine:
+            yield engine
+
+    @asynccontextmanager
+    async def _open_vllm(
+        self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
+    ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
+        info = await trainer.info()
+        merged = config.lora_rank == 0 or config.merges_adapters
+        size_bytes = info.parameters * PARAMETER_BYTES
+        plan = device_plan(config, info)
+
+        async def tell(text: str) -> None:
+            await listener.tell(Trouble(text))
+
+        with (
+            policy_files(config.data_dir, size_bytes, merged=merged) as files,
+            self._under_way("starting vLLM") as started,
+        ):
+            policy = await files.export(trainer, info.policy_version)
+            opened = open_vllm(
+                policy if merged else base_directory(self._model),
+                config.data_dir,
+                adapter=None if merged else policy,
+                threads=await self.threads(config),
+                context_tokens=info.context_tokens,
+                policy_version=info.policy_version,
+                update_mode=config.engine_update,
+                quantization=config.engine_quantization,
+                reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
+                gpu_memory_share=plan.gpu_memory_share,
+                sleeps=plan.sleeps,
+                tell=tell,
+            )
+            async with AsyncExitStack() as stack:
+                with first_answer_counts(has_served=self._has_served):
+                    engine = await stack.enter_async_context(opened)
+                self._has_served = True
+                started()
+                listener.say(engine.sizes)
+                hand_over = EngineHandOver(
+                    *(trainer, engine, files, tell),
+                    shares_device=plan.shared,
+                    sleeps=plan.sleeps,
+                )
+                yield engine, hand_over
+
+    @contextmanager
+    def _under_way(self, name: str) -> Iterator[Callable[[], None]]:
+        """A bar until the block ends, or until what is yielded is called."""
+
+        def over() -> None:
+            if name in self._starting:
+                self._starting.remove(name)
+
+        self._starting.append(name)
+        try:
+            yield over
+        finally:
+            over()
+
+    def open_scorer(
+        self, config: NodeConfig, find: VersionDirectory
+    ) -> AbstractAsyncContextManager[Scorer]:
+        """See `World.open_scorer`."""
+        spec = replace(trainer_spec(config, self._model), threads=1)
+        return Scorer.open(spec, config.data_dir / SCORER, find)
+
+    def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
+        """See `World.policy_host`."""
+
+        async def tell(text: str) -> None:
+            await listener.tell(Trouble(text))
+
+        return PolicyHost(config, listener.say, tell, lambda: self.threads(config))
+
+    def open_publishing(
+        self, config: NodeConfig, peer: Peer, watchers: Watchers
+    ) -> AbstractAsyncContextManager[Publishing]:
+        """See `World.open_publishing`."""
+        return publishing(self, config, peer, watchers)
+
+    def open_following(
+        self,
+        config: NodeConfig,
+        peer: Peer,
+        host: HostsPolicy,
+        tell: Callable[[Outcome], None],
+        watch: Callable[[Stage], None],
+    ) -> AbstractAsyncContextManager[WeightsService]:
+        """See `World.open_following`."""
+        return following(self, config, peer, host, tell, watch)

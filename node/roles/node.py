@@ -1,0 +1,281 @@
+"""What every role stands on: a peer, the judge of groups, its part in the exchange where it draws
+groups, and what a person is told of all that.
+
+Built over interfaces alone, so that the same code runs in production (`app`), in a simulated
+network under a virtual clock, and in experiments with many nodes in one process.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import trio
+
+from node.config import NodeConfig
+from node.hosting.membership import Membership
+from node.interfaces.engine import Maker
+from node.interfaces.trainer import PolicyInfo
+from node.loops.sapo import Progress
+from node.monitor.console.progress import Work
+from node.records.event_log import Record
+from node.records.records import (
+    BanStatus,
+    PeerStatus,
+    RoundDone,
+    Started,
+    StatusSnapshot,
+    StepDone,
+    Trouble,
+    WorkDone,
+)
+from node.roles.peer import Network, Peer, open_peer
+from node.roles.sharing import POOL_FILE, RolloutSharing, pool_limits
+from node.roles.world import World
+from node.verification.assignment import format_samples
+from node.verification.held_out import HeldOutGuard
+from node.verification.verifier import Verifier
+from swarm.exchange.pool import Pool, PoolStatistics
+from swarm.identity import Identity
+from swarm.rollouts import is_quantised
+from swarm.transport.places import PlaceFigures
+
+TOKENS_PER_S_ROUNDS: Final = 5  # rounds over which the generation rate is averaged
+ENGINE_NOTE: Final = "engine"
+
+Counted = TypeVar("Counted", RoundDone, StepDone, WorkDone)
+
+
+class Notes(dict[str, str]):
+    """What a person should know, by topic, so that a healed trouble disappears."""
+
+    def put(self, topic: str, text: str | None) -> None:
+        """`None`: there is nothing to say of it any more."""
+        if text is None:
+            self.pop(topic, None)
+        else:
+            self[topic] = text
+
+
+class Node:
+    """One process of a run, whatever its role. The trainer comes and may go."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        world: Network,
+        peer: Peer,
+        verifier: Verifier,
+        pool: Pool | None,
+        draws: int | None,
+    ) -> None:
+        """`draws`: how many shared groups the role draws in a round or step, at most; None: it
+        takes no part in the exchange, and needs no `pool`."""
+        self._config = config
+        self._world = world
+        self._started_at = trio.current_time()
+        self._first_round_at: float | None = None
+        self._rates: deque[float] = deque(maxlen=TOKENS_PER_S_ROUNDS)
+        self.peer = peer
+        self.warden, self.discovery, self.ledger = peer.warden, peer.discovery, peer.ledger
+        self.verifier = verifier
+        self.guard = HeldOutGuard(config.run, verifier)
+        self.sharing: RolloutSharing | None = None
+        if pool is not None and draws is not None:
+            self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)
+        self.phase = "starting"
+        self.precision = ""  # of the engine
+        self.notes = Notes()
+
+    def enter(self, phase: str) -> None:
+        """What the role does from now on, in a word."""
+        self.phase = phase
+
+    async def run_network(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Join the swarm, serve and fetch until cancelled, whatever the trainer does."""
+        async with trio.open_nursery() as nursery:
+            if self.sharing is not None:
+                await nursery.start(self.sharing.run)
+            await nursery.start(self.peer.run)
+            task_status.started()
+
+    def is_over(self, progress: Progress) -> bool:
+        """Whether the settings say so. The time limit counts from the first call, which is before
+        the first round of this process, not from its start."""
+        rounds, limit_s = self._config.rounds, self._config.stop_after_s
+        if self._first_round_at is None:
+            self._first_round_at = trio.current_time()
+        if rounds is not None and progress.round >= rounds:
+            return True
+        return limit_s is not None and trio.current_time() - self._first_round_at >= limit_s
+
+    # --- what roles tell of themselves --------------------------------------------------------
+
+    def counted(self, record: Counted) -> Counted:
+        """The record with what only the network knows."""
+        counters = self.peer.transport.counters
+        record = replace(
+            record,
+            bytes_in_total=counters.bytes_in.total(),
+            bytes_out_total=counters.bytes_out.total(),
+        )
+        if isinstance(record, WorkDone):
+            return record
+        return replace(record, peers=len(self.discovery.peers))
+
+    def note_rate(self, record: RoundDone | WorkDone) -> None:
+        """How fast it generates."""
+        if record.generate_s > 0:
+            self._rates.append(record.generated_tokens / record.generate_s)
+
+    async def note_maker(self, maker: Maker, tell: Callable[[Record], Awaitable[None]]) -> None:
+        """Keep for `status` what samples here; where its weights are quantised, say so once."""
+        self.precision = maker.precision
+        if not is_quantised(maker.precision):
+            self.notes.put(ENGINE_NOTE, None)
+            return
+        note = (
+            f"the engine samples with quantised weights ({maker.precision}): its log-probs are "
+            "other than a trainer's, and its groups say so"
+        )
+        if self.notes.get(ENGINE_NOTE) != note:
+            self.notes[ENGINE_NOTE] = note
+            await tell(Trouble(note))
+
+    def started(self, policy: PolicyInfo, progress: Progress) -> Started:
+        """The record of a start, with the settings' sizes."""
+        config = self._config
+        return Started(
+            peer_id=self.peer.identity.peer_id,
+            run_id=config.run.run_id,
+            agent=self._world.agent,
+            model=policy.name,
+            parameters=policy.parameters,
+            tokenizer=policy.tokenizer,
+            engine=config.engine,
+            round=progress.round,
+            seed=config.seed,
+            local_groups=config.local_groups,
+            external_groups=config.external_groups,
+            group_size=config.group_size,
+            addresses=self.peer.transport.addresses(),
+        )
+
+    # --- for whoever watches ------------------------------------------------------------------
+
+    def works(self) -> list[Work]:
+        """What takes long just now."""
+        works = []
+        if self.phase == "evaluating":
+            works.append(Work(f"evaluating on {self._config.run.held_out.tasks} held-out tasks"))
+        if self.phase == "saving":
+            works.append(Work("saving a checkpoint"))
+        stock = self.sharing.exchange.catching_up() if self.sharing is not None else None
+        if stock is not None:
+            works.append(Work("fetching groups of others", *stock))
+        return works
+
+    def snapshot(self, *, memory_bytes: int = 0) -> StatusSnapshot:
+        """The node as it is now, to be filled by its role; quick, for the loop answers
+        `swarm-node status` with it."""
+        counters, sharing = self.peer.transport.counters, self.sharing
+        pool = PoolStatistics(0, 0, 0, 0, 0, {}) if sharing is None else sharing.figures
+        names = sorted(set(counters.bytes_in) | set(counters.bytes_out))
+        return StatusSnapshot(
+            peer_id=self.peer.identity.peer_id,
+            run_id=self._config.run.run_id,
+            agent=self._world.agent,
+            model=self._config.model,
+            parameters=0,
+            engine=self._config.engine,
+            uptime_s=trio.current_time() - self._started_at,
+            phase=self.phase,
+            round=0,
+            policy_version=0,
+            local_groups=0,
+            external_groups=0,
+            external_groups_wanted=0,
+            own_reward=None,
+            held_out_passed=None,
+            held_out_first=None,
+            tokens_per_s=sum(self._rates) / len(self._rates) if self._rates else 0.0,
+            pool_groups=pool.groups,
+            pool_foreign=pool.foreign_eligible,
+            pool_bytes=pool.bytes,
+            pool_age_s=None if sharing is None else sharing.oldest_s(),
+            precision=self.precision,
+            accepted=self.ledger.accepted,
+            rejected={str(k): v for k, v in sorted(self.ledger.rejected.items())},
+            bytes_in=counters.bytes_in.total(),
+            bytes_out=counters.bytes_out.total(),
+            bytes_by_protocol={n: (counters.bytes_in[n], counters.bytes_out[n]) for n in names},
+            memory_bytes=memory_bytes,
+            trainer_memory_bytes=0,
+            addresses=self.peer.transport.addresses(),
+            peers=self._peer_statuses(),
+            bans=self._ban_statuses(),
+            notes=(*self.notes.values(), *self.discovery.notes),
+            door=self._door(),
+        )
+
+    def _door(self) -> PlaceFigures | None:
+        """The transport's figures, with whom our own rules refused."""
+        door = self.peer.transport.door
+        if door is None:
+            return None
+        refused = {why.replace(" ", "_"): n for why, n in self.warden.refused_connections.items()}
+        return replace(door, turned_away=door.turned_away | refused)
+
+    def _ban_statuses(self) -> tuple[BanStatus, ...]:
+        now = trio.current_time()
+        return tuple(
+            BanStatus(ban.subject, ban.is_block, ban.why, ban.until - now, ban.number)
+            for ban in self.warden.bans()
+        )
+
+    def _peer_statuses(self) -> tuple[PeerStatus, ...]:
+        """Connected peers, and those that are gone but broke a rule."""
+        connected = self.discovery.peers
+        offenders = {p for p in self.ledger.peers() if self.ledger.of(p).rejected}
+        statuses = []
+        for peer in sorted(connected.keys() | offenders):
+            info, account = connected.get(peer), self.ledger.of(peer)
+            statuses.append(
+                PeerStatus(
+                    peer_id=peer,
+                    addresses=info.addresses if info else (),
+                    agent=info.agent if info else "",
+                    groups_accepted=account.accepted,
+                    groups_trained=account.trained,
+                    rejected={str(k): v for k, v in sorted(account.rejected.items())},
+                )
+            )
+        return tuple(statuses)
+
+
+@asynccontextmanager
+async def open_node(
+    world: World,
+    config: NodeConfig,
+    identity: Identity,
+    membership: Membership,
+    draws: int | None,
+) -> AsyncIterator[Node]:
+    """A node that can be connected to and does not run yet; `draws` as in `Node`."""
+    async with AsyncExitStack() as stack:
+        pool = None
+        if draws is not None:
+            pool = stack.enter_context(Pool(config.data_dir / POOL_FILE, pool_limits(config)))
+        peer = await stack.enter_async_context(
+            open_peer(world, config, identity, membership, dht=config.dht)
+        )
+        verifier = await stack.enter_async_context(world.open_verifier(config))
+        if format_samples(config.run):  # a format that does not suit is refused here
+            await verifier.problems([])
+        node = Node(config, world, peer, verifier, pool, draws)
+        if pool is not None and pool.damaged_path is not None:
+            node.notes["pool"] = f"the pool file was damaged and moved to {pool.damaged_path}"
+        yield node

@@ -1,0 +1,229 @@
+"""A node that learns by itself, from its own groups and from those that others share (SAPO)."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import ClassVar
+
+import trio
+
+from node.config import NodeConfig
+from node.interfaces.engine import RolloutEngine
+from node.interfaces.trainer import PolicyInfo, Trainer
+from node.loops.checkpoints import Checkpoint, Checkpoints
+from node.loops.sapo import HandOver, OnSamples, Progress, Sapo
+from node.monitor.console.progress import Work
+from node.monitor.reporting import Extras
+from node.records.records import HeldOut, RoundDone, StatusSnapshot
+from node.roles.node import Node
+from node.roles.role import Needs, Training, checkpoints_of
+from node.roles.world import Listener, SamplingTrainer, World
+from node.system.leaving import unless
+from swarm.exchange.service import Exchange
+from swarm.identity import Identity
+from swarm.telemetry import reports
+
+Record = RoundDone | HeldOut
+OnRecord = Callable[[Record], Awaitable[None]]
+
+
+class Rounds:
+    """The rounds of one node with a trainer and an engine that there are, and what came of them."""
+
+    def __init__(self, config: NodeConfig, now_s: Callable[[], float], node: Node) -> None:
+        assert node.sharing is not None
+        self._config = config
+        self._now_s = now_s
+        self._node = node
+        self.exchange: Exchange = node.sharing.exchange
+        self.progress = Progress()
+        self.last: RoundDone | None = None
+
+    async def run(
+        self,
+        trainer: Trainer,
+        engine: RolloutEngine,
+        progress: Progress,
+        *,
+        leaving: trio.Event,
+        on_record: OnRecord,
+        checkpoints: Checkpoints | None = None,
+        hand_over: HandOver | None = None,
+        on_samples: OnSamples | None = None,
+    ) -> None:
+        """Run rounds from `progress` until the configured number, the time limit or `leaving`.
+
+        Leaving abandons a round that has not reached its update; what was trained is saved.
+        A run that reaches its end is evaluated once more; one that is interrupted is not.
+
+        Raises:
+            ExceptionGroup: of `ChildFailed`, where the trainer, engine or verifier failed; start
+                again from a checkpoint.
+        """
+        info, node = await trainer.info(), self._node
+        sapo = Sapo(
+            self._config,
+            node.peer.identity.peer_id,
+            engine,
+            trainer,
+            node.verifier,
+            node.guard,
+            self.exchange,
+            progress,
+            tokenizer=info.tokenizer,
+            now_s=self._now_s,
+            on_phase=node.enter,
+            before_share=checkpoints.reserve if checkpoints else None,
+            hand_over=hand_over,
+            on_samples=on_samples,
+        )
+        self.progress = progress
+        every = self._config.evaluate_every_rounds
+        if progress.round == 0 and every:
+            await unless(leaving, lambda: self._evaluate(sapo, on_record))
+        while not leaving.is_set() and not node.is_over(sapo.progress):
+            await unless(leaving, lambda: self._round(sapo, on_record))
+            done = sapo.progress.round
+            if every and done % every == 0:
+                await unless(leaving, lambda: self._evaluate(sapo, on_record))
+            if done % self._config.checkpoint_every_rounds == 0:
+                await self._save(sapo, trainer, checkpoints)
+        if every and not leaving.is_set() and sapo.progress.round % every:
+            await self._evaluate(sapo, on_record)
+        await self._save(sapo, trainer, checkpoints)
+        node.enter("leaving")
+
+    async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
+        record = self._node.counted(await sapo.round())
+        assert self._node.sharing is not None
+        pool = self._node.sharing.figures
+        record = replace(record, pool_groups=pool.groups, pool_bytes=pool.bytes)
+        self._node.note_rate(record)
+        self.progress, self.last = sapo.progress, record
+        self._note_sharing(record)
+        with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
+            await on_record(record)
+
+    def _note_sharing(self, record: RoundDone) -> None:
+        """Say it when sharing does not work: a silent J = 0 looks like health and is none."""
+        notes = self._node.notes
+        notes.put("sharing", None)
+        failures = self.exchange.verifier_failures
+        if failures:
+            notes["verifier"] = f"the verifier of foreign groups failed {failures} times so far"
+        found = self._node.verifier.counters
+        if found.overruns:
+            notes["overruns"] = (
+                f"{found.overruns} foreign groups used up their CPU time in the verifier, "
+                f"{found.cpu_s['overrun']:.0f} s in all, and {found.turned_away} found no turn"
+            )
+        wanted = self._config.external_groups
+        if wanted and record.external_groups == 0 and record.peers > 0:
+            notes["sharing"] = (
+                f"no usable foreign group in round {record.round} although {record.peers} peers "
+                "are connected: they may be starting, or all their groups pass or fail alike"
+            )
+
+    async def _evaluate(self, sapo: Sapo, on_record: OnRecord) -> None:
+        record = await sapo.evaluate()
+        self.progress = sapo.progress
+        with trio.CancelScope(shield=True):
+            await on_record(record)
+
+    async def _save(self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None) -> None:
+        if checkpoints is not None and sapo.progress.round > 0:
+            self._node.enter("saving")
+            with trio.CancelScope(shield=True):
+                await checkpoints.save(sapo.progress, trainer)
+
+    def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
+        """With the last round."""
+        wanted, last = self._config.external_groups, self.last
+        if last is None:
+            return replace(snapshot, external_groups_wanted=wanted)
+        return replace(
+            snapshot.with_figures(last),
+            policy_version=last.policy_version,
+            local_groups=last.own_taught,
+            local_groups_made=last.local_groups,
+            answers=last.answers,
+            external_groups=last.external_groups,
+            external_groups_wanted=wanted,
+            own_reward=last.own_reward,
+            groups_quantised=last.groups_quantised,
+        )
+
+
+class SapoRole:
+    """See `Role`."""
+
+    KIND: ClassVar[reports.Role] = "node"
+
+    @staticmethod
+    def needs(config: NodeConfig, identity: Identity) -> Needs:
+        """See `Role.needs`: it shares also where it draws nothing."""
+        return Needs(policy=True, draws=config.external_groups)
+
+    def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
+        self._world = world
+        self._config = config
+        self._node = node
+        self._listener = listener
+        self._rounds = Rounds(config, world.now_s, node)
+        checkpoints = checkpoints_of(config, world.run_sync)
+        self._training = Training(world, config, node, listener, checkpoints)
+
+    async def run(self, leaving: trio.Event) -> None:
+        """See `Role.run`."""
+
+        async def learn(
+            trainer: SamplingTrainer,
+            policy: PolicyInfo,
+            progress: Progress,
+            resumed: Checkpoint | None,
+        ) -> None:
+            await self._learn(trainer, policy, progress, leaving)
+
+        await self._training.run(leaving, learn)
+
+    async def _learn(
+        self, trainer: SamplingTrainer, policy: PolicyInfo, progress: Progress, leaving: trio.Event
+    ) -> None:
+        listener = self._listener
+        if not policy.clipping_active:
+            listener.say("one update per batch: every ratio is 1, so clipping is inactive")
+        if policy.adapted:
+            listener.say(f"training an adapter {policy.adapted}")
+        await listener.tell(self._node.started(policy, progress))
+
+        async def on_record(record: Record) -> None:
+            self._training.progress = self._rounds.progress
+            await self._training.note_progress(trainer, record)
+            await listener.tell(record)
+
+        opened = self._world.open_engine(self._config, trainer, listener)
+        async with opened as (engine, hand_over):
+            await self._node.note_maker(engine.maker, listener.tell)
+            await self._rounds.run(
+                trainer,
+                engine,
+                progress,
+                leaving=leaving,
+                on_record=on_record,
+                checkpoints=self._training.checkpoints,
+                hand_over=hand_over,
+                on_samples=listener.show,
+            )
+
+    def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
+        """See `Role.status`."""
+        snapshot = self._rounds.status(self._training.status(snapshot))
+        rules = self._config.run.learner
+        return snapshot if rules is None else replace(snapshot, staleness_bound=rules.staleness_max)
+
+    def works(self) -> list[Work]:
+        """See `Role.works`."""
+        return [*self._training.works(), *self._node.works()]
+
+    def extras(self) -> Extras:
+        """See `Role.extras`."""
+        return Extras()

@@ -1,0 +1,1 @@
+"""Nodes, learners and workers on simulated links, and scenarios for them."""

@@ -1,1 +1,0 @@
-"""Environments: where prompts, answers and rewards come from."""

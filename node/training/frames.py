@@ -1,0 +1,109 @@
+"""Frames between the node and its trainer process, and the records inside them.
+
+A frame is four bytes of length, big-endian, and one MessagePack map. Both ends are ours and on
+one machine; token columns are packed because they are the bulk. No weights pass here: they go
+through files.
+"""
+
+import struct
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import msgpack
+
+from node.interfaces.trainer import TrainingGroup
+from swarm.errors import LocalProtocolError
+from swarm.rollouts import Completion, FinishReason
+
+FRAME_BYTES_MAX = 256 * 2**20
+HEADER = struct.Struct(">I")
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """One frame.
+
+    Raises:
+        LocalProtocolError: it is over `FRAME_BYTES_MAX`.
+    """
+    body: bytes = msgpack.packb(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise LocalProtocolError(f"a frame of {len(body)} bytes to or from the trainer process")
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The message in a frame without its header."""
+    message = msgpack.unpackb(body, strict_map_key=True)
+    if not isinstance(message, dict):
+        raise LocalProtocolError("a frame of the trainer process holds no map")
+    return message
+
+
+def body_length(header: bytes) -> int:
+    """The length that a header announces.
+
+    Raises:
+        LocalProtocolError: it is over `FRAME_BYTES_MAX`: something else wrote into the pipe.
+    """
+    length: int = HEADER.unpack(header)[0]
+    if length > FRAME_BYTES_MAX:
+        raise LocalProtocolError(f"a frame of {length} bytes announced by the trainer process")
+    return length
+
+
+def completion_record(completion: Completion) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": array("I", completion.token_ids).tobytes(),
+        "logprobs": array("d", completion.logprobs).tobytes(),
+        "finish_reason": completion.finish_reason.value,
+        "policy_version": completion.policy_version,
+        "spans": completion.spans,
+    }
+
+
+def completion_of(record: Mapping[str, Any]) -> Completion:
+    return Completion(
+        text=record["text"],
+        token_ids=tuple(array("I", record["token_ids"])),
+        logprobs=tuple(array("d", record["logprobs"])),
+        finish_reason=FinishReason(record["finish_reason"]),
+        policy_version=record["policy_version"],
+        spans=tuple((version, count) for version, count in record["spans"]),
+    )
+
+
+def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:
+    return [
+        {
+            **asdict(group),
+            "advantages": list(group.advantages),
+            "completions": [completion_record(c) for c in group.completions],
+        }
+        for group in groups
+    ]
+
+
+def groups_of(records: Sequence[Mapping[str, Any]]) -> list[TrainingGroup]:
+    return [
+        TrainingGroup(
+            prompt=record["prompt"],
+            completions=tuple(completion_of(c) for c in record["completions"]),
+            advantages=tuple(record["advantages"]),
+            own_tokens=record["own_tokens"],
+            source=record["source"],
+            tokenizer=record["tokenizer"],
+        )
+        for record in records
+    ]
+
+
+def column_records(groups: Sequence[Sequence[Sequence[float]]]) -> list[list[bytes]]:
+    """One column of numbers for each completion of each group."""
+    return [[array("d", column).tobytes() for column in group] for group in groups]
+
+
+def columns_of(records: Sequence[Sequence[bytes]]) -> list[list[tuple[float, ...]]]:
+    return [[tuple(array("d", column)) for column in group] for group in records]

@@ -1,0 +1,243 @@
+"""From rollout groups to the token rows of a batch: whose tokens, at which weight, which not.
+
+What another node sampled is trained on in one of two ways. Where its tokenizer is ours and its
+tokens are those of its text, its ids are taken with the log-probs that came along, and a token
+counts by how much likelier it is here than where it was sampled, at most twice. Where nobody knows
+that, its text is encoded again: what was better than its group counts in full, and of what was
+worse the tokens that this policy may well have sampled. Unlikely ones teach nothing that it does,
+and a step that makes them less likely still can ruin it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import torch
+
+from node.interfaces.trainer import TrainingGroup
+from node.interfaces.trainer_spec import Aggregation, TrainerSpec
+from node.methods import losses
+from node.methods.advantages import SPREAD_MIN
+from node.policies.policy import Policy
+from swarm.rollouts import Completion, FinishReason
+
+LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
+FOREIGN_WEIGHT_MAX: Final = 2.0  # of a token, as truncated importance sampling (`tis`) has it
+NEGATIVE_LOGPROB_MIN: Final = -4.0  # of foreign tokens that are made less likely
+CACHED_TOKEN_SHARE: Final = 4  # a token only attended to costs about this fraction of memory
+
+
+@dataclass(slots=True)
+class Row:
+    """One completion to train on."""
+
+    tokens: list[int]
+    advantage: float
+    own: bool
+    weight: float = 0.0  # of each of its token losses
+    old_logprobs: torch.Tensor | None = None  # under the policy before the update
+    claimed: torch.Tensor | None = None  # log-probs that came with its tokens, if these are ours
+    behaviour: torch.Tensor | None = None  # the same, where the loss takes them
+    source: int = 0  # number of who generated it, within the batch
+    kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
+    before: torch.Tensor | None = None  # log-probs right before the last step
+    floor: float | None = None  # tokens that were less likely before the update teach nothing
+    tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
+
+    @property
+    def weighing(self) -> torch.Tensor | None:
+        """The log-probs by which it counts, where it is of another node and they came along."""
+        return None if self.own else self.claimed
+
+
+@dataclass(slots=True)
+class Unit:
+    """One prompt with completions: what a micro-batch is packed from."""
+
+    prompt: list[int]
+    rows: list[Row]
+
+    @property
+    def lacking(self) -> int:
+        """Rows without behaviour log-probs."""
+        return sum(row.behaviour is None for row in self.rows)
+
+    @property
+    def is_informative(self) -> bool:
+        """Whether any row has an advantage: the others have no gradient."""
+        return any(row.advantage != 0.0 for row in self.rows)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A batch as rows, and what did not become one."""
+
+    units: list[Unit]
+    skipped: int = 0  # completions: too long, or of tokens that are none
+    left_out: int = 0  # completions: foreign ones that were worse than their group
+
+
+class Encoder:
+    """Makes rows of groups for one policy."""
+
+    def __init__(
+        self, policy: Policy, spec: TrainerSpec, row_tokens_max: int | None, uses_behaviour: bool
+    ) -> None:
+        self._policy = policy
+        self._spec = spec
+        self._row_tokens_max = row_tokens_max
+        self._uses_behaviour = uses_behaviour
+        added = policy.tokenizer.added_tokens_decoder.items()
+        self._special = frozenset(index for index, token in added if token.special)
+
+    def prepare(self, groups: Sequence[TrainingGroup]) -> Prepared:
+        """All groups that have rows. Where rows are left out the others' advantages are centred
+        again: if long answers are the right ones, the short ones are not all wrong for that."""
+        made = Prepared([])
+        numbers = {name: n for n, name in enumerate(sorted({group.source for group in groups}))}
+        for group in groups:
+            prompt, found = self.rows(group)
+            rows = [row for row in found if row is not None]
+            made.skipped += len(found) - len(rows)
+            if rows and len(rows) < len(found):
+                _centre(rows)
+            kept = [row for row in rows if row.own or not self._is_unwanted(row)]
+            made.left_out += len(rows) - len(kept)
+            for row in kept:
+                row.source = numbers[group.source]
+                row.floor = self._floor(row)
+            if kept:
+                made.units.append(Unit(prompt, kept))
+        return made
+
+    def rows(self, group: TrainingGroup) -> tuple[list[int], list[Row | None]]:
+        """The prompt's tokens, and of each completion its row; None: it cannot be trained on."""
+        prompt = self._policy.encode_prompt(group.prompt)
+        found: list[Row | None] = []
+        for completion, advantage in zip(group.completions, group.advantages, strict=True):
+            row = self._row(group, completion, advantage)
+            found.append(row if row is not None and self._fits(prompt, row) else None)
+        return prompt, found
+
+    def _row(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row | None:
+        if group.own_tokens and self._has_that_text(group, completion):
+            row = Row(list(completion.token_ids), advantage, own=True)
+            row.claimed = self._claimed(row.tokens, completion.logprobs)
+        else:
+            most = self._spec.completion_chars_max
+            if most is not None and len(completion.text) > most:
+                return None
+            row = self._carried(group, completion, advantage)
+        row.tokens_counted = self._counted(row)
+        if self._uses_behaviour:
+            row.behaviour = row.claimed
+        return row
+
+    def _carried(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row:
+        """A foreign completion by its own tokens, where these can be trusted to be its text's and
+        their log-probs came along; else by its text."""
+        ids = list(completion.token_ids)
+        claimed = self._claimed(ids, completion.logprobs)
+        if (
+            self._spec.foreign_weighting == "auto"
+            and group.tokenizer == self._policy.fingerprint
+            and claimed is not None
+            and self._is_that_text(completion)
+            and self._ends_as_told(completion)
+            and len(ids) <= self._tokens_max()
+        ):
+            return Row(ids, advantage, own=False, claimed=claimed)
+        tokens = self._policy.encode_completion(completion.text)
+        if completion.finish_reason is FinishReason.STOP:
+            tokens.append(self._policy.eos_id)
+        return Row(tokens, advantage, own=False)
+
+    def _is_unwanted(self, row: Row) -> bool:
+        return self._spec.foreign_weighting == "positives" and row.advantage < 0.0
+
+    def _floor(self, row: Row) -> float | None:
+        if row.own:
+            return None
+        floors = [self._spec.foreign_logprob_min]
+        if self._spec.foreign_weighting == "auto" and row.advantage < 0.0:
+            # also of those that are weighed: a made-up log-prob would double such a token
+            floors.append(NEGATIVE_LOGPROB_MIN)
+        return max((each for each in floors if each is not None), default=None)
+
+    def _counted(self, row: Row) -> int:
+        """An answer that is long in our tokens alone, because ours are bytes, counts as one of the
+        run's length."""
+        return len(row.tokens) if row.own else min(len(row.tokens), self._tokens_max())
+
+    def _tokens_max(self) -> int:
+        """Of a foreign completion, EOS included."""
+        most = self._spec.completion_tokens_max
+        return self._policy.context_tokens if most is None else most + 1
+
+    def _has_that_text(self, group: TrainingGroup, completion: Completion) -> bool:
+        """Whether tokens that another machine made are those of the text. The text was rewarded;
+        where the tokens are others, it is what is trained on."""
+        if not group.source or not self._knows(completion):
+            return True  # made here; or no tokens of ours, which `_fits` leaves out
+        return self._is_that_text(completion)
+
+    def _is_that_text(self, completion: Completion) -> bool:
+        """Also that no special token is among them but an end at the end: a text that spells one
+        out may as well be typed, and is judged as that."""
+        ids = list(completion.token_ids)
+        if not self._knows(completion):
+            return False
+        body = ids[:-1] if ids and ids[-1] in self._policy.eos_ids else ids
+        if not self._special.isdisjoint(body):
+            return False
+        return completion.text == self._policy.decode(ids)
+
+    def _ends_as_told(self, completion: Completion) -> bool:
+        ends = completion.token_ids[-1:] != () and completion.token_ids[-1] in self._policy.eos_ids
+        return ends == (completion.finish_reason is FinishReason.STOP)
+
+    def _knows(self, completion: Completion) -> bool:
+        return max(completion.token_ids, default=0) < self._policy.vocabulary
+
+    def _claimed(self, tokens: list[int], logprobs: Sequence[float]) -> torch.Tensor | None:
+        """A completion's own log-probs, where they can be ones; some engines fill in zeros."""
+        whole = len(logprobs) == len(tokens) and any(logprobs)
+        if not whole or not all(math.isfinite(v) and v <= LOGPROB_ERROR_MAX for v in logprobs):
+            return None
+        return torch.tensor(logprobs, dtype=torch.float32, device=self._policy.device)
+
+    def _fits(self, prompt: list[int], row: Row) -> bool:
+        count = len(row.tokens)
+        if row.own and max(row.tokens, default=0) >= self._policy.vocabulary:
+            return False  # made elsewhere; looking it up would end this process
+        if not 0 < count <= self._policy.context_tokens - len(prompt):
+            return False
+        padded = padded_tokens([Unit(prompt, [row])])
+        return self._row_tokens_max is None or padded <= self._row_tokens_max
+
+
+def weigh(rows: Sequence[Row], aggregation: Aggregation) -> None:
+    """Give each row the weight of its tokens in the batch."""
+    counted = [row.tokens_counted or len(row.tokens) for row in rows]
+    for row, count, weight in zip(
+        rows, counted, losses.token_weights(counted, aggregation), strict=True
+    ):
+        row.weight = weight * count / len(row.tokens)
+
+
+def _centre(rows: Sequence[Row]) -> None:
+    advantages = [row.advantage for row in rows]
+    mean = fmean(advantages)
+    is_flat = max(advantages) - min(advantages) < SPREAD_MIN
+    for row in rows:
+        row.advantage = 0.0 if is_flat else row.advantage - mean
+
+
+def padded_tokens(units: Sequence[Unit]) -> int:
+    """Token positions that a micro-batch computes or keeps in its attention, padding included."""
+    prompt = max(len(unit.prompt) for unit in units)
+    rows = [row for unit in units for row in unit.rows]
+    tail = max(len(row.tokens) for row in rows)
+    return len(units) * prompt + len(rows) * (tail + prompt // CACHED_TOKEN_SHARE)

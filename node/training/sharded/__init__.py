@@ -1,0 +1,1 @@
+"""One trainer over several GPUs."""

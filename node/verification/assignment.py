@@ -1,0 +1,78 @@
+"""Which task a producer has at an index: a pure function of the run, the producer and the index.
+
+Because everybody can work it out, a producer cannot make up its tasks: a group whose task is not
+the assigned one is refused. The index is the producer's data position, so a stream continues after
+a restart where it stopped.
+"""
+
+import hashlib
+
+from node.config import RunConfig
+from node.config.run import EnvironmentSpec
+from node.environments.answers import AnswerRule
+from swarm.rollouts import Task
+
+HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
+INDEX_MAX = 2**31 - 1
+FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
+
+_SEED_DOMAIN = b"swarm/task-seed/1"
+_ENVIRONMENT_DOMAIN = b"swarm/task-environment/1"
+_SEED_BITS = 62  # a seed plus an index stays below 2**63, and streams do not meet by chance
+
+
+def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
+    """The only task that `producer` may work on at `index`, 0 <= index <= INDEX_MAX."""
+    assert 0 <= index <= INDEX_MAX, index
+    spec = _environment_at(run, producer, index)
+    seed = _hash_bits(_SEED_BITS, _SEED_DOMAIN, run.run_id, producer, spec.name, spec.parameters)
+    return Task(spec.name, spec.version, spec.parameters, seed, index)
+
+
+def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:
+    """The only task at a place of a lease, if the problems of all attempts before are held out."""
+    return assigned_task(run, f"{stream}/{attempt}", place)
+
+
+def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
+    """The run's evaluation tasks, the same for all nodes and in no producer's stream."""
+    return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
+
+
+def sample_tasks(run: RunConfig) -> tuple[Task, ...]:
+    """One task of each environment, to try them at start; no node trains on them."""
+    return tuple(_sample(spec, 0) for spec in run.environments)
+
+
+def format_samples(run: RunConfig) -> list[tuple[AnswerRule, tuple[Task, ...]]]:
+    """Tasks of each environment whose answers are taken out of texts, with how that is done: the
+    same for all nodes, and in no stream."""
+    return [
+        (rule, tuple(_sample(spec, index) for index in range(FORMAT_SAMPLES)))
+        for spec in run.environments
+        if (rule := run.answer_rule(spec.name, spec.parameters)).format != "whole"
+    ]
+
+
+def _sample(spec: EnvironmentSpec, index: int) -> Task:
+    return Task(spec.name, spec.version, spec.parameters, seed=0, index=index)
+
+
+def _environment_at(run: RunConfig, producer: str, index: int) -> EnvironmentSpec:
+    """Draw an environment by weight."""
+    if len(run.environments) == 1:
+        return run.environments[0]
+    draw = _hash_bits(53, _ENVIRONMENT_DOMAIN, run.run_id, producer, str(index)) / 2**53
+    remaining = draw * sum(spec.weight for spec in run.environments)
+    for spec in run.environments:
+        remaining -= spec.weight
+        if remaining < 0:
+            return spec
+    return run.environments[-1]  # the sum was rounded
+
+
+def _hash_bits(bits: int, domain: bytes, *parts: str) -> int:
+    """A number below 2**bits from text parts; each is framed by its length."""
+    raw = [part.encode() for part in parts]
+    framed = b"".join([domain, *(len(each).to_bytes(8, "big") + each for each in raw)])
+    return int.from_bytes(hashlib.sha256(framed).digest()[:8], "big") >> (64 - bits)

@@ -1,0 +1,111 @@
+"""Keeps the held-out problems out of training: what is evaluated on is never trained on.
+
+The held-out tasks have seeds of their own, but a small problem space repeats itself: the same
+question can come up under another seed. So a node skips tasks of its stream whose question is held
+out, and refuses foreign groups for such questions, which no honest node makes. Questions are what
+is compared, whatever instructions a run puts before them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from node.config import RunConfig
+from node.interfaces.prompts import question_of
+from node.verification.assignment import assigned_task, held_out_tasks, leased_task
+from node.verification.verifier import Verifier
+from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
+from swarm.rollouts import RolloutGroup, Task
+
+SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A task of the node's own stream and its prompt."""
+
+    task: Task
+    prompt: str
+
+
+class HeldOutGuard:
+    """Knows the run's held-out prompts, from their first use on."""
+
+    def __init__(self, run: RunConfig, verifier: Verifier) -> None:
+        self._run = run
+        self._verifier = verifier
+        self._questions: frozenset[str] | None = None
+        self._lock = trio.Lock()
+
+    async def questions(self) -> frozenset[str]:
+        """The held-out questions."""
+        if self._questions is not None:
+            return self._questions
+        async with self._lock:
+            if self._questions is None:
+                problems = await self._verifier.problems(held_out_tasks(self._run))
+                self._questions = frozenset(question_of(problem.prompt) for problem in problems)
+            return self._questions
+
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
+        held_out = await self.questions()
+        prompt, rewards = await self._verifier.verify(group, task)
+        if question_of(prompt) in held_out:
+            raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
+        return prompt, rewards
+
+    async def assignments(
+        self, producer: PeerId, index: int, count: int
+    ) -> tuple[list[Assignment], int]:
+        """The producer's next `count` tasks from data position `index` that are not held out, and
+        the position after them.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        held_out = await self.questions()
+        found: list[Assignment] = []
+        last = index + count * (1 + SKIPS_PER_TASK_MAX)
+        while len(found) < count:
+            wanted = count - len(found)
+            if index >= last:
+                raise self._all_held_out()
+            tasks = [assigned_task(self._run, producer, index + n) for n in range(wanted)]
+            problems = await self._verifier.problems(tasks)
+            found += [
+                Assignment(task, problem.prompt)
+                for task, problem in zip(tasks, problems, strict=True)
+                if question_of(problem.prompt) not in held_out
+            ]
+            index += wanted
+        return found, index
+
+    async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:
+        """The tasks at these places of a lease.
+
+        Raises:
+            ConfigError: the run has hardly any problem that is not held out.
+        """
+        held_out = await self.questions()
+        found: dict[int, Assignment] = {}
+        for attempt in range(SKIPS_PER_TASK_MAX):
+            left = [place for place in places if place not in found]
+            if not left:
+                return [found[place] for place in places]
+            tasks = [leased_task(self._run, stream, place, attempt) for place in left]
+            problems = await self._verifier.problems(tasks)
+            for place, task, problem in zip(left, tasks, problems, strict=True):
+                if question_of(problem.prompt) not in held_out:
+                    found[place] = Assignment(task, problem.prompt)
+        raise self._all_held_out()
+
+    def _all_held_out(self) -> ConfigError:
+        return ConfigError(
+            f"run {self._run.name}: nearly all its problems are held out; ask for fewer in "
+            "held_out.tasks or widen the environments' parameters"
+        )

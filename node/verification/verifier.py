@@ -1,0 +1,601 @@
+"""The node's own judge: prompts and rewards from tasks, never from what a sender says.
+
+`ProcessVerifier` is the production one: strangers' text is scored in a child process under limits
+of time and memory, apart from the child that scores the node's own work. Strangers take turns by
+what they have used (`fair_queue.py`), and are blamed for CPU time that they used up, never for time
+that went by: a machine that is busy or was paused is our own affair. What waits while one batch of
+groups is scored is the next batch. Nobody is blamed for how a batch ended: its groups are scored
+again one by one. `InlineVerifier` computes right where it is called, for simulations and
+experiments with environments that are trusted.
+"""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, Protocol
+
+import trio
+import trio.abc
+
+from node.config import NodeConfig, RunConfig
+from node.environments.answers import AnswerRule
+from node.environments.scoring import GroupScore, PosedProblem, check_format, pose, score_group
+from node.system.child_environment import child_environ
+from node.verification.assignment import assigned_task, format_samples, sample_tasks
+from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
+from node.verification.verifier_worker import FRAME_BYTES_MAX, OUT_OF_CPU, OUT_OF_TIME, encode
+from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
+from swarm.rollouts import RolloutGroup, Task
+
+START_TIMEOUT_S = 60.0  # imports on a busy machine
+FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
+BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
+STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
+SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
+_SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
+_RECEIVE_BYTES = 65_536
+_ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+
+
+class Verifier(Protocol):
+    """Judges own and foreign work by the run's rules."""
+
+    @property
+    def counters(self) -> "VerifierCounters":
+        """What it has done since the start."""
+        ...
+
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """The prompt and the rewards of a foreign group. `task`: what its producer was given by a
+        lease; None: the one of its own stream.
+
+        Raises:
+            RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
+                text is over the run's limit (OVERSIZE), it used up the CPU time that a group may
+                take (OVERRUN), or made the environment fail (UNVERIFIABLE).
+            ChildFailed: it could not be looked at, through our own fault or for want of time.
+        """
+        ...
+
+    async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
+        """What own tasks ask, in their order.
+
+        Raises:
+            ConfigError: the run's parameters make no problem.
+            ChildFailed: the worker ended; it may be tried again.
+        """
+        ...
+
+    async def score(
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+    ) -> list[tuple[float, ...]]:
+        """Rewards of own completions, for each task in its order.
+
+        Raises:
+            As `problems`.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class VerifierCounters:
+    """Since the start; read by the node's status."""
+
+    groups: int = 0  # foreign ones that were scored
+    scorer_errors: int = 0  # texts on which a scorer failed; they were worth 0
+    second_tries: int = 0  # foreign groups that took more CPU time than the first try has
+    overruns: int = 0  # foreign groups that used up all CPU time that a group may take
+    starved: int = 0  # calls that ran out of wall-clock time: the machine had none for them
+    turned_away: int = 0  # foreign groups that found too many others waiting, or waited too long
+    starts: int = 0  # of worker processes; more than two means that some were lost
+    # CPU seconds for foreign groups: of proven producers, of others, and in vain
+    cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
+    """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
+    one that it was given by a lease, None: that of its own stream.
+
+    Raises:
+        RemoteProtocolError: they are not.
+    """
+    expected = task or assigned_task(run, group.producer, group.task.index)
+    if group.task != expected:
+        raise RemoteProtocolError(
+            Reject.UNASSIGNED_TASK, f"not the task of {group.producer} at {group.task.index}"
+        )
+    longest = max((len(completion.text) for completion in group.completions), default=0)
+    if longest > run.limits.text_chars_max:
+        raise RemoteProtocolError(Reject.OVERSIZE, f"a completion of {longest} characters")
+
+
+def _rule_of(run: RunConfig, task: Task) -> AnswerRule:
+    return run.answer_rule(task.environment, task.parameters)
+
+
+class InlineVerifier:
+    """Verifies in the calling task, without limits. `counters` are the production one's."""
+
+    def __init__(self, run: RunConfig) -> None:
+        """
+        Raises:
+            ConfigError: the run's environments cannot be answered in its format.
+        """
+        self._run = run
+        self.counters = VerifierCounters()
+        for rule, tasks in format_samples(run):
+            check_format(tasks, rule)
+
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """See `Verifier.verify`."""
+        await trio.lowlevel.checkpoint()
+        check_assignment(self._run, group, task)
+        try:
+            scored = self._score(group.task, [completion.text for completion in group.completions])
+        except ConfigError as error:
+            raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
+        self.counters.groups += 1
+        return scored.prompt, scored.rewards
+
+    async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
+        """See `Verifier.problems`."""
+        await trio.lowlevel.checkpoint()
+        chars_max = self._run.limits.prompt_chars_max
+        return [pose(task, chars_max, _rule_of(self._run, task)) for task in tasks]
+
+    async def score(
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+    ) -> list[tuple[float, ...]]:
+        """See `Verifier.score`."""
+        await trio.lowlevel.checkpoint()
+        return [self._score(*group).rewards for group in zip(tasks, texts, strict=True)]
+
+    def _score(self, task: Task, texts: Sequence[str]) -> GroupScore:
+        scored = score_group(task, texts, self._run.reward, _rule_of(self._run, task))
+        self.counters.scorer_errors += scored.scorer_errors
+        return scored
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Of one call. The CPU time is the text's to use up; the wall-clock time is what a machine that
+    is busy with other things may take over it."""
+
+    cpu_s: float
+    wall_s: float
+
+
+OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
+
+
+class _Overran(Exception):
+    """A call used up its CPU time. Nothing else ends a worker in this way."""
+
+
+class _Ended(ChildFailed):
+    """The work itself ended the process, or failed in it."""
+
+
+class _WrongSettings(ConfigError):
+    """A worker refused the run's settings before it saw anybody's text."""
+
+
+@dataclass(eq=False, slots=True)
+class _Foreign:
+    """A foreign group that waits to be scored, and what came of it."""
+
+    task: Task
+    texts: list[str]
+    limits: _Limits
+    done: trio.Event = field(default_factory=trio.Event)
+    scored: Sequence[Any] = ()
+    error: Exception | None = None
+    wasted_s: float = 0.0  # CPU time of a batch that it was part of and that came to nothing
+
+
+_Answer = Mapping[str, Any]
+_task_values = attrgetter(*(each.name for each in fields(Task)))  # `astuple` is ten times slower
+
+
+class _Worker:
+    """One child process, started when needed. One call at a time: callers take turns."""
+
+    def __init__(self, prepare: Mapping[str, Any], counters: VerifierCounters) -> None:
+        self._prepare = prepare
+        self._counters = counters
+        self._process: trio.Process | None = None
+        self._received = bytearray()
+        self._number = 0  # of the last request
+        self._owed_until: float | None = None  # its answer, which a cancelled caller left behind
+
+    async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
+        """The answer to one request, and the CPU seconds that it took. The limits hold for the
+        work, not for a start before it.
+
+        Raises:
+            _Overran: it used up its CPU time.
+            _Ended: it ended the worker.
+            _WrongSettings: no worker starts with them.
+            ChildFailed: it got no time, or something else ended the worker.
+        """
+        await self._settle()
+        if self._process is not None and self._process.poll() is not None:
+            await self.close()  # it ended while it had nothing to do
+        if self._process is None:
+            await self._start()
+        answer = await self._exchange(request, limits)
+        if "ended" in answer:
+            raise _why_ended(answer["ended"])
+        return answer, answer["cpu_s"]
+
+    async def close(self) -> None:
+        """End the child and its fork, if there are any."""
+        process, self._process, self._owed_until = self._process, None, None
+        self._received.clear()
+        if process is None:
+            return
+        with trio.CancelScope(shield=True):
+            if process.returncode is None:  # its number is not somebody else's by now
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            for pipe in _pipes(process):
+                await pipe.aclose()
+
+    async def _start(self) -> None:
+        limits = _Limits(START_TIMEOUT_S, START_TIMEOUT_S)
+        try:
+            await self._start_process()
+            _result(await self._exchange(self._prepare, limits))
+        except ConfigError as error:
+            await self.close()
+            raise _WrongSettings(str(error)) from None
+        except (ChildFailed, OSError) as error:
+            await self.close()
+            raise ChildFailed(f"no verifier started: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start_process(self) -> None:
+        self._process = await trio.lowlevel.open_process(
+            [sys.executable, "-m", "node.verification.verifier_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_worker_environ(),
+            start_new_session=True,  # Ctrl-C is the node's to handle; a group to be killed as one
+        )
+        self._counters.starts += 1
+
+    async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
+        wall_s = limits.wall_s + _SELF_DESTRUCTION_S
+        self._number += 1
+        numbered = {**request, "number": self._number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
+        with trio.move_on_after(limits.wall_s) as patience:
+            await self._send(encode(numbered))
+            self._owed_until = trio.current_time() + limits.wall_s
+            answer = await self._answer()
+            self._owed_until = None
+        if patience.cancelled_caught:
+            self._counters.starved += 1
+            await self.close()
+            raise ChildFailed(
+                f"a verifier got less than {limits.cpu_s:g} s of CPU time in {limits.wall_s:g} s"
+            )
+        if answer is None:
+            await self.close()
+            raise ChildFailed("a verifier process ended")
+        return answer
+
+    async def _send(self, frame: bytes) -> None:
+        assert self._process is not None
+        sent = False
+        try:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # `_line` sees it
+                await _pipes(self._process)[0].send_all(frame)
+            sent = True
+        finally:
+            if not sent:  # half a frame: its pipe is of no more use
+                await self.close()
+
+    async def _answer(self) -> _Answer | None:
+        """The answer to the last request; None if there will be none."""
+        while True:
+            try:
+                answer: _Answer = json.loads(await self._line())
+            except ValueError:  # nothing, or half a line of a process that something ended
+                return None
+            if answer["number"] == self._number:
+                return answer
+
+    async def _line(self) -> bytes:
+        """The next line; what there is of it if the process ended."""
+        assert self._process is not None
+        stdout = _pipes(self._process)[1]
+        while (end := self._received.find(b"\n") + 1) == 0:
+            try:
+                part = await stdout.receive_some(_RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                part = b""
+            if not part or len(self._received) + len(part) > FRAME_BYTES_MAX:
+                end = len(self._received)
+                break
+            self._received += part
+        line = bytes(self._received[:end])
+        del self._received[:end]
+        return line
+
+    async def _settle(self) -> None:
+        """Wait for what a cancelled caller left behind: ending the worker would cost more, and
+        anybody who may end a call could have it ended again and again."""
+        if self._owed_until is None:
+            return
+        answer = None
+        with trio.move_on_at(self._owed_until):
+            answer = await self._answer()
+            self._owed_until = None
+        if answer is None:
+            await self.close()
+
+
+def _pipes(process: trio.Process) -> tuple[trio.abc.SendStream, trio.abc.ReceiveStream]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin, process.stdout
+
+
+def _why_ended(status: int) -> Exception:
+    """What a fork's exit status says; blames nobody for what others than its work may do."""
+    if status == OUT_OF_CPU:
+        return _Overran()
+    if status == OUT_OF_TIME or -status in _ENDED_BY_OTHERS:
+        return ChildFailed(f"a verifier was ended by signal {-status}")
+    return _Ended(f"a verifier ended with status {status}")
+
+
+def _result(answer: _Answer) -> Any:
+    """What was asked for.
+
+    Raises:
+        ConfigError: the worker says that the run's settings are wrong.
+        _Ended: it failed.
+    """
+    if "config" in answer:
+        raise ConfigError(answer["config"])
+    if "failed" in answer:
+        raise _Ended(f"a verifier failed: {answer['failed']}")
+    return answer["ok"]
+
+
+def _worker_environ() -> dict[str, str]:
+    """Ours but for secrets, our import path, one thread for libraries that would take all cores."""
+    return {
+        **child_environ(),
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+class ProcessVerifier:
+    """Verifies in child processes; see the module. Make one with `open`."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._run = config.run
+        cpu_s = config.verify_cpu_s
+        wall_s = STARVED_FACTOR * cpu_s
+        self._limits = _Limits(cpu_s, wall_s)
+        self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s)
+        self.counters = VerifierCounters()
+        prepare = {
+            **self._pose_request(sample_tasks(self._run)),
+            "formats": [
+                [rule.to_values(), [_task_values(task) for task in tasks]]
+                for rule, tasks in format_samples(self._run)
+            ],
+            "memory_bytes_max": config.verify_memory_bytes_max,
+        }
+        self._own = _Worker(prepare, self.counters)
+        self._own_turn = trio.Lock()
+        self._foreign = _Worker(prepare, self.counters)
+        self._waiting: FairQueue[_Foreign] = FairQueue()
+        self._arrived = trio.Event()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: NodeConfig) -> AsyncIterator["ProcessVerifier"]:
+        """A verifier whose children end with the block. They start at their first use."""
+        verifier = cls(config)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(verifier._serve)
+                yield verifier
+                nursery.cancel_scope.cancel()
+        finally:
+            await verifier._own.close()
+            await verifier._foreign.close()
+
+    # --- strangers' work ----------------------------------------------------------------------
+
+    async def verify(
+        self, group: RolloutGroup, task: Task | None = None
+    ) -> tuple[str, tuple[float, ...]]:
+        """See `Verifier.verify`."""
+        check_assignment(self._run, group, task)
+        try:
+            scored = await self._score_foreign(group)
+        except _WrongSettings as error:
+            raise ChildFailed(str(error)) from error
+        except (_Ended, ConfigError) as error:  # it was this text that the worker was at
+            raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
+        self.counters.groups += 1
+        return scored[0], self._rewards(scored)
+
+    async def _score_foreign(self, group: RolloutGroup) -> Sequence[Any]:
+        """Score one group with little time at first, as nearly all need. One that takes more gets
+        all of it when nobody else waits."""
+        try:
+            return await self._score_in_turn(group, self._first_limits, last=False)
+        except _Overran:
+            self.counters.second_tries += 1
+        try:
+            return await self._score_in_turn(group, self._limits, last=True)
+        except _Overran:
+            self.counters.overruns += 1
+            raise RemoteProtocolError(
+                Reject.OVERRUN, f"not scored within {self._limits.cpu_s:g} s of CPU time"
+            ) from None
+
+    async def _score_in_turn(
+        self, group: RolloutGroup, limits: _Limits, *, last: bool
+    ) -> Sequence[Any]:
+        """What the worker found out about a group.
+
+        Raises:
+            As `_Worker.call` and `_result`.
+            ChildFailed: too many others wait, or its turn would come too late.
+        """
+        item = _Foreign(group.task, [each.text for each in group.completions], limits)
+        try:
+            size = sum(map(len, item.texts))
+            ticket = self._waiting.add(group.producer, item, last=last, size=size)
+        except QueueFull as error:
+            self.counters.turned_away += 1
+            raise ChildFailed(str(error)) from None
+        self._arrived.set()
+        try:
+            if last:
+                with trio.move_on_after(SECOND_WAITING_MAX_S):
+                    await item.done.wait()
+                if self._waiting.discard(ticket):
+                    self.counters.turned_away += 1
+                    raise ChildFailed(f"{len(self._waiting)} groups wait for a verifier")
+            await item.done.wait()
+        finally:
+            self._waiting.discard(ticket)
+        if item.error is not None:
+            raise item.error
+        return item.scored
+
+    async def _serve(self) -> None:
+        """Have one batch scored after the other, until cancelled."""
+        while True:
+            if batch := self._waiting.pop(trio.current_time()):
+                await self._score_batch(batch)
+            else:
+                self._arrived = trio.Event()
+                await self._arrived.wait()
+
+    async def _score_batch(self, batch: Sequence[Ticket[_Foreign]]) -> None:
+        """Have a batch scored as far as its time goes; the rest waits again."""
+        items = [ticket.item for ticket in batch]
+        request = self._score_request([i.task for i in items], [i.texts for i in items])
+        limits = items[0].limits
+        if len(batch) > 1:  # then any of its groups may still take what it may take alone
+            request["enough_s"] = BATCH_CPU_S
+            limits = replace(limits, cpu_s=limits.cpu_s + BATCH_CPU_S)
+        used_s = limits.cpu_s  # unless an answer says less
+        try:
+            answer, used_s = await self._foreign.call(request, limits)
+            scores = _result(answer)
+        except (ChildFailed, ConfigError, _Overran) as error:
+            if isinstance(error, ChildFailed) and not isinstance(error, _Ended):
+                used_s = 0.0  # our own fault: nothing was computed
+            self._blame(batch, error, used_s)
+            return
+        common_s = (used_s - sum(scored[-1] for scored in scores)) / len(scores)
+        for ticket, scored in zip(batch, scores, strict=False):
+            ticket.item.scored = scored
+            self._conclude(ticket, scored[-1] + common_s, End.DONE)
+        for ticket in batch[len(scores) :]:
+            self._waiting.put_back(ticket)
+
+    def _blame(self, batch: Sequence[Ticket[_Foreign]], error: Exception, used_s: float) -> None:
+        """Tell who waits for a group that the worker failed over. Where it was at several, each of
+        them is tried alone; who fails then also pays for what it made the others lose."""
+        for ticket in batch:
+            ticket.item.wasted_s += used_s
+            if len(batch) > 1:
+                self._waiting.put_back(ticket, alone=True)
+                continue
+            ticket.item.error = error
+            end = End.OVERRUN if isinstance(error, _Overran) else End.FAILED
+            self._conclude(ticket, ticket.item.wasted_s if used_s else 0.0, end)
+
+    def _conclude(self, ticket: Ticket[_Foreign], used_s: float, end: End) -> None:
+        producer = ticket.producer
+        self._waiting.charge(producer, used_s, trio.current_time(), end)
+        kind = "proven" if self._waiting.is_proven(producer) else "unproven"
+        self.counters.cpu_s["overrun" if end is End.OVERRUN else kind] += used_s
+        ticket.item.done.set()
+
+    # --- own work -----------------------------------------------------------------------------
+
+    async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
+        """See `Verifier.problems`."""
+        try:
+            posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
+        except _Overran:
+            raise ChildFailed(f"no problems in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
+        return [PosedProblem(*problem) for problem in posed]
+
+    async def score(
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+    ) -> list[tuple[float, ...]]:
+        """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
+        try:
+            scored = await self._call_own(self._score_request(tasks, texts), OWN_BATCH_LIMITS)
+        except _Overran:
+            return [await self._score_alone(*group) for group in zip(tasks, texts, strict=True)]
+        return [self._rewards(group) for group in scored]
+
+    async def _score_alone(self, task: Task, texts: Sequence[str]) -> tuple[float, ...]:
+        try:
+            request = self._score_request([task], [texts])
+            return self._rewards((await self._call_own(request, self._limits))[0])
+        except _Overran:
+            return (0.0,) * len(texts)
+
+    async def _call_own(self, request: Mapping[str, Any], limits: _Limits) -> Any:
+        async with self._own_turn:
+            return _result((await self._own.call(request, limits))[0])
+
+    def _rewards(self, scored: Sequence[Any]) -> tuple[float, ...]:
+        _, rewards, scorer_errors, _ = scored
+        self.counters.scorer_errors += scorer_errors
+        return tuple(rewards)
+
+    def _pose_request(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        return {
+            "op": "pose",
+            "tasks": [_task_values(task) for task in tasks],
+            "answers": [_rule_of(self._run, task).to_values() for task in tasks],
+            "prompt_chars_max": self._run.limits.prompt_chars_max,
+        }
+
+    def _score_request(
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+    ) -> dict[str, Any]:
+        return {
+            "op": "score",
+            "tasks": [_task_values(task) for task in tasks],
+            "texts": [list(group) for group in texts],
+            "answers": [_rule_of(self._run, task).to_values() for task in tasks],
+            "rule": self._run.reward,
+            "enough_s": math.inf,
+        }

@@ -1,0 +1,67 @@
+# Installs packages into .venv by uv, or by pip; for sourcing. Wants `log`, the file for what they say.
+
+say() { printf '%s\n' "$*" >&2; }
+
+installer=pip
+if [ "${INSTALLER:-uv}" = uv ] && [ -x .venv/bin/uv ]; then installer=uv; fi
+
+# Large downloads, builds and the final step, one line each; all the rest goes to the log.
+progress() {
+  awk -v log_file="$log" '
+    { print >> log_file; fflush(log_file) }
+    /Downloading .*[0-9][0-9]\.[0-9] ?Mi?B|Downloading .* Gi?B/ { sub(/^ */, ""); print "  " $0; fflush() }
+    /^ *Building wheel for .*started/ { print "  Building " $4; fflush() }
+    /^ *Building [^ ]+(==| @ )/ { sub(/^ */, ""); print "  " $0; fflush() }
+    /^Installing collected packages/ { print "  Installing " NF - 3 " packages"; fflush() }
+    /^Installed [0-9]+ packages/ { print "  " $1, $2, $3; fflush() }
+  ' >&2
+}
+
+with_pip() {
+  .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
+    --constraint constraints.txt "$@" 2>&1 | progress
+}
+
+# uv reads none of pip's settings, so that they are handed over.
+with_uv() {
+  local name value
+  local settings=(env UV_LINK_MODE=copy UV_INDEX_STRATEGY=unsafe-best-match) # as pip chooses
+  while IFS='=' read -r name value; do
+    value=${value//\'/}
+    case ${name##*.} in
+      index-url) settings+=("UV_DEFAULT_INDEX=$value") ;;
+      extra-index-url) settings+=("UV_INDEX=$value") ;;
+      find-links) settings+=("UV_FIND_LINKS=${value// /,}") ;;
+      cert) settings+=("SSL_CERT_FILE=$value") ;;
+      default-timeout | timeout) settings+=("UV_HTTP_TIMEOUT=$value") ;;
+    esac
+  done < <(.venv/bin/python -m pip config list 2>/dev/null)
+  "${settings[@]}" .venv/bin/uv pip install --python .venv/bin/python --no-progress \
+    --constraint constraints.txt "$@" 2>&1 | progress
+}
+
+install() {
+  if [ "$installer" = uv ]; then
+    with_uv "$@" && return
+    say "uv could not install; pip tries (what uv said is in $log)"
+    installer=pip
+  fi
+  if ! with_pip "$@"; then
+    tail -n 15 "$log" >&2
+    say "Installing failed; all that pip said is in $log"
+    return 1
+  fi
+}
+
+apt_install() {
+  local root=() packages=("$@")
+  if ! command -v apt-get >/dev/null; then return 1; fi
+  if [ "$(id -u)" != 0 ]; then
+    sudo -n true 2>/dev/null || return 1
+    root=(sudo -n)
+  fi
+  say "Installing ${packages[*]} with apt-get"
+  local install=(${root[@]+"${root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}")
+  "${install[@]}" >/dev/null 2>&1 ||
+    { ${root[@]+"${root[@]}"} apt-get update -qq >/dev/null 2>&1 && "${install[@]}" >/dev/null; }
+}

@@ -1,0 +1,402 @@
+"""What of a completion is its answer, and what that is worth."""
+
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from node.config import RunConfig, load_run
+from node.environments import answers
+from node.environments.answers import (
+    ANSWER_CHARS_MAX,
+    FORMATS,
+    NUMBER_CHARS_MAX,
+    AnswerFormat,
+    AnswerRule,
+    answer_in,
+    written,
+)
+from node.environments.registry import environment
+from node.environments.scoring import check_format, pose, score_group
+from node.interfaces.prompts import messages_of, plain_text, question_of
+from node.verification.assignment import assigned_task, format_samples
+from node.verification.verifier import InlineVerifier, ProcessVerifier
+from swarm.errors import ConfigError
+from swarm.rollouts import Task
+from tests.unit.tasks_support import ALICE, make_config, make_group, make_run
+
+SUM = Task("scripted_sum", "1", "{}", seed=1, index=0)
+TWO_DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+
+NUMBERS = [
+    ("12", "12"),
+    ("7 + 5 = 12.", "12"),
+    ("The final answer is 8", "8"),
+    ("The final answer is 8.", "8"),
+    ("**12**", "12"),
+    ("**12**.", "12"),
+    ("*12*", "12"),
+    ("$12$", "12"),
+    ("$\\boxed{12}$.", "12"),
+    ("`12`", "12"),
+    ("(12)", "12"),
+    ("so\n\n-3", "-3"),
+    ("= \N{MINUS SIGN}3", "-3"),
+    ("+5", "5"),
+    ("10-3", "3"),
+    ("1,234", "1234"),
+    ("it is 1,234,567.5", "1234567.5"),
+    ("0.25", "0.25"),
+    ("price: $1.50", "1.50"),
+    ("6/8 = 3/4", "3/4"),
+    ("-3/4.", "-3/4"),
+    ("0", "0"),
+]
+NO_NUMBERS = [
+    "",
+    "twelve",
+    "12 ",
+    "12\n",
+    "12\t",
+    "12\N{NO-BREAK SPACE}",
+    "12\N{ZERO WIDTH SPACE}",
+    "12 .",
+    "12..",
+    "12$$",
+    "12 is the answer",
+    "12<|im_start|>",
+    "12\N{REPLACEMENT CHARACTER}",
+    "1,23",
+    "3,4",
+    "1,2345",
+    "0,123",
+    "007",
+    "1.5000",
+    ".5",
+    "1.2.3",
+    "3/4/2020",
+    "3/0",
+    "1 3/4",
+    "x2",
+    "_2",
+    "1e5",
+    "1e-5",
+    "\N{SUPERSCRIPT TWO}3",
+    "\N{ARABIC-INDIC DIGIT ONE}\N{ARABIC-INDIC DIGIT TWO}",
+    "9" * (NUMBER_CHARS_MAX + 1),
+]
+
+
+@pytest.mark.parametrize(("text", "answer"), NUMBERS)
+def test_the_number_at_the_end_is_the_answer(text: str, answer: str) -> None:
+    assert answer_in("last_number", text) == answer
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_what_is_no_number_at_the_end_or_several_is_no_answer(text: str) -> None:
+    assert answer_in("last_number", text) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "answer"),
+    [
+        ("whole", " any text \n", " any text \n"),
+        ("last_line", "12", "12"),
+        ("last_line", "Let me see.\n\n  the cat", "the cat"),
+        ("last_line", "12\n", None),
+        ("last_line", "12 ", None),
+        ("last_line", "1  2", None),
+        ("last_line", "", None),
+        ("last_line", "x" * (ANSWER_CHARS_MAX + 1), None),
+        ("tags", "<answer>12</answer>", "12"),
+        ("tags", "I add.<answer>\n1 0\n0 1\n</answer>", "1 0\n0 1"),
+        ("tags", "<answer>1</answer> or <answer>2</answer>", "2"),
+        ("tags", "<answer>1</answer>.", None),
+        ("tags", "<answer>1</answer> ", None),
+        ("tags", "<answer>1</answer></answer>", None),
+        ("tags", "1</answer>", None),
+        ("tags", "<answer></answer>", None),
+        ("tags", "<answer> </answer>", None),
+        ("tags", "<answer>  1</answer>", None),
+        ("tags", "<answer>1  </answer>", None),
+        ("tags", "<answer>" + "x" * ANSWER_CHARS_MAX + "</answer>", None),
+        ("boxed", "thus \\boxed{12}", "12"),
+        ("boxed", "\\boxed{\\frac{3}{4}}", "\\frac{3}{4}"),
+        ("boxed", "\\boxed{1} \\boxed{2}", "2"),
+        ("boxed", "\\boxed{1}}", None),
+        ("boxed", "\\boxed{12}.", None),
+        ("boxed", "\\boxed{}", None),
+        ("boxed", "\\boxed{1   }", None),
+        ("boxed", "12}", None),
+    ],
+)
+def test_an_answer_stands_last_and_is_not_padded(
+    kind: AnswerFormat, text: str, answer: str | None
+) -> None:
+    assert answer_in(kind, text) == answer
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_long_text_takes_no_longer_than_its_length(kind: AnswerFormat) -> None:
+    """A search that goes back over the text would take minutes for these."""
+    started = time.process_time()
+    for part in ("<answer>", "</answer>", "\\boxed{", "{}", "\n", " ", "1", "1,", "**", "$", "-"):
+        answer_in(kind, part * (2**18 // len(part)))
+    assert time.process_time() - started < 0.5
+
+
+def test_without_the_rule_on_what_follows_blanks_would_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The negative control: a finder that looks for a number anywhere near the end."""
+    rule = AnswerRule("last_number")
+    assert score_group(SUM, [right(SUM) + " " * 12], "exact", rule).rewards == (0.0,)
+    lax = {**answers._FINDERS, "last_number": lambda text: answers._last_number(text.strip())}
+    monkeypatch.setattr(answers, "_FINDERS", lax)
+    assert score_group(SUM, [right(SUM) + " " * 12], "exact", rule).rewards == (1.0,)
+
+
+# --- rewards ------------------------------------------------------------------------------------
+
+
+def right(task: Task) -> str:
+    return pose(task, 1000).answer
+
+
+def test_what_is_scored_is_the_answer() -> None:
+    answer = right(SUM)
+    texts = [f"The answer is {answer}.", answer, f"{answer} apples", "", f"{answer}1", "no idea"]
+    scored = score_group(SUM, texts, "exact", AnswerRule("last_number"))
+    assert scored.rewards == (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+    assert score_group(SUM, texts, "exact").rewards == (0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_a_text_without_an_answer_gets_no_part_of_a_reward() -> None:
+    run = make_run({"name": "chain_sum", "parameters": TWO_DIGITS})
+    task = assigned_task(run, ALICE, 0)
+    text = f"{right(task)} apples"
+    assert score_group(task, [text], "partial", AnswerRule("last_number")).rewards == (0.0,)
+
+
+def test_the_right_format_alone_is_worth_what_the_run_says() -> None:
+    rule = AnswerRule("last_number", format_reward=0.1)
+    texts = ["It is 999.", f"It is {right(SUM)}.", "I do not know"]
+    assert score_group(SUM, texts, "exact", rule).rewards == (0.1, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_right_answer_is_right_in_every_format(kind: AnswerFormat) -> None:
+    rule = AnswerRule(kind)
+    posed = pose(SUM, 1000, rule)
+    assert score_group(SUM, [posed.answer], "exact", rule).rewards == (1.0,)
+    assert written(kind, right(SUM)) == posed.answer
+
+
+@pytest.mark.parametrize("text", ["0012", "1_2", "1,2", "12.000", "1.2e1", "\uff112"])
+def test_sums_and_products_have_one_spelling_of_a_number(text: str) -> None:
+    """Their scorer reads any; what it cannot tell apart could be taught."""
+    import reasoning_gym
+
+    run = make_run({"name": "chain_sum", "parameters": TWO_DIGITS})
+    tasks = (assigned_task(run, ALICE, index) for index in range(10_000))
+    task = next(task for task in tasks if right(task) == "12")
+    problem = environment("chain_sum").problem(task)
+    dataset = reasoning_gym.create_dataset("chain_sum", seed=1)
+    assert dataset.score_answer(text, problem.entry) == 1.0
+    assert score_group(task, [text, "12"], "exact").rewards == (0.0, 1.0)
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def run_of(name: str, kind: AnswerFormat, **parameters: object) -> RunConfig:
+    return make_run({"name": name, "parameters": parameters}, answer={"format": kind})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shown"),
+    [
+        ("calendar_arithmetic", "last_number", "boxed or tags or last_line or whole"),
+        ("base_conversion", "last_number", "boxed or tags or last_line or whole"),
+        ("propositional_logic", "last_number", "cannot be given as last_number"),
+        ("binary_matrix", "last_line", "boxed or tags or whole"),
+    ],
+)
+def test_a_format_that_does_not_suit_an_environment_is_refused_in_one_line(
+    name: str, kind: AnswerFormat, shown: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"environment {name}: an answer such as") as told:
+        InlineVerifier(run_of(name, kind))
+    assert shown in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("chain_sum", "last_number"),
+        ("fraction_simplification", "tags"),
+        ("decimal_arithmetic", "last_number"),
+        ("basic_arithmetic", "last_number"),
+        ("calendar_arithmetic", "last_line"),
+        ("binary_matrix", "tags"),
+        ("arc_1d", "boxed"),
+    ],
+)
+def test_a_format_that_suits_is_taken(name: str, kind: AnswerFormat) -> None:
+    ((rule, tasks),) = format_samples(run_of(name, kind))
+    check_format(tasks, rule)
+
+
+def test_plain_fractions_stand_last_and_latex_does_not() -> None:
+    InlineVerifier(run_of("fraction_simplification", "last_number", styles=["plain"]))
+    with pytest.raises(ConfigError, match="fraction_simplification"):
+        InlineVerifier(run_of("fraction_simplification", "last_number", styles=["latex_frac"]))
+
+
+def test_the_verifiers_process_takes_answers_by_the_same_rules_and_refuses_such_a_run() -> None:
+    run = make_run(answer={"format": "last_number", "system": "Be brief."})
+    task = assigned_task(run, ALICE, 0)
+    texts = (f"It is {right(task)}.", right(task), f"{right(task)} ", "It is 99.")
+    wrong = run_of("calendar_arithmetic", "last_number")
+
+    async def body() -> None:
+        async with ProcessVerifier.open(make_config(run)) as verifier:
+            prompt, rewards = await verifier.verify(make_group(run, *texts))
+            assert rewards == (1.0, 1.0, 0.0, 0.0)
+            assert [rewards] == await verifier.score([task], [texts])
+            (posed,) = await verifier.problems([task])
+            assert prompt == posed.prompt
+            assert messages_of(prompt)[0] == {"role": "system", "content": "Be brief."}
+            assert (prompt, rewards) == await InlineVerifier(run).verify(make_group(run, *texts))
+        async with ProcessVerifier.open(make_config(wrong)) as verifier:
+            with pytest.raises(ConfigError, match="cannot be given as last_number"):
+                await verifier.problems([])
+
+    trio.run(body)
+
+
+def test_rules_of_one_environment_stand_before_those_of_the_run() -> None:
+    run = make_run(
+        {"name": "scripted_sum", "answer": {"format": "tags", "system": ""}},
+        {"name": "chain_sum"},
+        answer={"format": "last_number", "system": "Think.", "format_reward": 0.1},
+    )
+    assert run.answer_rule("scripted_sum", "{}") == AnswerRule("tags", 0.1)
+    assert run.answer_rule("chain_sum", "{}") == AnswerRule("last_number", 0.1, "Think.")
+
+
+# Written down, not computed: ids that these runs had before a run could say what an answer is.
+GOLDEN = {"demo": "demo-956701a0bd7e", "sapo9": "sapo9-d7a918e21e65"}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_run_without_answers_keeps_its_id(name: str) -> None:
+    assert load_run(Path(name), {})[0].run_id == GOLDEN[name]
+
+
+def test_what_an_answer_is_belongs_to_the_run() -> None:
+    plain = make_run()
+    assert make_run(answer={}).run_id == make_run(answer={"format": "whole"}).run_id
+    assert make_run(answer={}).run_id == plain.run_id == "test-01fd61e7dd6a"
+    assert make_run({"name": "scripted_sum", "answer": {}}).run_id == plain.run_id
+    told = [
+        {"format": "tags"},
+        {"format": "last_number"},
+        {"format": "last_number", "format_reward": 0.1},
+        {"system": "Be brief."},
+        {"examples": [{"question": "1+1=", "completion": "2"}]},
+    ]
+    ids = [make_run(answer=each).run_id for each in told]
+    ids += [make_run({"name": "scripted_sum", "answer": each}).run_id for each in told]
+    assert len({plain.run_id, *ids}) == 1 + len(ids)
+    same = make_run({"name": "scripted_sum", "answer": told[2]}, answer=told[1])
+    other = make_run({"name": "scripted_sum", "answer": {"format_reward": 0.1}}, answer=told[1])
+    assert same.run_id == other.run_id
+    assert RunConfig.model_validate(same.model_dump()).run_id == same.run_id
+    assert RunConfig.model_validate_json(same.model_dump_json()).run_id == same.run_id
+
+
+@pytest.mark.parametrize(
+    ("environments", "rules", "line"),
+    [
+        (
+            ({"name": "scripted_sum", "answer": {"format": "tags"}}, {"name": "scripted_sum"}),
+            {},
+            "environment scripted_sum: listed twice with unlike answers",
+        ),
+        (
+            (),
+            {"answer": {"format": "tags", "examples": [{"question": "1", "completion": "2"}]}},
+            "environment scripted_sum: the example '2' has no answer of the format tags",
+        ),
+        (
+            (),
+            {"answer": {"format_reward": 0.1}, "reward": "partial"},
+            "answer.format_reward = 0.1: only with reward = exact",
+        ),
+    ],
+)
+def test_rules_that_do_not_fit_together_are_refused(
+    environments: tuple[dict[str, object], ...], rules: dict[str, object], line: str
+) -> None:
+    with pytest.raises(ConfigError, match=line):
+        make_run(*environments, **rules)
+
+
+def test_a_wrong_word_in_the_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    head = 'name = "mine"\n[[environments]]\nname = "scripted_sum"\n[answer]\n'
+    for line, told in (
+        ('format = "xml"', "answer.format = xml in mine.toml: must be"),
+        ("format_reward = 0.5", "answer.format_reward = 0.5 in mine.toml: must be at most 0.2"),
+        ('formt = "tags"', "answer.formt in mine.toml: no such setting; did you mean format?"),
+    ):
+        path.write_text(head + line + "\n")
+        with pytest.raises(ConfigError) as error:
+            load_run(path, {})
+        assert str(error.value).startswith(told)
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+def test_a_prompt_without_instructions_is_the_question_alone() -> None:
+    assert pose(SUM, 1000, AnswerRule("last_number")).prompt == pose(SUM, 1000).prompt
+    assert messages_of("1+1=") == [{"role": "user", "content": "1+1="}]
+    assert question_of("1+1=") == plain_text("1+1=") == "1+1="
+
+
+def test_instructions_come_before_the_question() -> None:
+    rule = AnswerRule(system="Be brief.", examples=(("1+1=", "2"), ("2+2=", "4")))
+    prompt = pose(SUM, 1000, rule).prompt
+    question = pose(SUM, 1000).prompt
+    assert question_of(prompt) == question
+    assert plain_text(prompt) == f"Be brief.\n\n1+1=\n2\n\n2+2=\n4\n\n{question}\n"
+    assert [each["role"] for each in messages_of(prompt)] == [
+        *("system", "user", "assistant", "user", "assistant", "user"),
+    ]
+    assert messages_of(prompt, with_system=False)[0]["content"] == "Be brief.\n\n1+1="
+    assert score_group(SUM, ["1"], "exact", rule).prompt == prompt
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1e", "\x1e[]", '\x1e["ua"]', '\x1e[["x","y"]]', "\x1e{", "\x1e1"]
+)
+def test_a_question_that_looks_like_messages_stays_one(text: str) -> None:
+    assert question_of(text) == plain_text(text) == text
+
+
+def test_instructions_count_as_part_of_the_prompt() -> None:
+    with pytest.raises(ConfigError, match=r"limits\.prompt_chars_max is 100"):
+        pose(SUM, 100, AnswerRule(system="x" * 100))
+
+
+def test_the_run_for_small_models_has_many_problems_and_their_answers_are_numbers() -> None:
+    run = load_run(Path("sums"), {})[0]
+    InlineVerifier(run)
+    for spec in run.environments:
+        source = environment(spec.name)
+        tasks = (Task(spec.name, spec.version, spec.parameters, 0, at) for at in range(24_000))
+        assert len({source.problem(task).prompt for task in tasks}) > 5_000

@@ -1,0 +1,59 @@
+"""What a learner trains on: leased groups, and those that it draws from the pool."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from node.config import NodeConfig
+from node.config.run import LearnerRules
+from node.interfaces.trainer import TrainingGroup
+from node.loops.learner import Learner
+from node.loops.sapo import Progress
+from swarm.leasing.intake import Admitted
+from swarm.rollouts import VerifiedGroup
+from tests.pool_samples import PRODUCERS, make_group
+from tests.unit.tasks_support import make_run
+
+RULES = LearnerRules(peer=str(PRODUCERS[0].peer_id), group_size=8)
+
+
+def learner(tokenizer: str) -> Learner:
+    """Nothing but its batch is asked of it."""
+    unused: Any = None
+    config = NodeConfig(run=make_run(), data_dir=Path("unused"))
+    return Learner(
+        config, RULES, unused, unused, unused, unused, unused, unused, Progress(),
+        tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+def of_size(index: int, completions: int) -> VerifiedGroup:
+    _, verified = make_group(1, index)
+    [first, *_] = verified.group.completions
+    group = replace(verified.group, completions=(first,) * completions)
+    rewards = tuple(float(place % 2) for place in range(completions))
+    return replace(verified, group=group, rewards=rewards)
+
+
+def batch(leased: list[VerifiedGroup], shared: list[VerifiedGroup]) -> list[TrainingGroup]:
+    admitted = [Admitted(g.group_id, g.group, g.prompt, g.rewards) for g in leased]
+    tokenizer = (leased + shared)[0].group.tokenizer
+    return learner(tokenizer)._batch(admitted, shared)
+
+
+def test_a_group_of_the_pool_has_no_more_completions_than_a_leased_one():
+    made = batch([of_size(1, 8)], [of_size(2, 64), of_size(3, 4)])
+    assert [len(group.completions) for group in made] == [8, 8, 4]
+    assert [len(group.advantages) for group in made] == [8, 8, 4]
+    assert [group.own_tokens for group in made] == [True, False, False]
+
+
+def test_which_ones_stay_follows_from_the_seed_alone():
+    once, again = (batch([], [of_size(2, 64), of_size(3, 64)]) for _ in range(2))
+    assert once == again
+    assert once[0].advantages != once[1].advantages
+
+
+def test_the_pools_groups_say_whose_tokens_they_are_of():
+    [group] = batch([], [of_size(2, 4)])
+    assert group.tokenizer == of_size(2, 4).group.tokenizer
