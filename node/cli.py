@@ -320,11 +320,13 @@ def _add_model(commands: Any) -> None:
     actions = model.add_subparsers(required=True, metavar="ACTION")
     get = actions.add_parser("get", help="fetch a model and convert it, once")
     get.add_argument("name", metavar="NAME", help="smollm2")
-    get.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
     get.set_defaults(run_command=_get_model)
     ls = actions.add_parser("ls", help="the models that can be fetched, and which are here")
-    ls.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
     ls.set_defaults(run_command=_list_models)
+    for action in (get, ls):
+        action.add_argument(
+            "--cache-dir", type=Path, metavar="DIR", help="default: the user's cache"
+        )
 
 
 def _add_simulate(commands: Any) -> None:

@@ -15,7 +15,7 @@ from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import ModelPreset
 from node.records.format import amount
 from swarm.errors import ChildFailed, ConfigError
-from swarm.storage.private_files import make_shared, shared_files
+from swarm.storage.private_files import shared_files
 
 DONE_FILE: Final = "config.json"  # part of every complete model directory
 GGUF_SUFFIX: Final = ".gguf"
@@ -188,4 +188,3 @@ def _convert(file: Path, directory: Path) -> None:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         raise ChildFailed(f"{file.name} could not be converted: {lines[-1][:300]}")
-    make_shared(directory)

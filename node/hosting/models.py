@@ -102,19 +102,23 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
         ConfigError: a model to fetch that nobody agreed to, or a file that is not there.
         ChildFailed: it could not be made, fetched or converted.
     """
-    cache = cache_directory(config.cache_dir)
-    if preset := PRESETS.get(config.model):
-        return str(fetch_preset(preset, cache, say, ask(config.yes)))
-    if config.model.endswith(GGUF_SUFFIX):
-        return str(convert_file(Path(config.model), cache, say))
-    if config.model != TINY:
-        return config.model
-    directory = tiny_directory(config.run, config.cache_dir)
+    model, missing = resolved_model(config)
+    if missing:
+        cache = cache_directory(config.cache_dir)
+        if preset := PRESETS.get(config.model):
+            fetch_preset(preset, cache, say, ask(config.yes))
+        elif config.model.endswith(GGUF_SUFFIX):
+            convert_file(Path(config.model), cache, say)
+        else:
+            _make_once(config.run, Path(model), say)
+    return model
+
+
+def _make_once(run: RunConfig, directory: Path, say: Callable[[str], None]) -> None:
     with made_once(directory) as missing:
         if missing:
             say("making and warming the tiny policy on this run's tasks (once, then cached)")
-            _make_in_child(config.run, directory)
-    return str(directory)
+            _make_in_child(run, directory)
 
 
 def _make_in_child(run: RunConfig, directory: Path) -> None:

@@ -361,10 +361,7 @@ class Learner:
             bytes_in_total=0,
             bytes_out_total=0,
             groups_quantised=sum(each.group.is_quantised for each in used),
-            answers=tally(
-                self._config.run,
-                map(_scored, leased),
-            ),
+            answers=tally(self._config.run, map(_scored, leased)),
             step_kl=report.step_kl if isfinite(report.step_kl) else None,
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,

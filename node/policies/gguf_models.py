@@ -14,15 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from swarm.errors import ConfigError
+from swarm.storage.private_files import make_shared
 
-_READ_ERRORS: Final = (
-    OSError,
-    ValueError,
-    KeyError,
-    ImportError,
-    RuntimeError,
-    NotImplementedError,
-)
+_READ_ERRORS: Final = (OSError, ValueError, KeyError, ImportError, RuntimeError)
 
 
 def convert(file: Path, directory: Path) -> None:
@@ -44,6 +38,7 @@ def convert(file: Path, directory: Path) -> None:
         raise ConfigError(f"{file}: cannot be read as a model: {line}") from None
     _unquantised(model).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
+    make_shared(partial)  # safetensors makes its files private
     partial.rename(directory)
 
 
