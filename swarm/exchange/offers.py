@@ -54,7 +54,7 @@ class _Producer:
     told_by: str = ""  # who handed over its first advert: a peer, or an address block
     proven: bool = False
     slow: bool = False  # its last fetch brought something, but late
-    failures: int = 0  # in a row
+    failures: Counter[float] = field(default_factory=Counter)  # in a row, by their first rests
     rests_until: float = -inf
     rest_s: float = 0.0  # how long its last rest was meant to be
     heard_at: float = -inf  # when its newest advert came
@@ -185,7 +185,8 @@ class OfferTable:
         known = self._producers.get(producer)
         if known:
             known.slow = late
-            known.proven, known.failures, known.rests_until = True, 0, -inf
+            known.proven, known.rests_until = True, -inf
+            known.failures.clear()
             known.held_by_others = False
 
     def delivered_by_others(self, producer: PeerId, rest_s: float, now: float) -> None:
@@ -193,7 +194,8 @@ class OfferTable:
         its offers are not."""
         known = self._producers.get(producer)
         if known:
-            known.proven, known.failures, known.held_by_others = True, 0, True
+            known.proven = known.held_by_others = True
+            known.failures.clear()
             known.rest_s, known.rests_until = rest_s, now + rest_s
 
     def is_resting(self, producer: PeerId, now: float) -> bool:
@@ -203,19 +205,22 @@ class OfferTable:
 
     def rest(self, producer: PeerId, first_s: float, now: float) -> None:
         """Leave the producer alone after a fetch that brought nothing: for `first_s`, and twice
-        as long after each further failure in a row."""
+        as long after each further failure in a row. Those of another `first_s` are another row:
+        a few dials that were held back, through no fault of the producer, would else make minutes
+        of the rest after its first silence."""
         known = self._producers.get(producer)
         if known:
             known.proven = known.held_by_others = False
-            known.rest_s = min(self._limits.rest_s_max, first_s * 2.0 ** min(known.failures, 30))
-            known.failures += 1
+            doublings = min(known.failures[first_s], 30)
+            known.rest_s = min(self._limits.rest_s_max, first_s * 2.0**doublings)
+            known.failures[first_s] += 1
             known.rests_until = now + known.rest_s
 
     def is_back(self, producer: PeerId, now: float) -> None:
         """Note that a producer has just told us of new groups itself: a first failure, such as of
         one that slept, is forgotten. One that failed again although it speaks stays left alone."""
         known = self._producers.get(producer)
-        if known and known.failures == 1:
+        if known and known.failures.total() == 1:
             known.rests_until = min(known.rests_until, now)
 
     def addresses(self, producer: PeerId) -> tuple[str, ...]:

@@ -111,6 +111,21 @@ def test_a_producer_that_fails_is_left_alone_twice_as_long_each_time() -> None:
     assert not table.choose(1, Random(0), now + 30.0, proven_only=True)
 
 
+def test_dials_held_back_do_not_prolong_the_rest_after_a_silence() -> None:
+    table = OfferTable(OfferLimits())
+    name = PeerId("p")
+    table.hear(advert(name, 1, range(4)), ME, 0.0)
+    now = 0.0
+    for first_s, rest_s in ((2.0, 2.0), (2.0, 4.0), (2.0, 8.0), (30.0, 30.0), (2.0, 16.0)):
+        table.rest(name, first_s, now)
+        assert table.is_resting(name, now + rest_s - 0.1)
+        now += rest_s
+        assert not table.is_resting(name, now)
+    table.rest(name, 30.0, now)  # each kind goes on where it was
+    assert table.is_resting(name, now + 59.9)
+    assert not table.is_resting(name, now + 60.0)
+
+
 def test_a_producer_that_was_set_back_is_heard_again() -> None:
     table = OfferTable(OfferLimits(rounds_max=2))
     name = PeerId("p")
