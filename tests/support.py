@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import trio
 import trio.testing
 
@@ -44,3 +45,12 @@ def script(name: str) -> ModuleType:
         sys.modules[name] = module
         spec.loader.exec_module(module)
     return sys.modules[name]
+
+
+async def environ_of(process: psutil.Process) -> dict[str, str]:
+    """The environment of a process that was started just now: until it runs its program, Linux
+    tells an empty one."""
+    with trio.fail_after(30.0):
+        while not (environ := process.environ()):  # noqa: ASYNC110  Linux announces nothing
+            await trio.sleep(0.01)
+    return environ

@@ -15,7 +15,7 @@ from node.training.process import _spawn
 from node.verification.verifier import ProcessVerifier
 from swarm.errors import ChildFailed
 from tests.brokers import free_port
-from tests.support import run
+from tests.support import environ_of, run
 from tests.unit.tasks_support import make_config, make_run
 
 pytestmark = pytest.mark.integration
@@ -50,7 +50,7 @@ def test_the_verifiers() -> None:
         async with ProcessVerifier.open(make_config(made)) as verifier:
             await verifier.problems([])
             [child] = children() - before
-            check(child.environ())
+            check(await environ_of(child))
 
     run(body)
 
@@ -59,7 +59,7 @@ def test_the_trainers(tmp_path: Path) -> None:
     async def body() -> None:
         process = await _spawn("node.training.worker", tmp_path / "log")
         try:
-            check(psutil.Process(process.pid).environ())
+            check(await environ_of(psutil.Process(process.pid)))
         finally:
             process.kill()
             await process.wait()
@@ -90,6 +90,6 @@ def test_the_embedded_brokers() -> None:
         before = children()
         async with embedded_broker(f"127.0.0.1:{free_port()}"):
             [child] = children() - before
-            check(child.environ())
+            check(await environ_of(child))
 
     run(body)

@@ -13,7 +13,7 @@ from coordinator.providers import local
 from coordinator.providers.base import Condition, ProviderFailed
 from coordinator.providers.local import PROCESS_FILE, LocalProvider, worker_environ
 from swarm.identity import Identity
-from tests.support import run
+from tests.support import environ_of, run
 
 pytestmark = pytest.mark.integration
 
@@ -86,7 +86,7 @@ def test_a_worker_gets_no_secrets_that_it_does_not_need(
 
     async def main() -> dict[str, str]:
         await provider.start(MACHINE)
-        environ = process_of(provider).environ()
+        environ = await environ_of(process_of(provider))
         await provider.release("one")
         return environ
 
