@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 CHILD = Path(__file__).with_name("siege_child.py")
-SECONDS = 1.5
+SECONDS = (1.5, 6.0, 24.0)  # of an attack; the next where the machine was too busy for it
 WAIT_S = 90.0
 
 
@@ -33,7 +33,7 @@ def siege(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @asynccontextmanager
-async def besieged(siege: Any, kind: str, folder: Path) -> AsyncIterator[Any]:
+async def besieged(siege: Any, kind: str, folder: Path, seconds: float) -> AsyncIterator[Any]:
     """A small target of a kind; its places are counted where it has any."""
     command = [sys.executable, str(CHILD), kind]
     process = await trio.lowlevel.open_process(
@@ -50,7 +50,7 @@ async def besieged(siege: Any, kind: str, folder: Path) -> AsyncIterator[Any]:
             address += await process.stdout.receive_some()
         target = siege.Target("child", folder, process._proc, psutil.Process(process.pid))
         target.extra |= {"door": siege.Door.of(address.decode().strip()), "run_id": "run"}
-        settings = siege.Settings(SECONDS, False, (), False, False, folder)
+        settings = siege.Settings(seconds, False, (), False, False, folder)
         made = siege.Siege(settings, target, None)
         if kind != "hoarding":
             made.places = await siege.count_places(made.door, settings.networks[1])
@@ -60,11 +60,13 @@ async def besieged(siege: Any, kind: str, folder: Path) -> AsyncIterator[Any]:
             await siege.ended(process)
 
 
-def misses_of(siege: Any, kind: str, attack: str, folder: Path) -> Any:
+def misses_of(
+    siege: Any, kind: str, attack: str, folder: Path, *, seconds: float = SECONDS[0]
+) -> Any:
     """The row of one attack on a target."""
 
     async def main() -> Any:
-        async with besieged(siege, kind, folder) as made:
+        async with besieged(siege, kind, folder, seconds) as made:
             return await siege.hold(made, siege.Round("handshake", "node", (attack,)), 1)
 
     return run(main, timeout_s=WAIT_S)
@@ -72,7 +74,10 @@ def misses_of(siege: Any, kind: str, attack: str, folder: Path) -> Any:
 
 @pytest.mark.parametrize("kind", ["sound", "leaky"])
 def test_places_that_stay_taken_are_a_miss(siege: Any, kind: str, tmp_path: Path) -> None:
-    row = misses_of(siege, kind, "many_keys_of_one_address", tmp_path)
+    for seconds in SECONDS:
+        row = misses_of(siege, kind, "many_keys_of_one_address", tmp_path, seconds=seconds)
+        if row.attacks[0]["counts"]["admitted"] > siege.PLACES_LEFT_MAX:
+            break
     assert row.attacks[0]["counts"]["admitted"] > siege.PLACES_LEFT_MAX
     told = [miss for miss in row.misses if "places lost" in miss]
     if kind == "sound":

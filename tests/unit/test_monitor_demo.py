@@ -40,6 +40,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     module.prepare = prepare
     module.POLL_INTERVAL_S = 0.1
+    module.EVALUATION_TIMEOUT_S = 0.0  # what stands in evaluates at once
     module.LEAVE_TIMEOUT_S = 0.5
     module.TERMINATE_TIMEOUT_S = 0.5
     return module
