@@ -35,11 +35,11 @@ from typing import Any
 
 from node.environments.answers import answer_in
 from node.environments.base import Problem
-from node.environments.prompt_styles import prompt_in, styles
+from node.environments.terse_prompts import terse_prompt
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
-# Raise it when this file or `prompt_styles` changes a prompt, an answer, or what a text that some
+# Raise it when this file or `terse_prompts` changes a prompt, an answer, or what a text that some
 # policy may write is worth: nodes of different revisions share nothing. A bound on what is parsed
 # is no such change as long as it is far beyond all right answers and copied premises.
 ADAPTER_REVISION = 1
@@ -121,7 +121,7 @@ DATASETS: Mapping[str, _Rules] = {
 
 
 class ReasoningGym:
-    """One dataset. Its parameters are the dataset's own, and `prompt`: a style."""
+    """One dataset. Its parameters are the dataset's own, and `prompt`: `full` or `terse`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -139,7 +139,8 @@ class ReasoningGym:
             except (ArithmeticError, ValueError) as error:
                 failure = f"{type(error).__name__}: {error}"
                 continue
-            problem = Problem(task, prompt_in(style, self.name, entry), _answer(entry), entry)
+            prompt = terse_prompt(self.name, entry) if style == "terse" else entry["question"]
+            problem = Problem(task, prompt, _answer(entry), entry)
             if self.score(problem, problem.answer) == 1.0:
                 return problem
         raise ConfigError(
@@ -179,9 +180,8 @@ def _settings(name: str, parameters: str) -> tuple[str, dict[str, Any]]:
     """The prompt style and the dataset's own settings."""
     settings = json.loads(parameters)
     style = settings.pop("prompt", "full")
-    if style not in styles(name):
-        known = " or ".join(styles(name))
-        raise ConfigError(f"environment {name}: prompt is {style!r}; write {known}")
+    if style not in ("full", "terse"):
+        raise ConfigError(f"environment {name}: prompt is {style!r}; write full or terse")
     for reserved in ("seed", "size"):
         if reserved in settings:
             raise ConfigError(f"environment {name}: {reserved} is not yours to set; remove it")

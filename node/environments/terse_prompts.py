@@ -1,33 +1,20 @@
-"""The same problems in few words; the answer's format and the scorer are unchanged.
+"""The same problems in few words, for policies that read bytes and know no English.
 
-A terse prompt is the bare problem, for policies that read bytes and know no English. A short one is
-a question as people ask it: a small instructed model does better without a page of instructions.
+A terse prompt holds all that the full question does but the instructions; the answer's format and
+the scorer are unchanged.
 """
 
 import datetime
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 Metadata = Mapping[str, Any]
 
-ASKED: Final = frozenset({"basic_arithmetic", "chain_sum", "products"})  # what has a short prompt
 
-
-def styles(name: str) -> tuple[str, ...]:
-    """The prompt styles that an environment has."""
-    return ("full", "short", "terse") if name in ASKED else ("full", "terse")
-
-
-def prompt_in(style: str, name: str, entry: Mapping[str, Any]) -> str:
-    """An entry's question in one of the styles of its environment. Where no terse
-    form is known, the question is one."""
-    question: str = entry["question"]
-    if style == "short":
-        return f"What is {entry['metadata']['expression'].replace('*', 'x')}?"
-    if style == "terse":
-        shorten = _TERSE.get(name)
-        return (shorten and shorten(entry["metadata"])) or _last_line_problem(name, question)
-    return question
+def terse_prompt(name: str, entry: Mapping[str, Any]) -> str:
+    """The short form of an entry's question; the question itself where there is none."""
+    shorten = _SHORT.get(name)
+    return (shorten and shorten(entry["metadata"])) or _last_line_problem(name, entry["question"])
 
 
 def _last_line_problem(name: str, question: str) -> str:
@@ -86,7 +73,7 @@ def _gcd(meta: Metadata) -> str:
     return f"gcd {','.join(map(str, meta['numbers']))}="
 
 
-_TERSE: Mapping[str, Callable[[Metadata], str | None]] = {
+_SHORT: Mapping[str, Callable[[Metadata], str | None]] = {
     "base_conversion": _base_conversion,
     "basic_arithmetic": _basic_arithmetic,
     "arc_1d": _arc,
