@@ -72,7 +72,7 @@ class Play:
 
 TINY: Final = "tiny"
 PLAYS: Final = {
-    "smollm2": Play("sums", 2, 400.0, None, 15),
+    "smollm2": Play("sums", 2, 440.0, None, 20),
     TINY: Play("demo", 4, 240.0, 120, 10),
 }
 

@@ -408,7 +408,11 @@ def _kept_segment(segment: lean.Segment, kept: torch.Tensor) -> lean.Segment:
 def _open_decoder(
     policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
 ) -> _Decoder:
-    if lean.supports(policy.model):
+    longest = max(len(prompt) for prompt in prompts)
+    scores = lean.supports(policy.model) and (
+        lean.scores_of_prompts(policy.model, len(prompts), longest)
+    )
+    if scores and scores <= lean.SCORES_MAX:
         return _LeanDecoder(policy, prompts, owners, room)
     if policy.stateful:
         return _PlainDecoder(policy, prompts, owners)

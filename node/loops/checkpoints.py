@@ -23,6 +23,7 @@ from swarm.peers.address_book import RunSync
 STATE_FILE = "state.json"
 POSITION_FILE = "next-index"
 TEMPORARY_SUFFIX = ".partial"
+SAVING_SHARE = 0.02  # of the time, where nobody says how often to save
 
 
 Content = Callable[[], bytes]
@@ -34,6 +35,25 @@ class Checkpoint:
 
     directory: Path
     progress: Progress
+
+
+class SavingPace:
+    """When the next checkpoint is due: after so many rounds, or, with None, once what the last one
+    took is no more than `SAVING_SHARE` of the time since. Times in seconds of one clock."""
+
+    def __init__(self, every_rounds: int | None) -> None:
+        self._every = every_rounds
+        self._due_s: float | None = None  # None: nothing was saved yet
+
+    def is_due(self, rounds: int, now_s: float) -> bool:
+        """Whether to save after so many rounds in all."""
+        if self._every is not None:
+            return rounds % self._every == 0
+        return self._due_s is None or now_s >= self._due_s
+
+    def saved(self, began_s: float, ended_s: float) -> None:
+        """Note a checkpoint that was written."""
+        self._due_s = ended_s + (ended_s - began_s) / SAVING_SHARE
 
 
 class Checkpoints:

@@ -3,7 +3,8 @@
 It computes what the Hugging Face module computes, from the same parameters. What it saves is work
 on text that many rows have in common: rows lie in a grid of P prompts with g rows each, and what
 stands before a row is kept once for each prompt (or once for all) and never copied to its rows.
-Scores are held in full, so it is meant for small models; others take the Hugging Face path.
+Scores of attention are held in full, so it is for short texts (`SCORES_MAX`) and for models of
+which a CPU computes them fast; all else takes the Hugging Face path.
 
 Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d hidden size,
 K key-value heads, r query heads for each of them, S tokens before, D head size.
@@ -17,7 +18,8 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-PARAMETERS_MAX = 50_000_000
+PARAMETERS_MAX = 500_000_000
+SCORES_MAX = 2**26  # of attention, that one pass holds
 COMMON_TOKENS_MIN = 16  # a shorter common beginning is not worth a pass of its own
 SAVED_TOKENS_MIN = 256  # nor is one that saves fewer tokens than this in all
 _MODEL_TYPES = ("qwen3", "qwen2", "llama")
@@ -118,6 +120,18 @@ def supports(model: PreTrainedModel) -> bool:
         and next(model.parameters()).device.type == "cpu"
         and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
     )
+
+
+def scores_of_prompts(model: PreTrainedModel, prompts: int, longest: int) -> int:
+    """How many scores a pass over so many prompts holds at a time, without gradients."""
+    return int(model.config.num_attention_heads) * prompts * longest**2
+
+
+def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, prompt: int) -> int:
+    """How many scores a pass over a grid of rows keeps for its gradients; lengths of the longest."""
+    config = model.config
+    per_token = config.num_hidden_layers * config.num_attention_heads * (row + prompt)
+    return int(prompts * each * row * per_token)
 
 
 def common_length(rows: Sequence[list[int]]) -> int:

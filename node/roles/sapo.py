@@ -9,7 +9,7 @@ import trio
 from node.config import NodeConfig
 from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import PolicyInfo, Trainer
-from node.loops.checkpoints import Checkpoint, Checkpoints
+from node.loops.checkpoints import Checkpoint, Checkpoints, SavingPace
 from node.loops.sapo import HandOver, OnSamples, Progress, Sapo
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
@@ -78,6 +78,7 @@ class Rounds:
         )
         self.progress = progress
         every = self._config.evaluate_every_rounds
+        pace = SavingPace(self._config.checkpoint_every_rounds)
         if progress.round == 0 and every:
             await unless(leaving, lambda: self._evaluate(sapo, on_record))
         while not leaving.is_set() and not node.is_over(sapo.progress):
@@ -85,8 +86,9 @@ class Rounds:
             done = sapo.progress.round
             if every and done % every == 0:
                 await unless(leaving, lambda: self._evaluate(sapo, on_record))
-            if done % self._config.checkpoint_every_rounds == 0:
+            if pace.is_due(done, began_s := trio.current_time()):
                 await self._save(sapo, trainer, checkpoints)
+                pace.saved(began_s, trio.current_time())
         if every and not leaving.is_set() and sapo.progress.round % every:
             await self._evaluate(sapo, on_record)
         await self._save(sapo, trainer, checkpoints)

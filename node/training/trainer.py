@@ -40,7 +40,7 @@ from node.training.rows import (
     weigh,
 )
 
-PROBE_ROWS_MAX = 64
+PROBE_ROWS_MAX = 16
 PROBE_TOKENS_MAX = 8192  # of completions
 
 
@@ -107,7 +107,7 @@ class GroupTrainer:
         self.logits_max = LOGITS_MAX
         trained = [p for p in policy.model.parameters() if p.requires_grad]
         self.suited = _suited(policy, spec, trained)
-        self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate)
+        self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
@@ -377,8 +377,20 @@ class GroupTrainer:
                 return self._plain(units, of_logits)
             if self._recomputes:  # a cache would be filled once more
                 return self._plain(units, of_logits)
-            way = self._lean if self._lean_fits else self._shared
+            way = self._lean if self._lean_fits and self._is_short(units) else self._shared
             return way(units, of_logits)
+
+    def _is_short(self, units: Sequence[Unit]) -> bool:
+        """Whether the lean pass may hold what it would have to."""
+        rows = [row for unit in units for row in unit.rows]
+        scores = lean.scores_of_rows(
+            self.policy.model,
+            len(units),
+            max(len(unit.rows) for unit in units),
+            max(len(row.tokens) for row in rows),
+            max(len(unit.prompt) for unit in units),
+        )
+        return scores <= lean.SCORES_MAX
 
     def _tempered(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         temperature = self.spec.temperature

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from node.engines.scripted import ScriptedPolicy
-from node.loops.checkpoints import Checkpoints
+from node.loops.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.loops.sapo import Progress
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
@@ -33,6 +33,29 @@ def latest_round(kept: Checkpoints) -> int:
     assert found is not None
     assert (found.directory / "skill").read_text() == str(found.progress.round / 100)
     return found.progress.round
+
+
+def test_saving_takes_a_small_share_of_the_time() -> None:
+    pace, now_s, saving_s = SavingPace(None), 0.0, 0.0
+    for done in range(1, 1001):
+        now_s += 10.0
+        if pace.is_due(done, now_s):
+            pace.saved(now_s, now_s + 4.0)
+            now_s, saving_s = now_s + 4.0, saving_s + 4.0
+    assert 0.9 * SAVING_SHARE < saving_s / now_s <= SAVING_SHARE + 4.0 / now_s
+
+
+def test_what_is_saved_at_once_is_saved_each_round() -> None:
+    pace = SavingPace(None)
+    for done in range(1, 5):
+        assert pace.is_due(done, float(done))
+        pace.saved(float(done), done + 0.001)
+
+
+def test_a_number_of_rounds_is_kept_to() -> None:
+    pace = SavingPace(3)
+    pace.saved(0.0, 1000.0)
+    assert [done for done in range(1, 10) if pace.is_due(done, 0.0)] == [3, 6, 9]
 
 
 def test_nothing_is_there_at_first(tmp_path: Path) -> None:

@@ -4,8 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from node.engines.torch_engine import generate
+from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.policies import lean
 from node.policies.policy import Policy
 from node.training.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
@@ -96,6 +99,26 @@ def test_the_update_is_the_one_of_the_definition(policy, batch):
     assert gradient.norm() > 0.01
     assert close(ours, gradient)
     assert report.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-3)
+
+
+def test_the_lean_pass_leaves_long_texts_to_the_other_way(qwen, monkeypatch):
+    """It would hold each score of attention: what it takes is bounded, and what comes out the same."""
+    taken: list[int] = []
+    run = lean.LeanModel.run
+    monkeypatch.setattr(
+        lean.LeanModel, "run", lambda self, *args: taken.append(1) or run(self, *args)
+    )
+    _, gradient = update(qwen, ragged(qwen))
+    assert taken
+    taken.clear()
+    monkeypatch.setattr(lean, "SCORES_MAX", 1)
+    _, same = update(qwen, ragged(qwen))
+    [sampled] = generate(qwen, ["1+1="], 2, Sampling(1.0, 1.0, 4), 0, 0)
+    assert not taken
+    assert close(same, gradient)
+    monkeypatch.undo()
+    [again] = generate(qwen, ["1+1="], 2, Sampling(1.0, 1.0, 4), 0, 0)
+    assert [c.token_ids for c in sampled] == [c.token_ids for c in again]
 
 
 @pytest.mark.parametrize("batch", [ragged, alike])
