@@ -128,7 +128,7 @@ def scores_of_prompts(model: PreTrainedModel, prompts: int, longest: int) -> int
 
 
 def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, prompt: int) -> int:
-    """How many scores a pass over a grid of rows keeps for its gradients; lengths of the longest."""
+    """How many scores a pass over a grid of rows keeps for its gradients (longest lengths)."""
     config = model.config
     per_token = config.num_hidden_layers * config.num_attention_heads * (row + prompt)
     return int(prompts * each * row * per_token)

@@ -132,8 +132,10 @@ def test_a_go_peer_may_ask_us() -> None:
 
 
 async def go_on_saying(daemon: Any) -> None:
-    """Publish something bad and something good, again and again: what waits in the queue of a stream
-    is lost if a side replaces that stream."""
+    """Publish something bad and something good, again and again.
+
+    What waits in the queue of a stream is lost if a side replaces that stream.
+    """
     while True:
         await daemon.publish(TOPIC, b"bad")
         await daemon.publish(TOPIC, b"from go")

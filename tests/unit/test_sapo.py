@@ -457,7 +457,7 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
 
     async def body() -> list[int]:
         async with open_world(1, 1, LAN) as world:
-            node = build(world, 0, change(CONFIG, rounds=5))
+            node = build(world, 0, change(CONFIG, rounds=5, checkpoint_every_rounds=1))
 
             async def rounds_of(policy: DyingPolicy, progress: Progress) -> None:
                 await node.rounds.run(

@@ -102,7 +102,7 @@ def test_the_update_is_the_one_of_the_definition(policy, batch):
 
 
 def test_the_lean_pass_leaves_long_texts_to_the_other_way(qwen, monkeypatch):
-    """It would hold each score of attention: what it takes is bounded, and what comes out the same."""
+    """It would hold each score of attention: its memory is bounded, its result the same."""
     taken: list[int] = []
     run = lean.LeanModel.run
     monkeypatch.setattr(

@@ -154,7 +154,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_batch_is_nobodys_fault(
                 await trio.sleep(0.001)
             fork.kill() if which == "fork" else os.killpg(os.getpgid(fork.pid), signal.SIGKILL)
 
-        works = [(ALICE, "busy"), (BOB, "busy"), (ALICE, "good"), (BOB, "bad")]
+        works = [(ALICE, "busier"), (BOB, "busy"), (ALICE, "good"), (BOB, "bad")]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
             found, _ = await judge_together(verifier, trap, works)
