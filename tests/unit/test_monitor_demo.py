@@ -39,6 +39,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return True
 
     module.prepare = prepare
+    module.free_memory_bytes = lambda: 2**40
     module.POLL_INTERVAL_S = 0.1
     module.EVALUATION_TIMEOUT_S = 0.0  # what stands in evaluates at once
     module.LEAVE_TIMEOUT_S = 0.5
@@ -197,7 +198,8 @@ def test_without_the_model_a_tiny_policy_learns(
         return settings.model not in refused
 
     demo.prepare = prepare
-    settings = demo.parse(["--model", "smollm2", "--out", str(tmp_path), "--seconds", "7"])
+    settings = demo.parse(["--out", str(tmp_path), "--seconds", "7"])
+    assert settings.model == "smollm2"
     text = io.StringIO()
     if said is None:
         with pytest.raises(demo.DemoFailed):
@@ -206,3 +208,15 @@ def test_without_the_model_a_tiny_policy_learns(
     found = run(lambda: demo.prepared(settings, Console(file=text)))
     assert (found.model, found.run, found.nodes, found.seconds) == ("tiny", "demo", 4, 7.0)
     assert "cannot be had here" in text.getvalue()
+
+
+@pytest.mark.parametrize(("free_gib", "model"), [(7.9, "tiny"), (8.0, "smollm2")])
+def test_a_model_that_does_not_fit_is_not_tried(
+    demo: ModuleType, tmp_path: Path, free_gib: float, model: str
+) -> None:
+    demo.free_memory_bytes = lambda: int(free_gib * 2**30)
+    text = io.StringIO()
+    settings = demo.parse(["--nodes", "2", "--out", str(tmp_path)])
+    found = run(lambda: demo.prepared(settings, Console(file=text, width=120)))
+    assert found.model == model
+    assert ("7.9 are free" in text.getvalue()) == (model == "tiny")
