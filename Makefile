@@ -35,7 +35,7 @@ demo: $(if $(filter vllm,$(ENGINE)),$(VLLM_STAMP),$(STAMP)) ## A swarm of real n
 	@$(BIN)/python scripts/demo.py $(DEMO_FLAGS)
 
 demo-learner: $(STAMP) ## A central learner and its workers on this machine
-	@$(BIN)/python scripts/demo_learner.py $(DEMO_ARGS)
+	@$(BIN)/python scripts/demo_learner.py $(if $(MODEL),--model $(MODEL)) $(DEMO_ARGS)
 
 test: $(STAMP) ## The quick tests: minutes; no root, browser or vLLM (TEST_ARGS="-k codec" for some)
 	@$(PYTEST) -m quick --durations=10 $(TEST_ARGS)

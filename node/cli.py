@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_top(commands)
     _add_monitor(commands)
     _add_eval(commands)
+    _add_export(commands)
+    _add_chat(commands)
     _add_report(commands)
     _add_prepare(commands)
     _add_model(commands)
@@ -298,6 +300,33 @@ def _add_eval(commands: Any) -> None:
     _add_lora(evaluate)
     evaluate.add_argument("--threads", metavar="N")
     evaluate.set_defaults(run_command=_eval)
+
+
+def _add_export(commands: Any) -> None:
+    export = commands.add_parser("export", help="a node's last checkpoint as a model directory")
+    export.add_argument("out", type=Path, metavar="DIR", help="to write; must not be there")
+    _add_policy(export)
+    _add_lora(export)
+    export.add_argument("--threads", metavar="N")
+    export.add_argument("--adapter", action="store_true", help="the adapter alone, for PEFT")
+    export.add_argument(
+        "--precision",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of a whole model's numbers; default: float32, as they were trained",
+    )
+    export.set_defaults(run_command=_export)
+
+
+def _add_chat(commands: Any) -> None:
+    chat = commands.add_parser("chat", help="talk to a model directory, such as export writes")
+    chat.add_argument("directory", type=Path, metavar="DIR", help="of the model")
+    chat.add_argument("--system", default="", metavar="TEXT", help="what comes before all else")
+    chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of a reply")
+    chat.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest"
+    )
+    chat.set_defaults(run_command=_chat)
 
 
 def _add_report(commands: Any) -> None:
@@ -545,13 +574,28 @@ def _monitor(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from node.roles.app import evaluate_node
+    from node.commands.policy import evaluate_node
 
     round_number, rate = evaluate_node(_config(options), _say)
     for name, passed in rate.passed_by_environment.items():
         _say(f"{name}: {passed:.1%}")
     _say(f"held-out pass rate after round {round_number}: {rate.passed:.1%} of {rate.tasks} tasks")
     return EXIT_OK
+
+
+def _export(options: argparse.Namespace) -> int:
+    from node.commands.policy import export_policy
+
+    what = {"adapter": options.adapter, "precision": options.precision}
+    round_number = export_policy(_config(options), options.out, _say, **what)
+    _say(f"{options.out}: the policy after round {round_number}")
+    return EXIT_OK
+
+
+def _chat(options: argparse.Namespace) -> int:
+    from node.commands.policy import chat
+
+    return chat(options.directory, options.system, options.max_new_tokens, options.temperature)
 
 
 def _report(options: argparse.Namespace) -> int:

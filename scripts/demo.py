@@ -70,13 +70,14 @@ class Play:
     rounds: int | None
     evaluate_every: int  # rounds
     node_bytes: int  # of memory that must be free for each node
+    disk_bytes: int  # of the disk: a checkpoint, and the next one while it is written
 
 
 TINY: Final = "tiny"
 SMOLLM2: Final = "smollm2"
 PLAYS: Final = {
-    SMOLLM2: Play("sums", 2, 440.0, None, 20, 4 * 2**30),
-    TINY: Play("demo", 4, 240.0, 120, 10, 2**29),
+    SMOLLM2: Play("sums", 2, 440.0, None, 20, 4 * 2**30, 4 * 2**30),
+    TINY: Play("demo", 4, 240.0, 120, 10, 2**29, 2**27),
 }
 
 
@@ -141,10 +142,12 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Of every process. A policy made anew is made beside the results; the user's cache stays."""
+    """Of every process. A policy made anew is made beside the results; the user's cache stays. One
+    checkpoint is kept, unless the user says otherwise: that of a real model is 1.6 GB."""
+    found = {"SWARM_NODE_CHECKPOINTS_KEPT": "1", **os.environ}
     if settings.fresh_policy:
-        return os.environ | {"SWARM_NODE_CACHE_DIR": str((settings.out / "cache").absolute())}
-    return dict(os.environ)
+        found["SWARM_NODE_CACHE_DIR"] = str((settings.out / "cache").absolute())
+    return found
 
 
 def start_node(settings: Settings, place: int, peers: Sequence[str]) -> Child:
@@ -190,24 +193,33 @@ async def prepare(settings: Settings, console: Console) -> bool:
     return process.returncode == 0
 
 
+def lacking(settings: Settings) -> str | None:
+    """What this machine has too little of, in words; None: all that the demo takes is there."""
+    play, gib = PLAYS[settings.model], 2**30
+    settings.out.mkdir(parents=True, exist_ok=True)
+    free_disk = shutil.disk_usage(settings.out).free
+    for each, free, what in (
+        (play.node_bytes, free_memory_bytes(), "memory"),
+        (play.disk_bytes, free_disk, f"disk at {settings.out}"),
+    ):
+        wanted = settings.nodes * each
+        if free < wanted:
+            return f"takes {wanted / gib:.0f} GiB of {what}, and {free / gib:.1f} are free"
+    return None
+
+
 async def prepared(settings: Settings, console: Console) -> Settings:
     """The settings, with the tiny policy in place of a model that cannot be had or does not fit.
 
     Raises:
         DemoFailed: there is no policy.
     """
-    wanted, free = settings.nodes * PLAYS[settings.model].node_bytes, free_memory_bytes()
-    fits = settings.model == TINY or free >= wanted
-    if fits and await prepare(settings, console):
+    lack = lacking(settings) if settings.model != TINY else None
+    if lack is None and await prepare(settings, console):
         return settings
     if settings.model != TINY:
-        gib = 2**30
-        told = (
-            "cannot be had here"
-            if fits
-            else f"needs {wanted / gib:.0f} GiB of free memory here, and {free / gib:.1f} are free"
-        )
-        console.print(f"{settings.model} {told}; a tiny policy, made here, learns instead")
+        why_not = lack or "cannot be had here"
+        console.print(f"{settings.model} {why_not}; a tiny policy, made here, learns instead")
         tiny = settings_of(settings.given, TINY)
         if await prepare(tiny, console):
             return tiny

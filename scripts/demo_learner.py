@@ -1,15 +1,17 @@
 """A central learner, its workers and their coordinator on this machine: real processes, real
-libp2p, the policy's versions by the real broadcast, a tiny policy.
+libp2p, the policy's versions by the real broadcast.
 
 The learner is `swarm-node learn`. `swarm-coordinator serve` starts its workers, each a
-`swarm-node join`: four machines of different speed and price are in its file, of which three
-suffice for the pace that is asked for. So it leaves the dearest off. One of the three is killed
-(kill -9): the dearest comes in for it, the killed one is started again, and the dearest goes.
+`swarm-node join`: machines of different speed and price are in its file, of which all but the
+dearest suffice for the pace that is asked for. So it leaves the dearest off. One of the others is
+killed (kill -9): the dearest comes in for it, the killed one is started again, and the dearest
+goes.
 
-They are kept slow on purpose, each as slow as its machine is said to be, for all of them share this
-one; so the figures are the same wherever this runs.
+They are kept slow on purpose, each as slow as its machine is said to be, for all of them share
+this one; so the figures are the same wherever this runs. The policy is a tiny one that is made
+here, with three cheap workers, or with `--model smollm2` SmolLM2-135M-Instruct, with two.
 
-    python scripts/demo_learner.py [--seconds 270] [--out out/demo-learner]
+    python scripts/demo_learner.py [--model tiny] [--seconds 270] [--out out/demo-learner]
 
 Exit status: 0 when the learner learned, no group was consumed beyond the bound, and the dearest
 worker was left off, turned on and off again; 1 when not; 2 for bad arguments; 130 when interrupted.
@@ -25,6 +27,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -55,18 +58,13 @@ from swarm.identity import Identity
 LINE_INTERVAL_S: Final = 15.0
 STEPS_COMPARED: Final = 5  # rewards of the first and the last so many
 STALENESS_MAX: Final = 3
-GROUPS_PER_STEP: Final = 12
-LEARNING_RATE: Final = "1e-4"
 SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
 BEAT_S: Final = 2.0  # of the coordinator
-SPEEDS: Final = {"a": 380, "b": 350, "c": 320, "dear": 500}  # tokens a second
 PRICES: Final = {"a": 0.04, "b": 0.05, "c": 0.06, "dear": 0.90}  # dollars an hour, invented
-CHEAP: Final = ("a", "b", "c")
+DEAR: Final = "dear"
 VICTIM: Final = "a"
-STEP_S: Final = 4.0  # the pace that is asked for: three of them can, two cannot
-TOKENS_GUESSED: Final = 240.0  # in a group
 STEPS_FIRST: Final = 3  # of the learner, before anything is said
-SETTLE_S: Final = 25.0  # of three workers, before one is killed
+SETTLE_STEPS: Final = 6  # of all cheap workers, before one is killed
 FLEET_FILE: Final = """# Made by the demo. The coordinator reads it again when it changes.
 run = "demo-learner.toml"
 peers = ["{address}"]
@@ -77,11 +75,11 @@ step_s = {step_s:g}
 
 [settings]
 margin = 1.1
-shortage_s = 6
-saving_s = 8
-dwell_s = 12
+shortage_s = {shortage_s:g}
+saving_s = {saving_s:g}
+dwell_s = {dwell_s:g}
 cooldown_s = 45
-join_s_max = 90
+join_s_max = 120
 """
 MACHINE: Final = """
 [[workers]]
@@ -97,6 +95,15 @@ arguments = ["--threads", "1", "--no-lan", "--listen", "{listen}", "--tokens-per
 RUN_FILE: Final = """# Made by the demo: the learner's key is part of what a run is.
 name = "demo-learner"
 
+{run}
+[learner]
+peer = "{peer}"
+model = "{model}"
+staleness_max = {staleness_max}
+groups_per_step = {groups}
+lease_life_s = {lease_life_s}
+"""
+TINY_RUN: Final = """
 [sampling]
 temperature = 1.0
 top_p = 1.0
@@ -107,28 +114,59 @@ tasks = 200
 
 [[environments]]
 name = "binary_matrix"
-parameters = {{ prompt = "terse", min_n = 4, max_n = 4 }}
-
-[learner]
-peer = "{peer}"
-staleness_max = {staleness_max}
-groups_per_step = {groups}
-lease_life_s = 30
+parameters = { prompt = "terse", min_n = 4, max_n = 4 }
 
 [training]
 loss = "decoupled"
 
 [node]
-learning_rate = {learning_rate}
+learning_rate = 1e-4
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What depends on the model. Of the machines all but the dearest can keep the pace."""
+
+    run: str  # the tables of its run file that are not the learner's
+    groups_per_step: int
+    step_s: float  # the pace that is asked for
+    speeds: Mapping[str, int]  # tokens a second, by machine
+    tokens_guessed: float  # in a group
+    lease_life_s: int
+    seconds: float
+    evaluate_every: int  # steps
+
+    @property
+    def cheap(self) -> frozenset[str]:
+        return frozenset(self.speeds) - {DEAR}
+
+
+def sums_run() -> str:
+    """The tables of the packaged run for small real models; its name comes before them."""
+    text = files("node.config").joinpath("runs", "sums.toml").read_text()
+    return text[text.index("\n[") :]
+
+
+TINY: Final = "tiny"
+PLAYS: Final = {
+    TINY: Play(TINY_RUN, 12, 4.0, {"a": 380, "b": 350, "c": 320, DEAR: 500}, 240.0, 30, 270.0, 20),
+    "smollm2": Play(sums_run(), 8, 22.0, {"a": 28, "b": 26, DEAR: 40}, 115.0, 120, 720.0, 10),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What the command line says."""
 
+    model: str
     seconds: float
     out: Path
+
+    @property
+    def play(self) -> Play:
+        """What its model takes."""
+        return PLAYS[self.model]
 
     @property
     def coordinator(self) -> Path:
@@ -140,7 +178,7 @@ class Settings:
 class Story:
     """What happened, and when, in seconds since the learner was up."""
 
-    three_at_s: float | None = None  # the three cheap ones at work, the dearest off
+    enough_at_s: float | None = None  # the cheap ones at work, the dearest off
     killed_at_s: float | None = None
     dear_at_s: float | None = None  # it works
     off_at_s: float | None = None  # and is off again
@@ -148,7 +186,7 @@ class Story:
     @property
     def problems(self) -> list[str]:
         told = {
-            "the three cheap workers never worked alone": self.three_at_s,
+            "the cheap workers never worked alone": self.enough_at_s,
             "the dearest worker never came in for the one that was killed": self.dear_at_s,
             "the dearest worker was not released again": self.off_at_s,
         }
@@ -171,10 +209,12 @@ def write_run(settings: Settings) -> Path:
     peer = Identity.load(key_file(settings), None).peer_id
     path.write_text(
         RUN_FILE.format(
+            run=settings.play.run,
             peer=peer,
+            model=settings.model,
             staleness_max=STALENESS_MAX,
-            groups=GROUPS_PER_STEP,
-            learning_rate=LEARNING_RATE,
+            groups=settings.play.groups_per_step,
+            lease_life_s=settings.play.lease_life_s,
         )
     )
     return path
@@ -190,9 +230,16 @@ def coordinator_id(settings: Settings) -> str:
 
 def write_fleet(settings: Settings, address: str) -> None:
     """The coordinator's file."""
-    text = FLEET_FILE.format(address=address, step_s=STEP_S)
-    for name, speed in SPEEDS.items():
-        price, guess = PRICES[name], speed / TOKENS_GUESSED
+    play = settings.play
+    text = FLEET_FILE.format(
+        address=address,
+        step_s=play.step_s,
+        shortage_s=1.5 * play.step_s,
+        saving_s=2.0 * play.step_s,
+        dwell_s=3.0 * play.step_s,
+    )
+    for name, speed in play.speeds.items():
+        price, guess = PRICES[name], speed / play.tokens_guessed
         text += MACHINE.format(name=name, price=price, speed=speed, guess=guess, listen=LOOPBACK)
     (settings.out / "fleet.toml").write_text(text)
 
@@ -215,7 +262,8 @@ def start_learner(settings: Settings, coordinator: str) -> Child:
     """The learner's process."""
     command = ["node.cli", "learn", "--run", str(settings.out / "demo-learner.toml")]
     command += ["--listen", LOOPBACK, "--threads", "1", "--no-lan"]
-    command += ["--key-file", str(key_file(settings)), "--evaluate-every", "20"]
+    command += ["--key-file", str(key_file(settings)), "--yes"]
+    command += ["--evaluate-every", str(settings.play.evaluate_every)]
     command += ["--stop-after", f"{settings.seconds:g}", "--coordinator", coordinator]
     return start(command, 0, settings.out / "learner")
 
@@ -266,7 +314,7 @@ def events_of(child: Child) -> list[Record]:
 async def run(settings: Settings, console: Console, children: list[Child], story: Story) -> None:
     """Start everything, and tell the story, until the learner is done."""
     console.print("Preparing the policy that the learner starts from (made once, then cached)")
-    prepare = [sys.executable, "-m", "node.cli", "prepare", "--run"]
+    prepare = [sys.executable, "-m", "node.cli", "prepare", "--yes", "--run"]
     prepared = await trio.run_process(
         [*prepare, str(settings.out / "demo-learner.toml")], check=False, start_new_session=True
     )
@@ -303,21 +351,22 @@ def go_on(
     settings: Settings, state: dict[str, Any], story: Story, elapsed_s: float
 ) -> Iterator[str]:
     """The next turn of the story, if it is time for one, and what to say of it."""
-    if story.three_at_s is None:
+    play = settings.play
+    if story.enough_at_s is None:
         steps = state["report"]["version"] - 1
-        if at_work(state) == running(state) == set(CHEAP) and steps >= STEPS_FIRST:
-            story.three_at_s = elapsed_s
-            yield "three workers suffice: the dearest stays off"
+        if at_work(state) == running(state) == play.cheap and steps >= STEPS_FIRST:
+            story.enough_at_s = elapsed_s
+            yield f"{len(play.cheap)} workers suffice: the dearest stays off"
     elif story.killed_at_s is None:
-        if elapsed_s - story.three_at_s > SETTLE_S:
+        if elapsed_s - story.enough_at_s > SETTLE_STEPS * play.step_s:
             story.killed_at_s = elapsed_s
             kill(settings)
             yield f"worker {VICTIM} is killed"
     elif story.dear_at_s is None:
-        if "dear" in at_work(state):
+        if DEAR in at_work(state):
             story.dear_at_s = elapsed_s
             yield "the dearest worker came in"
-    elif story.off_at_s is None and "dear" not in running(state) and VICTIM in at_work(state):
+    elif story.off_at_s is None and DEAR not in running(state) and VICTIM in at_work(state):
         story.off_at_s = elapsed_s
         yield f"worker {VICTIM} is back, and the dearest is off again"
 
@@ -347,7 +396,7 @@ def show_workers(settings: Settings, console: Console, by_worker: Mapping[str, i
     workers = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("worker", "an hour", "groups trained on", "batches", "tokens", "answers"):
         workers.add_column(name)
-    for name in SPEEDS:
+    for name in settings.play.speeds:
         directory = settings.coordinator / "workers" / name
         if not directory.exists():
             continue
@@ -400,7 +449,7 @@ def summary(
             f"{percent(report['pace']['idle_share'])} of the time without groups, predicted "
             f"{percent(1.0 - predicted['utilisation'])}; a step took "
             f"{report['pace']['step_s']:.1f} s, predicted {predicted['step_s']:.1f}, asked for "
-            f"{STEP_S:.1f}; staleness at most {report['pace']['staleness_worst']}, "
+            f"{settings.play.step_s:.1f}; staleness at most {report['pace']['staleness_worst']}, "
             f"predicted {predicted['staleness_worst']}",
         )
     table.add_row("discarded", str(last.discarded_total or "nothing"))
@@ -446,14 +495,17 @@ async def demo(settings: Settings, console: Console) -> int:
 def parse(arguments: Sequence[str]) -> Settings:
     """The settings of a command line; a wrong one ends the program with status 2."""
     parser = argparse.ArgumentParser(description="A central learner and workers on this machine.")
-    parser.add_argument("--seconds", type=float, default=270.0, help="time for learning, s")
+    parser.add_argument(
+        "--model", choices=PLAYS, default=TINY, help=f"of the learner (default: {TINY})"
+    )
+    times = ", ".join(f"{play.seconds:g} of {name}" for name, play in PLAYS.items())
+    parser.add_argument("--seconds", type=float, help=f"time for learning, s (default: {times})")
     parser.add_argument("--out", type=Path, default=Path("out/demo-learner"))
     given = parser.parse_args(arguments)
-    if not SECONDS_MIN <= given.seconds <= SECONDS_MAX:
-        parser.error(
-            f"--seconds {given.seconds:g}: must be from {SECONDS_MIN:g} to {SECONDS_MAX:g}"
-        )
-    return Settings(given.seconds, given.out)
+    seconds = PLAYS[given.model].seconds if given.seconds is None else given.seconds
+    if not SECONDS_MIN <= seconds <= SECONDS_MAX:
+        parser.error(f"--seconds {seconds:g}: must be from {SECONDS_MIN:g} to {SECONDS_MAX:g}")
+    return Settings(given.model, seconds, given.out)
 
 
 def main() -> int:

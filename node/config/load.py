@@ -129,7 +129,9 @@ def load_with_sources(
     run_file = run_file or _invited_run(flags, environ)
     run, node_table = load_run(run_file, environ)
     label = _read_run_file(run_file, environ)[0]
+    of_learner = {} if run.learner is None else {"model": run.learner.model}
     layers: list[tuple[Source, Mapping[str, Any]]] = [
+        (Source.in_file(label, "learner."), of_learner),
         (Source.in_file(label, "node."), node_table),
         (Source.in_environ(ENVIRON_PREFIX), _from_environ(environ)),
         (Source.in_flags(), {name: value for name, value in flags.items() if value is not None}),

@@ -25,7 +25,7 @@ from node.config.texts import (
 )
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
 from node.interfaces.quantisation import Quantisation
-from node.interfaces.trainer_spec import ForeignWeighting, Recomputing
+from node.interfaces.trainer_spec import ForeignWeighting, Precision, Recomputing
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -181,6 +181,10 @@ class NodeConfig(Frozen):
     checkpoint_every_rounds: Count | None = None
     """How many rounds there are between checkpoints. None: as many as leave 2 % of the time to
     writing them; a model of 135 million parameters has 1.6 GB to write."""
+    publish_precision: Precision = "bfloat16"
+    """What the numbers of a learner's versions are rounded to: `bfloat16`, which engines compute in
+    and which small steps leave mostly unchanged, or `float32`. What it trains stays in fp32, and
+    adapters go out in fp32."""
     checkpoints_kept: Count = 2
     """How many checkpoints stay on the disk."""
 

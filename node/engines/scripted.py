@@ -14,6 +14,7 @@ import trio
 from node.interfaces.engine import Maker, Sampling
 from node.interfaces.prompts import question_of
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import Precision
 from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason
@@ -107,11 +108,11 @@ class ScriptedPolicy:
         """See `Trainer.save`."""
         await self.export(directory)
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""
         await trio.to_thread.run_sync((directory / "skill").write_text, str(self.skill))
 
-    async def export_whole(self, directory: Path) -> None:
+    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export_whole`."""
         await self.export(directory)
 

@@ -19,6 +19,7 @@ from swarm.storage.private_files import shared_files
 
 DONE_FILE: Final = "config.json"  # part of every complete model directory
 GGUF_SUFFIX: Final = ".gguf"
+FORM: Final = "bf16"  # of what is made; part of its name, so that another form is made anew
 BLOCK_BYTES: Final = 1 << 20
 FETCH_TIMEOUT_S: Final = 3600.0
 CONVERT_TIMEOUT_S: Final = 3600.0
@@ -28,7 +29,7 @@ Consent = Callable[[str], bool]
 
 def preset_directory(preset: ModelPreset, cache: Path) -> Path:
     """Where a preset's model is, or will be."""
-    return cache / "models" / f"{preset.name}-{preset.wheel_sha256[:16]}"
+    return cache / "models" / f"{preset.name}-{preset.wheel_sha256[:16]}-{FORM}"
 
 
 def fetch_preset(
@@ -74,7 +75,7 @@ def file_directory(file: Path, cache: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"--model {file}: {error.strerror}") from None
     key = hashlib.sha256(f"{found} {told.st_size} {told.st_mtime_ns}".encode()).hexdigest()
-    return cache / "models" / f"{file.stem}-{key[:16]}"
+    return cache / "models" / f"{file.stem}-{key[:16]}-{FORM}"
 
 
 def convert_file(file: Path, cache: Path, say: Callable[[str], None]) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from node.interfaces.trainer_spec import Precision
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion
 
@@ -120,13 +121,14 @@ class Trainer(Protocol):
         """Write model, optimizer and RNG into an existing empty directory."""
         ...
 
-    async def export(self, directory: Path) -> None:
-        """Write the policy alone, for an engine to load: a Hugging Face model directory, or an
-        adapter in PEFT's format where one is trained."""
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
+        """Write the policy alone, for an engine to load: a Hugging Face model directory, with
+        numbers of that precision, or an adapter in PEFT's format, in fp32, where one is trained."""
         ...
 
-    async def export_whole(self, directory: Path) -> None:
-        """Write the policy alone as a Hugging Face model directory, an adapter merged into it."""
+    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
+        """Write the policy alone as a Hugging Face model directory, an adapter merged into it, with
+        numbers of that precision."""
         ...
 
     async def memory_bytes(self) -> int:

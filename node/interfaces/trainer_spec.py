@@ -11,6 +11,7 @@ from swarm.errors import ConfigError, require
 Aggregation = Literal["token_mean", "sequence_mean"]
 ForeignWeighting = Literal["auto", "none", "positives"]
 Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
 THREADS_MAX = 64
 

@@ -5,10 +5,12 @@ progress. A directory is written under a temporary name, synced and renamed, so 
 the final name is whole: kill -9 at any point leaves the one before.
 """
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,27 @@ class Checkpoints:
             return Checkpoint(directory, progress)
         return None
 
+    @contextmanager
+    def held(self) -> Iterator[Checkpoint | None]:
+        """The newest complete checkpoint, if there is one: it stays for as long as the block runs,
+        beside a node that goes on writing others.
+
+        Raises:
+            ConfigError: it belongs to another run or model.
+        """
+        while (found := self.latest()) is not None:
+            state = found.directory / STATE_FILE
+            try:
+                lock = state.open()
+            except FileNotFoundError:
+                continue
+            with lock:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                if state.exists():  # else it was removed before we had it
+                    yield found
+                    return
+        yield None
+
     async def save(
         self, progress: Progress, trainer: Trainer, files: Mapping[str, Content] | None = None
     ) -> Path:
@@ -153,7 +176,7 @@ class Checkpoints:
         partial.rename(final)
         _sync_directory(self._directory)
         for old in self._complete()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove_unless_held(old)
 
     def _complete(self) -> list[Path]:
         if not self._directory.is_dir():
@@ -172,6 +195,16 @@ def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
         return Progress(**state["progress"]), dict(state["facts"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _remove_unless_held(directory: Path) -> None:
+    """See `Checkpoints.held`; what is held goes after a later checkpoint."""
+    try:
+        with (directory / STATE_FILE).open("r+") as lock:  # some file systems lock no other kind
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(directory, ignore_errors=True)
+    except OSError:
+        return
 
 
 def _make_empty(directory: Path) -> None:

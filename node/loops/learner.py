@@ -294,7 +294,8 @@ class Learner:
         """Save, then put the policy on offer."""
         await self._save()
         self._on_phase("publishing")
-        await self._outlet.offer(self.version, self._trainer.export)
+        precision = self._config.publish_precision
+        await self._outlet.offer(self.version, partial(self._trainer.export, precision=precision))
 
     async def _save(self) -> None:
         if self._saved == self.progress.round:

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
+from node.interfaces.trainer_spec import Precision
 from node.policies.policy import Policy
 from swarm.errors import ConfigError, LocalProtocolError
 
@@ -102,15 +105,15 @@ def course_of(directory: Path) -> Mapping[str, Any]:
     return found
 
 
-def export(directory: Path, policy: Policy) -> None:
+def export(directory: Path, policy: Policy, precision: Precision = "float32") -> None:
     """Write the policy as a Hugging Face model directory, tokenizer included, or its adapter alone
-    where it has one; fsynced.
+    where it has one, always in fp32; fsynced.
 
     Raises:
         LocalProtocolError: weights that are not finite.
     """
     if policy.adapter is None:
-        export_whole(directory, policy)
+        export_whole(directory, policy, precision)
         return
     from node.policies import adapters  # brings PEFT in
 
@@ -119,8 +122,9 @@ def export(directory: Path, policy: Policy) -> None:
     sync_directory(directory)
 
 
-def export_whole(directory: Path, policy: Policy) -> None:
-    """Write the policy as a Hugging Face model directory, an adapter merged into it; fsynced.
+def export_whole(directory: Path, policy: Policy, precision: Precision = "float32") -> None:
+    """Write the policy as a Hugging Face model directory, an adapter merged into it, its numbers
+    rounded to that precision; fsynced.
 
     Raises:
         LocalProtocolError: weights that are not finite.
@@ -131,9 +135,27 @@ def export_whole(directory: Path, policy: Policy) -> None:
             from node.policies import adapters  # brings PEFT in
 
             stack.enter_context(adapters.merged(policy))
-        policy.model.save_pretrained(directory)
+        if precision == "float32":
+            policy.model.save_pretrained(directory)
+        else:
+            _save_rounded(directory, policy.model, getattr(torch, precision))
     policy.tokenizer.save_pretrained(directory)
     sync_directory(directory)
+
+
+def _save_rounded(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Write a model with its floating-point numbers in another type, and say so in its file."""
+    rounded: dict[int, torch.Tensor] = {}  # by where it lies, so that tied weights stay tied
+    state = {}
+    for name, value in model.state_dict().items():
+        if value.is_floating_point() and value.numel():
+            value = rounded.setdefault(value.data_ptr(), value.to(dtype))
+        state[name] = value
+    model.save_pretrained(directory, state_dict=state)
+    path = directory / CONFIG_NAME
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "dtype": str(dtype).removeprefix("torch.")})
+    )
 
 
 def sync_directory(directory: Path) -> None:

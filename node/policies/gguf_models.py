@@ -1,4 +1,9 @@
-"""Model directories made of GGUF files: weights in fp32, configuration, tokenizer, chat template.
+"""Model directories made of GGUF files: weights in bf16, configuration, tokenizer, chat template.
+
+Weights that were quantised lie on a grid, and many of its points are halfway between two numbers of
+bf16. Whoever rounds such weights after a first small step of training moves all of them by half a
+number, each the way its gradient went: log-probs then change by 0.5 in the mean. So they are
+rounded here, before anybody trains them.
 
 `python -m node.policies.gguf_models FILE DIRECTORY` makes one; it runs as a child process, because
 torch and transformers shall stay out of the node's own.
@@ -36,7 +41,7 @@ def convert(file: Path, directory: Path) -> None:
     except _READ_ERRORS as error:
         line = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file}: cannot be read as a model: {line}") from None
-    _unquantised(model).save_pretrained(partial)
+    _unquantised(model).to(torch.bfloat16).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     make_shared(partial)  # safetensors makes its files private
     partial.rename(directory)

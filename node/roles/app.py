@@ -27,9 +27,8 @@ from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
 from node.doctor.doctor import examine
 from node.hosting.membership import Membership
 from node.hosting.models import resolve_model, resolved_model, trainer_spec
-from node.loops.evaluation import PassRate, evaluate
 from node.monitor.console.live import LiveView
-from node.monitor.console.progress import Work, on_stderr
+from node.monitor.console.progress import Work
 from node.monitor.reporting import Reporter, Traffic
 from node.monitor.status import serve_status
 from node.monitor.telemetry import Sources, Telemetry, broker_of, machine_of
@@ -42,16 +41,13 @@ from node.roles.role import Makes, checkpoints_of
 from node.roles.sapo import SapoRole
 from node.system.machine import counted
 from node.system.memory import GIVE_BACK_EVERY_S, give_back, keep_what_is_loaded
-from node.training.process import open_trainer
 from node.training.ranks import Ranks
-from node.verification.verifier import ProcessVerifier
 from swarm.errors import ChildFailed, ConfigError, IdentityInUse, StorageFailed, first_of
 from swarm.identity import Identity
 from swarm.peers.mdns import LanUnavailable, announced, run_lan, tag_of
 from swarm.peers.reputation import Ban
 from swarm.peers.upnp import keep_mapped
 from swarm.storage.locking import data_directory
-from swarm.storage.private_files import private_files
 from swarm.telemetry import reports
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 from swarm.telemetry.mqtt import publisher_of
@@ -79,39 +75,6 @@ def load_identity(config: NodeConfig) -> Identity:
             )
         Identity.generate().save(config.key_path, passphrase)
     return Identity.load(config.key_path, passphrase)
-
-
-def evaluate_node(config: NodeConfig, say: Callable[[str], None]) -> tuple[int, PassRate]:
-    """The last checkpoint's round and its held-out pass rate, without a network; 0 and the fresh
-    policy's if there is no checkpoint yet.
-
-    Raises:
-        ConfigError: there is no such directory, or the checkpoint is of another run or model.
-    """
-    if not config.data_dir.is_dir():
-        raise ConfigError(f"--data-dir {config.data_dir}: no such directory; name a node's")
-    model = resolve_model(config, say)
-    saved = checkpoints_of(config).latest()
-    if saved is None:
-        say(f"{config.data_dir}: no checkpoint yet; this is the model as it was before training")
-
-    async def measure() -> PassRate:
-        async with (
-            open_trainer(
-                trainer_spec(config, model), config.data_dir, saved.directory if saved else None
-            ) as trainer,
-            ProcessVerifier.open(config) as verifier,
-        ):
-            return await evaluate(config.run, trainer, verifier)
-
-    try:
-        with (
-            private_files(),
-            on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"),
-        ):
-            return saved.progress.round if saved else 0, trio.run(measure)
-    except* (ConfigError, ChildFailed) as group:
-        raise first_of(group) from None
 
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:

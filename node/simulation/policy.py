@@ -14,6 +14,7 @@ import trio
 from node.engines.scripted import TOKENIZER, ScriptedPolicy
 from node.interfaces.engine import Sampling, Serving
 from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer_spec import Precision
 from node.loops.learner import FIRST_VERSION
 from node.loops.learner_checks import Columns, VersionDirectory
 from swarm.rollouts import Completion, version_spans
@@ -49,7 +50,7 @@ class TimedTrainer(ScriptedPolicy):
         """Go on from what was saved."""
         self.skill, self.version = json.loads((directory / STATE_FILE).read_text())
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`: noise, so that no delta makes it smaller."""
         await trio.lowlevel.checkpoint()
         (directory / "skill.json").write_text(str(self.skill))

@@ -21,7 +21,7 @@ import trio
 
 from node.interfaces.engine import Maker, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
-from node.interfaces.trainer_spec import TrainerSpec
+from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.system.child_environment import child_environ
 from node.system.pause_gate import Gate
 from node.training import frames
@@ -308,13 +308,13 @@ class TrainerProcess:
         """See `Trainer.save`."""
         await self._call("save", directory=str(directory))
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""
-        await self._call("export", directory=str(directory))
+        await self._call("export", directory=str(directory), precision=precision)
 
-    async def export_whole(self, directory: Path) -> None:
+    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export_whole`."""
-        await self._call("export_whole", directory=str(directory))
+        await self._call("export_whole", directory=str(directory), precision=precision)
 
     async def lend(self, directory: Path) -> str | None:
         """Lend what an export has just written to an engine on the same device; or why its files
@@ -434,13 +434,13 @@ class InProcessTrainer:
         """See `Trainer.save`."""
         await self._run(partial(self._core.save, directory))
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""
-        await self._run(partial(self._core.export, directory))
+        await self._run(partial(self._core.export, directory, precision))
 
-    async def export_whole(self, directory: Path) -> None:
+    async def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export_whole`."""
-        await self._run(partial(self._core.export_whole, directory))
+        await self._run(partial(self._core.export_whole, directory, precision))
 
     async def memory_bytes(self) -> int:
         """See `Trainer.memory_bytes`."""

@@ -23,7 +23,7 @@ from node.engines.torch_engine import Generation
 from node.interfaces.adapter_files import is_adapter
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
-from node.interfaces.trainer_spec import Device, TrainerSpec
+from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.policies import checkpoint, ipc_weights
 from node.policies.policy import Policy, load_policy
 from node.system.machine import THREADS_DEFAULT_MAX
@@ -158,11 +158,11 @@ class TrainerCore:
     def save(self, directory: Path) -> None:
         self.trainer.save(directory)
 
-    def export(self, directory: Path) -> None:
-        checkpoint.export(directory, self.policy)
+    def export(self, directory: Path, precision: Precision = "float32") -> None:
+        checkpoint.export(directory, self.policy, precision)
 
-    def export_whole(self, directory: Path) -> None:
-        checkpoint.export_whole(directory, self.policy)
+    def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
+        checkpoint.export_whole(directory, self.policy, precision)
 
     def lend(self, directory: Path) -> str | None:
         """See `Lender.lend`."""
@@ -227,8 +227,10 @@ class _Server:
             ),
             "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
-            "export_whole": lambda r: self._loaded.export_whole(Path(r["directory"])),
-            "export": lambda r: self._loaded.export(Path(r["directory"])),
+            "export_whole": lambda r: self._loaded.export_whole(
+                Path(r["directory"]), r["precision"]
+            ),
+            "export": lambda r: self._loaded.export(Path(r["directory"]), r["precision"]),
             "lend": lambda r: self._loaded.lend(Path(r["directory"])),
             "release": lambda _: self._loaded.release(),
             "memory": lambda _: memory.resident_bytes(),

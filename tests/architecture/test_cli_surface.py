@@ -27,6 +27,8 @@ SURFACE = {
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
     "eval": "--data-dir --lora-rank --model --run --threads --yes",
+    "export": "--adapter --data-dir --lora-rank --model --precision --run --threads --yes out",
+    "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
     "model get": "--cache-dir name",

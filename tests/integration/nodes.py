@@ -35,7 +35,7 @@ groups_per_step = 4
 group_size = 4
 """
 )
-JOIN = ("join", "--local", "2", "--external", "2", "--group-size", "4")
+JOIN = ("join", "--local", "2", "--external", "2", "--group-size", "4", "--checkpoint-every", "1")
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 WAIT_S = 120.0  # a busy machine is no failure
 COMMAND_TIMEOUT_S = 120.0

@@ -1,5 +1,6 @@
 """Checkpoints: whatever moment the process is killed at, a whole one is found."""
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -152,3 +153,47 @@ def test_what_is_reserved_survives_and_damage_reads_as_nothing(tmp_path: Path) -
     assert checkpoints(tmp_path).latest() is None
     (tmp_path / "checkpoints" / "next-index").write_text("1x")
     assert checkpoints(tmp_path).reserved() == 0
+
+
+def test_what_is_held_stays_and_goes_after_a_later_checkpoint(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path, keep=1)
+    save(kept, 1)
+    with kept.held() as held:
+        assert held is not None
+        save(kept, 2, 3)
+        assert (held.directory / "skill").read_text() == "0.01"
+        assert len(list((tmp_path / "checkpoints").glob("round-*"))) == 2  # 2 is gone
+    save(kept, 4)
+    assert not held.directory.exists()
+    assert len(list((tmp_path / "checkpoints").glob("round-*"))) == 1
+
+
+def test_one_that_goes_before_it_is_held_is_not_what_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = checkpoints(tmp_path, keep=1)
+    save(kept, 1)
+    lock, locked = fcntl.flock, []
+
+    def late(file: object, how: int) -> None:
+        if how == fcntl.LOCK_SH and not locked:
+            locked.append(how)
+            save(kept, 2)  # removes the first, which this reader has open
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with kept.held() as held:
+        assert held is not None
+        assert held.progress.round == 2
+
+
+def test_nothing_is_held_where_there_is_nothing(tmp_path: Path) -> None:
+    with checkpoints(tmp_path).held() as held:
+        assert held is None
+
+
+def test_an_error_of_who_holds_it_is_theirs(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 1)
+    with pytest.raises(FileNotFoundError, match="theirs"), kept.held():
+        raise FileNotFoundError("theirs")

@@ -369,6 +369,23 @@ def test_a_learner_publishes_weights_and_is_part_of_the_run() -> None:
     assert len({run.run_id, other.run_id, without.run_id}) == 3
 
 
+def test_a_node_of_a_learners_run_has_its_model_unless_it_is_told_another(tmp_path: Path) -> None:
+    path = tmp_path / "led.toml"
+    text = f"""
+        name = "led"
+        environments = [{{ name = "scripted_sum" }}]
+        [learner]
+        peer = "{ALICE}"
+        model = "smollm2"
+    """
+    path.write_text(text)
+    assert load_config({}, {}, path).model == "smollm2"
+    assert load_config({}, {"SWARM_NODE_MODEL": "other"}, path).model == "other"
+    assert load_config({"model": "another"}, {"SWARM_NODE_MODEL": "other"}, path).model == "another"
+    path.write_text(text + '[node]\nmodel = "third"\n')
+    assert load_config({}, {}, path).model == "third"
+
+
 @pytest.mark.parametrize(("bound", "every"), [(0, 1), (1, 1), (2, 1), (6, 5)])
 def test_how_often_a_learner_publishes_by_itself(bound: int, every: int) -> None:
     run = learner_run(staleness_max=bound)

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +40,7 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     module.prepare = prepare
     module.free_memory_bytes = lambda: 2**40
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**40))
     module.POLL_INTERVAL_S = 0.1
     module.EVALUATION_TIMEOUT_S = 0.0  # what stands in evaluates at once
     module.LEAVE_TIMEOUT_S = 0.5
@@ -210,13 +211,23 @@ def test_without_the_model_a_tiny_policy_learns(
     assert "cannot be had here" in text.getvalue()
 
 
-@pytest.mark.parametrize(("free_gib", "model"), [(7.9, "tiny"), (8.0, "smollm2")])
+@pytest.mark.parametrize(
+    ("memory_gib", "disk_gib", "model"),
+    [(7.9, 99.0, "tiny"), (99.0, 7.9, "tiny"), (8.0, 8.0, "smollm2")],
+)
 def test_a_model_that_does_not_fit_is_not_tried(
-    demo: ModuleType, tmp_path: Path, free_gib: float, model: str
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    memory_gib: float,
+    disk_gib: float,
+    model: str,
 ) -> None:
-    demo.free_memory_bytes = lambda: int(free_gib * 2**30)
+    demo.free_memory_bytes = lambda: int(memory_gib * 2**30)
+    disk = SimpleNamespace(free=int(disk_gib * 2**30))
+    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: disk)
     text = io.StringIO()
     settings = demo.parse(["--nodes", "2", "--out", str(tmp_path)])
-    found = run(lambda: demo.prepared(settings, Console(file=text, width=120)))
+    found = run(lambda: demo.prepared(settings, Console(file=text, width=300)))
     assert found.model == model
     assert ("7.9 are free" in text.getvalue()) == (model == "tiny")

@@ -12,6 +12,7 @@ import pytest
 from node.engines import policy_files as module
 from node.engines.policy_files import PolicyFiles, policy_files, remove_abandoned
 from node.engines.scripted import ScriptedPolicy
+from node.interfaces.trainer_spec import Precision
 from swarm.errors import ChildFailed
 from tests.support import run
 
@@ -121,7 +122,7 @@ class CutShort(ScriptedPolicy):
         super().__init__()
         self._memory, self._fill = memory, fill
 
-    async def export(self, directory: Path) -> None:
+    async def export(self, directory: Path, precision: Precision = "float32") -> None:
         await super().export(directory)
         if self._memory in directory.parents:
             self._fill()

@@ -371,6 +371,29 @@ def test_an_export_loads_as_a_model_directory(tmp_path):
     assert again.fingerprint == policy.fingerprint
 
 
+@pytest.mark.parametrize("make", [qwen_directory, gpt2_directory])  # gpt2 ties its head
+def test_an_export_in_bf16_is_the_policy_rounded_and_leaves_it_as_it_is(tmp_path, make):
+    policy = open_policy(make(tmp_path / "a"))
+    trained(policy, 1)
+    before = weights(policy)
+    whole, rounded = tmp_path / "whole", tmp_path / "rounded"
+    for directory, precision in ((whole, "float32"), (rounded, "bfloat16")):
+        directory.mkdir()
+        checkpoint.export(directory, policy, precision)
+    full, half = (load_file(each / "model.safetensors") for each in (whole, rounded))
+    assert full.keys() == half.keys()
+    assert {value.dtype for value in half.values()} == {torch.bfloat16}
+    assert all(torch.equal(value.bfloat16(), half[name]) for name, value in full.items())
+    assert not all(torch.equal(value, half[name].float()) for name, value in full.items())
+    assert json.loads((rounded / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((whole / "config.json").read_text())["dtype"] == "float32"
+    assert same(before, weights(policy))
+    again = open_policy(rounded)
+    assert {value.dtype for value in weights(again)} == {torch.float32}
+    policy.load_weights(rounded)
+    assert same(weights(again), weights(policy))
+
+
 # memory
 
 SHAPE = ModelShape(1_000_000, 4, 128, 384, 4, 260)

@@ -22,7 +22,7 @@ from torch import distributed
 
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
-from node.interfaces.trainer_spec import TrainerSpec
+from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
 from node.training import frames, memory
 from node.training.course import Course
@@ -135,13 +135,13 @@ class ShardedCore(TrainerCore):
         finally:
             self.trainer.optimizer.state.clear()
 
-    def export(self, directory: Path) -> None:
+    def export(self, directory: Path, precision: Precision = "float32") -> None:
         self._collect()
-        super().export(directory)
+        super().export(directory, precision)
 
-    def export_whole(self, directory: Path) -> None:
+    def export_whole(self, directory: Path, precision: Precision = "float32") -> None:
         self._collect()
-        super().export_whole(directory)
+        super().export_whole(directory, precision)
 
     def lend(self, directory: Path) -> str | None:
         """Not lent: what is whole here goes with the next update."""

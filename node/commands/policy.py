@@ -1,0 +1,143 @@
+"""`swarm-node eval`, `export` and `chat`: what can be done with a policy that a node has trained.
+
+The node may be running: its newest checkpoint stays while it is read.
+"""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from node.config import NodeConfig
+from node.hosting.models import resolve_model, trainer_spec
+from node.interfaces.trainer_spec import Precision
+from node.loops.checkpoints import Checkpoint
+from node.loops.evaluation import PassRate, evaluate
+from node.monitor.console.progress import on_stderr
+from node.roles.role import checkpoints_of
+from node.training.process import TrainerProcess, open_trainer
+from node.verification.verifier import ProcessVerifier
+from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.storage.private_files import make_shared, private_files
+
+Say = Callable[[str], None]
+T = TypeVar("T")
+TEMPERATURE_MAX = 10.0
+
+
+def evaluate_node(config: NodeConfig, say: Say) -> tuple[int, PassRate]:
+    """The newest checkpoint's round and its held-out pass rate, without a network; 0 and the fresh
+    policy's if there is no checkpoint yet.
+
+    Raises:
+        ConfigError: there is no such directory, or the checkpoint is of another run or model.
+        ChildFailed: the trainer could not load it.
+    """
+
+    async def measure(saved: Checkpoint | None) -> PassRate:
+        async with (
+            _trainer(config, model, saved) as trainer,
+            ProcessVerifier.open(config) as verifier,
+        ):
+            return await evaluate(config.run, trainer, verifier)
+
+    _check_directory(config)
+    model = resolve_model(config, say)
+    with checkpoints_of(config).held() as saved:
+        if saved is None:
+            say(
+                f"{config.data_dir}: no checkpoint yet; this is the model as it was before training"
+            )
+        with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"):
+            return saved.progress.round if saved else 0, _run(measure, saved)
+
+
+def export_policy(
+    config: NodeConfig, out: Path, say: Say, *, adapter: bool, precision: Precision
+) -> int:
+    """Write the newest checkpoint's policy as a Hugging Face model directory, or the adapter that
+    the node trains in PEFT's format. The checkpoint's round.
+
+    Raises:
+        ConfigError: `out` holds something, there is no checkpoint, or it is of another run or
+            model; or an adapter is asked for where none is trained.
+        ChildFailed: the trainer could not load or write it.
+    """
+
+    async def write(saved: Checkpoint | None) -> None:
+        async with _trainer(config, model, saved) as trainer:
+            with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
+                made = Path(room) / "policy"
+                made.mkdir()
+                if adapter:
+                    await trainer.export(made)
+                else:
+                    await trainer.export_whole(made, precision)
+                make_shared(made)
+                made.rename(out)
+
+    _check_directory(config)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is there already; name a directory that is not")
+    if adapter and not config.lora_rank:
+        raise ConfigError("--adapter: this node trains no adapter; give its --lora-rank")
+    model = resolve_model(config, say)
+    with checkpoints_of(config).held() as saved:
+        if saved is None:
+            raise ConfigError(f"--data-dir {config.data_dir}: no checkpoint yet")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with on_stderr().showing(f"writing {out}"):
+                _run(write, saved)
+        except OSError as error:
+            raise ConfigError(f"{out}: {error.strerror}") from None
+        return saved.progress.round
+
+
+def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) -> int:
+    """Talk to a model directory; the exit status. The model has a process of its own.
+
+    Raises:
+        ConfigError: there is no such model directory, or a number is out of range.
+    """
+    if max_new_tokens < 1:
+        raise ConfigError(f"--max-new-tokens {max_new_tokens}: must be at least 1")
+    if not 0 <= temperature <= TEMPERATURE_MAX:
+        raise ConfigError(f"--temperature {temperature}: must be from 0 to {TEMPERATURE_MAX}")
+    if not (directory / "config.json").is_file():
+        hint = " (make one of a node's checkpoint with swarm-node export)"
+        raise ConfigError(f"{directory} is no model directory{hint}")
+    command = [sys.executable, "-m", "node.policies.chat", str(directory)]
+    command += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
+    command += [f"--system={system}"]
+    return subprocess.run(command, check=False).returncode
+
+
+def _check_directory(config: NodeConfig) -> None:
+    if not config.data_dir.is_dir():
+        raise ConfigError(f"--data-dir {config.data_dir}: no such directory; name a node's")
+
+
+@asynccontextmanager
+async def _trainer(
+    config: NodeConfig, model: str, saved: Checkpoint | None
+) -> AsyncIterator[TrainerProcess]:
+    """A trainer beside a node that may be running: its log is not that node's."""
+    with tempfile.TemporaryDirectory() as room:
+        async with open_trainer(
+            trainer_spec(config, model), Path(room), saved.directory if saved else None
+        ) as trainer:
+            yield trainer
+
+
+def _run(work: Callable[[Checkpoint | None], Awaitable[T]], saved: Checkpoint | None) -> T:
+    try:
+        with private_files():
+            return trio.run(work, saved)
+    except* (ConfigError, ChildFailed, OSError) as group:
+        raise first_of(group) from None

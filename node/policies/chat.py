@@ -1,0 +1,98 @@
+"""A conversation with a model directory, in the terminal. Runs as a child process of the command,
+because torch and transformers stay out of the node's own.
+
+    python -m node.policies.chat DIRECTORY [--system TEXT] [--max-new-tokens N] [--temperature T]
+"""
+
+import argparse
+import sys
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase, TextStreamer
+
+from node.interfaces.prompts import prompt_of
+from node.policies.policy import load_policy
+from swarm.errors import ConfigError
+from swarm.texts import printable
+
+
+class _Printer(TextStreamer):
+    """Shows a reply as it comes, without what would steer the terminal, and remembers it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.said = ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.said += text
+        sys.stdout.write("\n".join(printable(line, len(line)) for line in text.split("\n")))
+        sys.stdout.write("\n" if stream_end else "")
+        sys.stdout.flush()
+
+
+def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -> None:
+    """Answer each line of standard input, in one conversation, until it ends. Prompts are made as
+    those of a run are: `system` and what was said so far come before the question.
+
+    Raises:
+        ConfigError: the model does not load.
+    """
+    policy = load_policy(directory)
+    said: list[tuple[str, str]] = []  # questions and replies
+    interactive = sys.stdin.isatty()
+    if interactive:
+        sys.stdout.write(f"{policy.name}: ask it something; /new begins anew, Ctrl-D ends\n")
+    while line := _line("> " if interactive else ""):
+        question = line.strip()
+        if question == "/new":
+            said.clear()
+        if question in ("", "/new"):
+            continue
+        ids = policy.encode_prompt(prompt_of(question, system, said))
+        room = policy.context_tokens - len(ids)
+        if room < 1:
+            said.clear()
+            sys.stdout.write(f"over {policy.context_tokens} tokens in all: ask anew\n")
+            continue
+        printer = _Printer(policy.tokenizer)
+        model: Any = policy.model  # what it can do beyond a module is told at run time
+        with torch.inference_mode(), policy.autocast():
+            model.generate(
+                torch.tensor([ids], device=policy.device),
+                max_new_tokens=min(room, max_new_tokens),
+                do_sample=temperature > 0,
+                temperature=temperature or None,
+                pad_token_id=policy.eos_id,
+                streamer=printer,
+            )
+        said.append((question, printer.said))
+
+
+def _line(prompt: str) -> str:
+    """The next line with its end; empty at the end of the input."""
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+    return sys.stdin.readline()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="swarm-node chat")
+    parser.add_argument("directory")
+    parser.add_argument("--system", default="")
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args()
+    try:
+        chat(options.directory, options.system, options.max_new_tokens, options.temperature)
+    except ConfigError as error:
+        sys.stderr.write(f"swarm-node: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
