@@ -23,6 +23,7 @@ from tests.unit.training_support import qwen_directory
 
 pytestmark = [pytest.mark.vllm, pytest.mark.integration]
 FP32_ERROR_MAX = 1e-3
+BF16_ROUNDING_MAX = 4e-3  # in nats, of this model: a learner keeps fp32 and publishes bf16
 ENDS_S = 400.0  # two processes start before it may end; what counts is how often
 
 
@@ -93,6 +94,6 @@ def test_a_worker_with_vllm_feeds_a_learner(make_fed: MakeFed) -> None:
     assert all(each.mismatch_k3 is not None for each in steps)
     for step in fresh:
         assert step.mismatch_k3 is not None
-        assert step.mismatch_k3 < FP32_ERROR_MAX**2
+        assert step.mismatch_k3 < BF16_ROUNDING_MAX**2
         assert step.effective_share == pytest.approx(1.0, abs=1e-3)
     assert worker.interrupt() == 0
