@@ -366,11 +366,8 @@ class _Simulation:
         await self._restart(host.number)
 
     async def _restart(self, number: int) -> None:
-        host = self._hosts[number]
-        if host.nursery is None:
-            self._came_up.append((trio.current_time(), number))
-            with self._world.on(number):
-                await self._nursery.start(self._run_host, host)
+        with self._world.on(number):
+            await self._nursery.start(self._run_host, self._hosts[number])
 
     async def _lie(self, number: int) -> None:
         """A liar among them: it joins, and tells lie after lie until the faults end."""
@@ -432,7 +429,11 @@ class _Simulation:
     async def _run_host(
         self, host: _Host, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """One start of a host, until it is killed."""
+        """One start of a host, until it is killed; the first of two at the same instant."""
+        if host.nursery is not None:
+            task_status.started()
+            return
+        self._came_up.append((trio.current_time(), host.number))
         async with trio.open_nursery() as nursery:
             host.nursery = nursery
             nursery.start_soon(self._run_judged, host)

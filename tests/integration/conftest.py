@@ -47,11 +47,15 @@ def make_fed(tmp_path: Path, prepared: tuple[Path, Path]) -> Iterator[MakeFed]:
     made: list[NodeProcess] = []
 
     def make(
-        *flags: str, worker: tuple[str, ...] = (), names: tuple[str, ...] = ("worker",)
+        *flags: str,
+        worker: tuple[str, ...] = (),
+        names: tuple[str, ...] = ("worker",),
+        rules: str = "",
     ) -> list[NodeProcess]:
+        """`rules`: more of the run file."""
         key, run_file = tmp_path / "key.pem", tmp_path / "fed.toml"
         learner_id = swarm_node("keygen", "--out", key).stdout.strip()
-        run_file.write_text(LEARNER_RUN_TEXT.replace("{peer}", learner_id))
+        run_file.write_text(LEARNER_RUN_TEXT.replace("{peer}", learner_id) + rules)
 
         def add(command: str, name: str, *own: str) -> NodeProcess:
             all_flags = (*flags, *own)
