@@ -21,10 +21,10 @@ class Sampling:
     max_new_tokens: int = 64
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it samples from the model's own distribution, of which trainers' log-probs are:
-        an engine's are of what it samples from, and elsewhere the two do not compare."""
-        return self.temperature == 1.0 and self.top_p == 1.0
+    def is_whole(self) -> bool:
+        """Whether any token may be sampled. Trainers' log-probs are at the temperature, over the
+        whole vocabulary; an engine's are of what it samples from: with top-p the two differ."""
+        return self.top_p == 1.0
 
 
 @dataclass(frozen=True, slots=True)

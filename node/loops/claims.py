@@ -57,9 +57,14 @@ def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
     )
 
 
-def fault_of(fit: Fit) -> str | None:
-    """Why tokens cannot be what they claim, in one line; None: they can."""
-    if fit.distance > DISTANCE_MAX or fit.kl > KL_MAX:
+def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
+    """Why tokens cannot be what they claim, in one line; None: they can.
+
+    Log-probs are at the temperature. Below 1 it widens differences of logits, and with them what
+    rounding makes of them: the limit of the mean grows with its inverse, that of the KL, which is
+    quadratic in them, with its square. Above 1 the limits stay."""
+    scale = min(1.0, temperature)
+    if fit.distance > DISTANCE_MAX / scale or fit.kl > KL_MAX / scale**2:
         return (
             f"log-probs are {fit.distance:.3f} off in the mean over {fit.tokens} tokens"
             f" (KL {fit.kl:.4f})"

@@ -369,8 +369,8 @@ class Learner:
         )
 
     def _comparable(self, value: float) -> float | None:
-        """Of the workers' log-probs and the trainer's, which are of the plain distribution."""
-        return value if self._config.run.engine_sampling.is_plain and isfinite(value) else None
+        """Of the workers' log-probs and the trainer's, where both are of one distribution."""
+        return value if self._config.run.engine_sampling.is_whole and isfinite(value) else None
 
     def _seed(self, purpose: str) -> int:
         text = f"{self._config.seed}/learner/{purpose}/{self.progress.round}"

@@ -86,12 +86,15 @@ class LearnerChecks:
         guard: HeldOutGuard,
         scorer: Scores | None,
         held: Callable[[], Sequence[int]] = tuple,
+        temperature: float = 1.0,
     ) -> None:
         """Without a scorer nothing is looked at more closely. `held`: the newest versions that were
-        published, all from some one on; empty: nothing is known of them."""
+        published, all from some one on; empty: nothing is known of them. `temperature`: at which
+        the run samples, and the scorer scores."""
         self._guard = guard
         self._scorer = scorer
         self._held = held
+        self._temperature = temperature
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """See `Checks.reward`."""
@@ -132,7 +135,7 @@ class LearnerChecks:
             for at, completion in enumerate(group.completions)
             for sample in _samples(completion, {v: c[at] for v, c in columns.items()})
         ]
-        return fault_of(fit_of(samples)) if samples else ""
+        return fault_of(fit_of(samples), self._temperature) if samples else ""
 
 
 def _samples(completion: Completion, columns: dict[int, tuple[float, ...]]) -> list[ClaimedToken]:

@@ -400,10 +400,10 @@ class Sapo:
         )
 
     def _mismatch(self, report: TrainReport) -> dict[str, float | None]:
-        """Of the engine's log-probs and the trainer's, which are of the plain distribution."""
-        plain = self._sampling.is_plain
+        """Of the engine's log-probs and the trainer's, where both are of one distribution."""
+        whole = self._sampling.is_whole
         return {
-            name: value if plain and value is not None and isfinite(value) else None
+            name: value if whole and value is not None and isfinite(value) else None
             for name, value in figures_of(report).items()
         }
 

@@ -282,7 +282,12 @@ class LearnerRole:
             book,
             node.peer.transport,
             node.warden,
-            LearnerChecks(node.guard, scorer if self._can_rescore() else None, publishing.held),
+            LearnerChecks(
+                node.guard,
+                scorer if self._can_rescore() else None,
+                publishing.held,
+                self._config.run.sampling.temperature,
+            ),
             world.rng("intake"),
         )
         self.intake.restore(book, record)
@@ -307,13 +312,11 @@ class LearnerRole:
                 )
 
     def _can_rescore(self) -> bool:
-        """Scores are under the policy as it is, not under other rules of sampling."""
-        sampling = self._config.run.sampling
-        if (sampling.temperature, sampling.top_p) == (1.0, 1.0):
+        """Scores are of the whole vocabulary, and not of the part that top-p leaves of it."""
+        if self._config.run.engine_sampling.is_whole:
             return True
         self._node.notes["rescoring"] = (
-            "log-probs of workers are not checked: the run samples at another temperature or top_p "
-            "than 1"
+            "log-probs of workers are not checked: the run samples at another top_p than 1"
         )
         return False
 

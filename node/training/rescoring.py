@@ -21,7 +21,8 @@ IMPOSSIBLE = -math.inf  # the log-prob of each token of a completion that no pol
 def score(trainer: GroupTrainer, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
     """A column for each completion of each group, under the present policy; advantages do not
     matter: the log-prob of each of its n tokens, then n times the mean and n times the variance
-    that the log-prob of a sample has there. They are of the whole distribution at temperature 1.
+    that the log-prob of a sample has there. They are of the whole distribution, at the
+    temperature of the run.
 
     A completion without tokens, or too long for the context or the memory, gets an empty column;
     one with a token outside the vocabulary, or with a text that is not that of its tokens, is

@@ -166,7 +166,9 @@ class GroupTrainer:
 
     def moments(self, groups: Sequence[TrainingGroup]) -> list[list[list[list[float]]]]:
         """As `logprobs`; of each token its log-prob, and mean and variance of a sample's."""
-        return self._measured(groups, losses.token_moments)
+        return self._measured(
+            groups, lambda logits, targets: losses.token_moments(self._heated(logits), targets)
+        )
 
     def _measured(self, groups: Sequence[TrainingGroup], of_logits: OfLogits) -> list[list[Any]]:
         result = []
@@ -393,9 +395,11 @@ class GroupTrainer:
         return scores <= lean.SCORES_MAX
 
     def _tempered(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return losses.token_logprobs(self._heated(logits), targets)
+
+    def _heated(self, logits: torch.Tensor) -> torch.Tensor:
         temperature = self.spec.temperature
-        scaled = logits if temperature == 1.0 else logits.float() / temperature
-        return losses.token_logprobs(scaled, targets)
+        return logits if temperature == 1.0 else logits.float() / temperature
 
     def _plain(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         pairs = [(unit.prompt, row.tokens) for unit in units for row in unit.rows]

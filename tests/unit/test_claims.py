@@ -51,6 +51,16 @@ def test_log_probs_of_another_policy_are_noticed(seed: int) -> None:
     assert "log-probs are" in fault
 
 
+def test_rounding_weighs_more_at_a_low_temperature() -> None:
+    """Logits that are rounded by so much give log-probs that are off by so much / temperature."""
+    rounded = fit_of(samples(3, noise=0.02 / 0.25))
+    assert fault_of(rounded, temperature=0.25) is None
+    assert fault_of(rounded) is not None
+    assert fault_of(rounded, temperature=2.0) is not None
+    other = fit_of(samples(3, noise=0.1 / 0.25))
+    assert fault_of(other, temperature=0.25) is not None
+
+
 @pytest.mark.parametrize(("temperature", "how"), [(0.5, "likelier"), (2.0, "less likely")])
 def test_another_temperature_shows_in_the_mean(temperature: float, how: str) -> None:
     fault = fault_of(fit_of(samples(1, temperature=temperature)))

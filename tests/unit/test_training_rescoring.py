@@ -10,6 +10,7 @@ import torch
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
+from node.loops.claims import ClaimedToken, fault_of, fit_of
 from node.methods import losses
 from node.training.worker import TrainerCore
 from swarm.errors import LocalProtocolError
@@ -51,6 +52,33 @@ def test_scores_are_those_of_the_definition(core):
             assert row[:count] == pytest.approx(expected, abs=1e-4)
             assert row[:count] == pytest.approx(completion.logprobs, abs=1e-4)
             assert len(row) == 3 * count
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_scores_are_at_the_temperature_of_the_run(tmp_path, temperature):
+    """An engine's log-probs are those of the scorer, and of samples in the mean; scored at another
+    temperature they are not."""
+    sampling = replace(SAMPLING, temperature=temperature)
+    model = str(qwen_directory(tmp_path))
+    spec = TrainerSpec(model, device="cpu", threads=1, temperature=temperature)
+    core = TrainerCore(spec)
+    core.begin(1, PROMPTS, 16, sampling, 5)
+    made = core.advance(1, sampling.max_new_tokens)
+    assert made is not None
+    groups = [
+        TrainingGroup(prompt, group, (0.0,) * 16, own_tokens=True)
+        for prompt, group in zip(PROMPTS, made, strict=True)
+    ]
+    plain = TrainerCore(replace(spec, temperature=1.0))
+    for scorer, fits in ((core, True), (plain, False)):
+        tokens = [
+            ClaimedToken(completion.logprobs[at], row[at], row[count + at], row[2 * count + at])
+            for group, rows in zip(groups, scorer.score(groups), strict=True)
+            for completion, row in zip(group.completions, rows, strict=True)
+            for count in [len(completion.token_ids)]
+            for at in range(count)
+        ]
+        assert (fault_of(fit_of(tokens), temperature) is None) is fits
 
 
 def test_means_and_variances_are_those_of_samples():
