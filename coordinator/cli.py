@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from coordinator.fleet import EXAMPLE, load_fleet
+    from coordinator.files.fleet import EXAMPLE, load_fleet
     from coordinator.serve import INTERVAL_S_MIN, serve
     from swarm.peers.invite import Invitation
 
@@ -201,8 +201,8 @@ def _dashboard(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
+    from coordinator.files.plan_file import EXAMPLE, load_plan
     from coordinator.plan import make_report, plan_json, render_plan
-    from coordinator.plan_file import EXAMPLE, load_plan
 
     if options.example:
         print(EXAMPLE, end="")

@@ -13,10 +13,7 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.fleet import Fleet, Machine
-from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
-from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
-from coordinator.model.estimates import (
+from coordinator.estimates import (
     MachineHistory,
     calibrated_load_s,
     is_measured,
@@ -24,7 +21,10 @@ from coordinator.model.estimates import (
     run_of,
     worker_of,
 )
-from coordinator.model.forecast import Outlook, decided, outlook
+from coordinator.files.fleet import Fleet, Machine
+from coordinator.forecast import Outlook, decided, outlook
+from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
+from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
 from coordinator.model.pacing import Measured, Pacing, next_pacing
 from coordinator.providers.base import Condition, Instance, Provider, ProviderFailed
 from coordinator.providers.static import is_there

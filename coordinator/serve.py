@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from coordinator.fleet import Fleet, check_peer, priced
+from coordinator.files.fleet import Fleet, check_peer, priced
 from coordinator.loop import VOLUNTEERS, Coordinator, Say
 from coordinator.overrides import read_depth, read_drained
 from coordinator.providers.base import Provider, ProviderFailed

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from coordinator.fleet import Fleet, Machine
+from coordinator.files.fleet import Fleet, Machine
 from swarm import texts
 from swarm.errors import SwarmError
 from swarm.identity import PeerId

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import trio
 
-from coordinator.fleet import Fleet, Machine
+from coordinator.files.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed, printable
 from coordinator.providers.keys import WorkerKeys
 from swarm.errors import ConfigError

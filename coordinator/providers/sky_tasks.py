@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.fleet import Cloud, Machine
+from coordinator.files.fleet import Cloud, Machine
 from coordinator.providers.base import ProviderFailed, printable
 from coordinator.providers.keys import KEY_FILE
 from swarm.errors import ConfigError

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import trio
 
-from coordinator.fleet import Fleet, Machine
+from coordinator.files.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from coordinator.providers.keys import WorkerKeys
 from coordinator.providers.sky_tasks import cluster_of, one_line, said, task_of

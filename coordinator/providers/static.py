@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from coordinator.fleet import Fleet, Machine
+from coordinator.files.fleet import Fleet, Machine
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from swarm.identity import PeerId
 from swarm.leasing.coordination import ReportedWorker

@@ -21,12 +21,12 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from coordinator import fleet, plan_file
 from coordinator.cli import parser as coordinator_parser
+from coordinator.files import fleet, plan_file
+from coordinator.files.tables import FILE_NAMES, MBIT
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import Run, Worker
 from coordinator.model.pacing import PacingRules
-from coordinator.tables import FILE_NAMES, MBIT
 from node.cli import _parser as node_parser
 from node.config.node import NodeConfig
 from node.config.run import (

@@ -15,7 +15,7 @@ FORBIDDEN_EVERYWHERE_LIGHT = ("torch", "vllm", "transformers")
 VIOLATIONS = {
     "node and coordinator stand on swarm and never on each other": [
         ("node/loops/planted.py", "import coordinator"),
-        ("coordinator/planted.py", "import node"),
+        ("coordinator/model/planted.py", "import node"),
         ("swarm/limits/planted.py", "import node"),
     ],
     "the rooms of swarm stand on each other in one order": [
@@ -31,6 +31,11 @@ VIOLATIONS = {
     ],
     "the trainer knows nothing of its being cut": [
         ("node/training/planted.py", "import node.training.sharded.team"),
+    ],
+    "the rooms of the coordinator stand on each other in one order": [
+        ("coordinator/model/planted.py", "import coordinator.files.fleet"),
+        ("coordinator/files/planted.py", "import coordinator.providers.base"),
+        ("coordinator/planted.py", ""),  # belongs to no room
     ],
     "both transports stand on what they share": [
         ("swarm/transport/memory/planted.py", "import swarm.transport.libp2p.addresses"),
@@ -52,7 +57,7 @@ VIOLATIONS = {
     ],
     "swarm and coordinator import neither torch nor vLLM nor transformers": [
         ("swarm/limits/planted.py", "import torch"),
-        ("coordinator/planted.py", "import vllm.engine"),
+        ("coordinator/model/planted.py", "import vllm.engine"),
         ("swarm/transport/planted.py", "def late():\n    import transformers"),
     ],
     "libp2p is imported in swarm.transport.libp2p alone": [
@@ -68,7 +73,7 @@ VIOLATIONS = {
         ("swarm/limits/planted.py", "import starlette"),
         ("swarm/telemetry/dashboard/planted.py", "from starlette.routing import Route"),
         ("node/system/planted.py", "import uvicorn"),
-        ("coordinator/planted.py", "from starlette.applications import Starlette"),
+        ("coordinator/model/planted.py", "from starlette.applications import Starlette"),
     ],
     "prometheus_client and h11 are imported in node.monitor.metrics_page alone": [
         ("node/system/planted.py", "import prometheus_client"),
@@ -78,7 +83,7 @@ VIOLATIONS = {
         ("node/system/planted.py", "import amqtt.broker"),
         ("swarm/limits/planted.py", "import aiomqtt"),
         ("node/system/planted.py", "import asyncio"),
-        ("coordinator/planted.py", "from paho.mqtt import client"),
+        ("coordinator/model/planted.py", "from paho.mqtt import client"),
     ],
     "zstandard is imported in swarm.weights.format.entropy_coding alone": [
         ("swarm/limits/planted.py", "import zstandard"),
@@ -93,13 +98,13 @@ VIOLATIONS = {
         ("node/policies/planted.py", "def late():\n    from peft import LoraConfig"),
     ],
     "sky is imported in coordinator.providers.skypilot alone": [
-        ("coordinator/planted.py", "import sky"),
+        ("coordinator/model/planted.py", "import sky"),
         ("coordinator/providers/planted.py", "def late():\n    from sky import launch"),
         ("node/system/planted.py", "import sky.client.sdk"),
     ],
     "production code does not import the simulated network": [
         ("node/loops/planted.py", "import swarm.simulation"),
-        ("coordinator/planted.py", "import swarm.simulation"),
+        ("coordinator/model/planted.py", "import swarm.simulation"),
     ],
 }
 CASES = [(name, path, line) for name, plants in VIOLATIONS.items() for path, line in plants]

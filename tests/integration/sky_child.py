@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from coordinator.fleet import Cloud, Fleet, Machine
+from coordinator.files.fleet import Cloud, Fleet, Machine
 from coordinator.providers.base import ProviderFailed
 from coordinator.providers.sky_tasks import Catalogue, cluster_of, one_line, resources_of, task_of
 from coordinator.providers.skypilot import RECORD_FILE, SkyProvider, load_sky

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import trio
 
-from coordinator.fleet import Fleet, LearnerCosts, Machine
+from coordinator.files.fleet import Fleet, LearnerCosts, Machine
 from coordinator.loop import Coordinator
 from coordinator.model.activation import Settings
 from coordinator.model.pacing import PacingRules

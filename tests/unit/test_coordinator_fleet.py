@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
-from coordinator.model.capacity import Run
-from coordinator.model.estimates import (
+from coordinator.estimates import (
     MachineHistory,
     calibrated_load_s,
     is_measured,
     run_of,
     worker_of,
 )
+from coordinator.files.fleet import EXAMPLE, Fleet, LearnerCosts, Machine, load_fleet
+from coordinator.model.capacity import Run
 from coordinator.overrides import drain, read_depth, read_drained, set_depth
 from coordinator.serve import _Source, learner_of
 from coordinator.view import load_state, save_state

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from coordinator.fleet import EXAMPLE, Cloud, Fleet, Machine, load_fleet, priced
+from coordinator.files.fleet import EXAMPLE, Cloud, Fleet, Machine, load_fleet, priced
 from coordinator.providers.base import Condition, Instance, ProviderFailed
 from coordinator.providers.sky_tasks import PRICE_LIFE_S, Catalogue, cluster_of
 from coordinator.providers.skypilot import GONE, NOT_THERE, SkyProvider, load_sky

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator.estimates import calibrated_load_s
 from coordinator.model.activation import ActivationState, Decision, Seen, Settings, decide
 from coordinator.model.capacity import Capacity, Form, Infeasible, Obstacle, Run, Worker, assess
-from coordinator.model.estimates import calibrated_load_s
 
 DEPTHS_TRIED_MAX: Final = 64
 

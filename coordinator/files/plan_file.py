@@ -5,9 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.files.tables import (
+    counted,
+    known,
+    list_of,
+    made,
+    parse_tables,
+    read_tables,
+    table_of,
+)
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import WORKERS_MAX, Run, Worker, check_workers
-from coordinator.tables import counted, known, list_of, made, parse_tables, read_tables, table_of
 from swarm.errors import ConfigError
 
 EXAMPLE = """\

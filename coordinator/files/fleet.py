@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from coordinator.files.tables import counted, known, list_of, made, read_tables, shown, table_of
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import (
     WORKERS_MAX,
@@ -18,7 +19,6 @@ from coordinator.model.capacity import (
     require_unlike,
 )
 from coordinator.model.pacing import PacingRules
-from coordinator.tables import counted, known, list_of, made, read_tables, shown, table_of
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 

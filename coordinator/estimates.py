@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.fleet import LearnerCosts, Machine
+from coordinator.files.fleet import LearnerCosts, Machine
 from coordinator.model.capacity import Infeasible, Run, Worker, predicted_broadcast
 from swarm.leasing.coordination import ReportedWorker
 from swarm.wire.messages import LearnerReport

@@ -1,0 +1,1 @@
+"""What people write: the fleet file and the plan file, and how tables of TOML are read."""
