@@ -172,7 +172,7 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
+    parser.add_argument("--run", metavar="FILE", help="a run file, a packaged run, or a run's id")
     parser.add_argument(
         "--model", help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id"
     )
@@ -207,7 +207,7 @@ def _add_doctor(commands: Any) -> None:
     _add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")
     doctor.add_argument("--telemetry-ca", metavar="FILE", help="of who may vouch for it")
-    doctor.add_argument("--run", metavar="FILE", help="a run file, or a packaged run's name")
+    doctor.add_argument("--run", metavar="FILE", help="a run file, a packaged run, or a run's id")
     doctor.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
     doctor.set_defaults(run_command=_doctor)
 
@@ -426,10 +426,14 @@ def _add_fetch(actions: Any) -> None:
     fetch.set_defaults(run_command=_fetch_weights)
 
 
-def _config(options: argparse.Namespace) -> Any:
+def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     from node.config import load_config
     from node.system.child_environment import withhold
 
+    if joins:
+        from node.hosting.handed_on_runs import fetch_unknown_run
+
+        fetch_unknown_run(*_given(options), _say)
     config = load_config(*_given(options))
     withhold(config.passphrase_env)
     return config
@@ -451,7 +455,7 @@ def _say(line: str) -> None:
 
 
 def _join(options: argparse.Namespace) -> int:
-    config = _config(options)
+    config = _config(options, joins=True)
     if config.run.learner is None or config.role == "node":
         from node.roles.sapo import SapoRole
 
@@ -501,7 +505,7 @@ def _invite(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from node.roles.app import examine_here
 
-    return examine_here(_config(options), _say)
+    return examine_here(_config(options, joins=True), _say)
 
 
 def _keygen(options: argparse.Namespace) -> int:

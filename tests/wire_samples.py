@@ -50,6 +50,7 @@ from swarm.wire.messages import (
     PlanReply,
     ProvidersReply,
     RecentAdverts,
+    RunReply,
     SetPlan,
     Submission,
     SubmissionReply,
@@ -59,6 +60,7 @@ from swarm.wire.messages import (
     WantLease,
     WantManifest,
     WantReport,
+    WantRun,
     WireModel,
 )
 
@@ -196,6 +198,8 @@ have_replies = st.builds(
     type=st.just("have_reply"),
     held=st.lists(st.integers(0, 15), max_size=16).map(tuple),
 )
+want_runs = st.builds(WantRun, type=st.just("want_run"), run_id=run_ids)
+run_replies = st.builds(RunReply, type=st.just("run"), rules=st.binary(min_size=2, max_size=200))
 want_heads = st.builds(WantHeads, type=st.just("want_heads"), run_id=run_ids)
 heads_replies = st.builds(
     HeadsReply,
@@ -306,6 +310,8 @@ plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     haves,
     have_replies,
     want_heads,
+    want_runs,
+    run_replies,
     heads_replies,
     want_leases,
     lease_replies,
@@ -562,6 +568,8 @@ def sample_messages() -> dict[str, WireModel]:
         ),
         **feeding_messages(),
         **steering_messages(),
+        "want_run": WantRun(type="want_run", run_id="sample-1"),
+        "run": RunReply(type="run", rules=b'{"name":"sample"}'),
         "want_heads": WantHeads(type="want_heads", run_id="sample-1"),
         "heads": HeadsReply(type="heads", records=(codec.sign_head(sample_head(), ALICE),)),
         "want_manifest": WantManifest(

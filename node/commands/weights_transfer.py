@@ -18,10 +18,9 @@ from typing import Any, Final
 import trio
 
 from node.config import NodeConfig
-from node.hosting.membership import Membership
+from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
 from node.monitor.console.progress import Bars, Work, on_stderr, spread_work, version_work
-from node.roles.app import load_identity
 from node.roles.machine import RealNetwork
 from node.roles.peer import ADDRESSES_FILE, Peer, open_peer
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of

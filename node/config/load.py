@@ -1,19 +1,20 @@
 """Where settings come from. First match wins: flags, `SWARM_NODE_<FIELD>` environment variables,
 the `[node]` table of the run file, the defaults."""
 
+import json
+import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from node.config.errors import Source, config_error
 from node.config.node import Conflict, NodeConfig
-from node.config.run import RunConfig
+from node.config.run import RUN_HASH_CHARS, RunConfig
 from node.system.child_environment import ENVIRON_PREFIX, PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -22,6 +23,8 @@ from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 RUN_VARIABLE = "SWARM_NODE_RUN"
 DEFAULT_RUN = "demo"
 RUN_FILE_BYTES_MAX = 1_048_576
+HANDED_ON = "runs"  # in the data directory: rules that peers handed on, by the run's id
+_RUN_ID: Final = re.compile(rf"[^/]+-[0-9a-f]{{{RUN_HASH_CHARS}}}")
 
 
 def packaged_runs() -> tuple[str, ...]:
@@ -35,9 +38,56 @@ def packaged_runs() -> tuple[str, ...]:
     )
 
 
-def _read_run_file(run_file: Path | None, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The label and the text of the run file: a path, or the name of a packaged run."""
+@cache
+def packaged_run_ids() -> Mapping[str, str]:
+    """The names of packaged runs by their ids."""
+    return {load_run(Path(name), {})[0].run_id: name for name in packaged_runs()}
+
+
+def run_argument(run: RunConfig) -> str:
+    """What `--run` takes on a machine that may know nothing of this run; empty where it needs no
+    such flag."""
+    name = packaged_run_ids().get(run.run_id, run.run_id)
+    return "" if name == DEFAULT_RUN else name
+
+
+def handed_on_path(data_dir: Path, run_id: str) -> Path:
+    """Where the rules of a run are kept that a peer handed on."""
+    return data_dir / HANDED_ON / f"{run_id}.json"
+
+
+def data_dir_of(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
+    """The data directory as far as flags and environment say it."""
+    default = NodeConfig.model_fields["data_dir"].default
+    return Path(flags.get("data_dir") or environ.get(f"{ENVIRON_PREFIX}DATA_DIR") or default)
+
+
+def unknown_run(
+    flags: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
+) -> str | None:
+    """The id of the run that is wanted, where its rules are not on this machine."""
+    run_file = run_file or _invited_run(flags, environ)
     wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
+    if not _RUN_ID.fullmatch(wanted) or wanted in packaged_run_ids() or Path(wanted).exists():
+        return None
+    return None if handed_on_path(data_dir_of(flags, environ), wanted).exists() else wanted
+
+
+def _read_run_file(
+    run_file: Path | None, environ: Mapping[str, str], data_dir: Path | None = None
+) -> tuple[str, str]:
+    """The label and the text of the run file: a path, the name of a packaged run, or an id.
+    `data_dir`: where rules of other ids are looked for."""
+    wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
+    if _RUN_ID.fullmatch(wanted) and not Path(wanted).exists():
+        wanted = packaged_run_ids().get(wanted, wanted)
+        if data_dir is not None and wanted not in packaged_runs():
+            wanted = str(handed_on_path(data_dir, wanted))
+            if not Path(wanted).exists():
+                raise ConfigError(
+                    f"--run {Path(wanted).stem}: the rules of this run are not here; join with "
+                    "--peer or --invite, and a node of the run hands them on, or give its file"
+                )
     if wanted in packaged_runs():
         label = f"{wanted}.toml"
         return label, files("node.config").joinpath("runs", label).read_text(encoding="utf-8")
@@ -73,17 +123,24 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def load_run(run_file: Path | None, environ: Mapping[str, str]) -> tuple[RunConfig, dict[str, Any]]:
-    """The run, and the `[node]` table of its file.
+def load_run(
+    run_file: Path | None, environ: Mapping[str, str], data_dir: Path | None = None
+) -> tuple[RunConfig, dict[str, Any]]:
+    """The run, and the `[node]` table of its file. `data_dir`: where rules are kept that peers
+    handed on.
 
     Raises:
         ConfigError: unreadable or wrong.
     """
-    label, text = _read_run_file(run_file, environ)
+    label, text = _read_run_file(run_file, environ, data_dir)
     try:
-        table = tomllib.loads(text)
+        table = json.loads(text) if label.endswith(".json") else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{label}: not TOML ({error}); correct the file") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{label}: not JSON; delete it and join again") from None
+    if not isinstance(table, dict):
+        raise ConfigError(f"{label}: holds no settings; delete it and join again")
     node_table = table.pop("node", {})
     if not isinstance(node_table, dict):
         raise ConfigError(f"node in {label}: must be a table; write [node]")
@@ -94,15 +151,15 @@ def load_run(run_file: Path | None, environ: Mapping[str, str]) -> tuple[RunConf
 
 
 def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:
-    """The packaged run that an invitation is to, where no run is named otherwise."""
+    """The run that an invitation is to, where no run is named otherwise."""
     text = flags.get("invite") or environ.get(f"{ENVIRON_PREFIX}INVITE")
     if not text or RUN_VARIABLE in environ:
         return None
     try:
-        name = Invitation.decode(str(text)).run_id.rpartition("-")[0]
+        run_id = Invitation.decode(str(text)).run_id
     except ConfigError:
         return None  # told when all settings are checked
-    return Path(name) if name in packaged_runs() else None
+    return Path(run_id) if _RUN_ID.fullmatch(run_id) else None
 
 
 def load_config(
@@ -113,7 +170,8 @@ def load_config(
     Args:
         flags: by field name; None means not given.
         environ: the process environment.
-        run_file: a path or the name of a packaged run; None: `SWARM_NODE_RUN`, else the demo.
+        run_file: a path, the name of a packaged run, or a run's id; None: `SWARM_NODE_RUN`, else
+            the run of the invitation, else the demo.
 
     Raises:
         ConfigError: one line that names the setting, its value and what to do.
@@ -127,8 +185,9 @@ def load_with_sources(
     """As `load_config`, with where each setting came from; those that are not in it have their
     defaults."""
     run_file = run_file or _invited_run(flags, environ)
-    run, node_table = load_run(run_file, environ)
-    label = _read_run_file(run_file, environ)[0]
+    data_dir = data_dir_of(flags, environ)
+    run, node_table = load_run(run_file, environ, data_dir)
+    label = _read_run_file(run_file, environ, data_dir)[0]
     of_learner = {} if run.learner is None else {"model": run.learner.model}
     layers: list[tuple[Source, Mapping[str, Any]]] = [
         (Source.in_file(label, "learner."), of_learner),

@@ -379,6 +379,11 @@ class RunConfig(Frozen):
         digest = hashlib.sha256(canonical_json(rules).encode()).hexdigest()
         return f"{self.name}-{digest[:RUN_HASH_CHARS]}"
 
+    def as_json(self) -> bytes:
+        """These rules as one line of canonical JSON, without what has its default: what
+        `RunConfig.model_validate_json` reads, and a peer hands on."""
+        return canonical_json(self.model_dump(mode="json", exclude_defaults=True)).encode()
+
     @property
     def completion_chars_max(self) -> int:
         """How long the text of a completion may be that is trained on: what so many tokens of any

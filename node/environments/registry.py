@@ -28,6 +28,11 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted({*_built_in(), *_plugged_in()}))
 
 
+def is_plug_in(name: str) -> bool:
+    """Whether the environment of that name would be made by code of another package."""
+    return name not in _built_in() and name in _plugged_in()
+
+
 @cache
 def environment(name: str) -> Environment:
     """The environment of that name. A built-in one cannot be replaced by an entry point.

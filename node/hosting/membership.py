@@ -1,16 +1,35 @@
-"""Who may join: the join key of a private swarm, the list of peers allowed, and invitations."""
+"""Who this node is and who may join: its key, the join key of a private swarm, the list of peers
+allowed, and invitations."""
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from node.config import NodeConfig
 from node.monitor.status import fetch_status
 from swarm.errors import ConfigError
-from swarm.identity import PeerId
+from swarm.identity import Identity, PeerId
 from swarm.peers.invite import INVITE_ADDRESSES_MAX, Invitation, JoinKey, read_allow_list
 
 JOIN_KEY_FILE = "join.key"
+
+
+def load_identity(config: NodeConfig) -> Identity:
+    """The node's key, made at the first start.
+
+    Raises:
+        ConfigError: the key file cannot be used.
+    """
+    passphrase = os.environ.get(config.passphrase_env)
+    if not config.key_path.exists():
+        if config.key_file is not None:
+            raise ConfigError(
+                f"--key-file {config.key_file}: no such file; make it with "
+                f"swarm-node keygen --out {config.key_file}"
+            )
+        Identity.generate().save(config.key_path, passphrase)
+    return Identity.load(config.key_path, passphrase)
 
 
 @dataclass(frozen=True, slots=True)

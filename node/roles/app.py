@@ -23,9 +23,9 @@ from random import Random
 import psutil
 import trio
 
-from node.config import DEFAULT_RUN, NodeConfig, packaged_runs
+from node.config import NodeConfig, run_argument
 from node.doctor.doctor import examine
-from node.hosting.membership import Membership
+from node.hosting.membership import Membership, load_identity
 from node.hosting.models import resolve_model, resolved_model, trainer_spec
 from node.monitor.console.live import LiveView
 from node.monitor.console.progress import Work
@@ -58,23 +58,6 @@ EVENTS_FILE = "events.jsonl"
 VIEW_INTERVAL_S = 0.5
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
-
-
-def load_identity(config: NodeConfig) -> Identity:
-    """The node's key, made at the first start.
-
-    Raises:
-        ConfigError: the key file cannot be used.
-    """
-    passphrase = os.environ.get(config.passphrase_env)
-    if not config.key_path.exists():
-        if config.key_file is not None:
-            raise ConfigError(
-                f"--key-file {config.key_file}: no such file; make it with "
-                f"swarm-node keygen --out {config.key_file}"
-            )
-        Identity.generate().save(config.key_path, passphrase)
-    return Identity.load(config.key_path, passphrase)
 
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
@@ -200,10 +183,8 @@ class App:
         await self._serve_metrics(nursery)
 
     def _greet(self, addresses: tuple[str, ...]) -> None:
-        name = self._config.run.name
-        run = f" --run {name if name in packaged_runs() else 'THIS-RUN-FILE'}"
-        if name == DEFAULT_RUN:
-            run = ""
+        argument = run_argument(self._config.run)
+        run = f" --run {argument}" if argument else ""
         self.say(f"this node is {self._node.peer.identity.peer_id}, run {self._config.run.run_id}")
         if self._membership.key is not None:
             self.say("this swarm is private: this prints an invitation for the next machine:")

@@ -38,6 +38,7 @@ from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import Verifier
 from swarm.exchange.pool import Pool, PoolStatistics
 from swarm.identity import Identity
+from swarm.peers.run_rules import serve_rules
 from swarm.rollouts import is_quantised
 from swarm.transport.places import PlaceFigures
 
@@ -84,6 +85,7 @@ class Node:
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
             self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)
+        serve_rules(peer.transport, self.warden, config.run.run_id, config.run.as_json())
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()

@@ -22,6 +22,7 @@ LEASES_PROTOCOL = "/swarm/leases/1.0.0"
 SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
 REPORTS_PROTOCOL = "/swarm/learner-report/1.0.0"
 PLANS_PROTOCOL = "/swarm/plan/1.0.0"
+RUN_PROTOCOL = "/swarm/run/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -70,6 +71,9 @@ HAVE_REPLY_BYTES_MAX = 256
 HEAD_BYTES_MAX = 32_768
 HEADS_PER_REPLY_MAX = 16
 WANT_HEADS_BYTES_MAX = 512
+RULES_BYTES_MAX = 1_048_576
+WANT_RUN_BYTES_MAX = 512
+RUN_REPLY_BYTES_MAX = RULES_BYTES_MAX + 256
 HEADS_REPLY_BYTES_MAX = HEADS_PER_REPLY_MAX * (HEAD_BYTES_MAX + 256)
 ORDER_PEERS_MAX = 512
 WANT_MANIFEST_BYTES_MAX = 512
@@ -359,6 +363,20 @@ class HeadBody(WireModel):
     parents: Annotated[bytes, Field(max_length=2 * ORDER_PEERS_MAX)]  # u16 little-endian
 
 
+class WantRun(WireModel):
+    """Asks for the rules of a run, of which only the id is known."""
+
+    type: Literal["want_run"]
+    run_id: RunId
+
+
+class RunReply(WireModel):
+    """The rules as canonical JSON, from which the run's id follows."""
+
+    type: Literal["run"]
+    rules: Annotated[bytes, Field(min_length=2, max_length=RULES_BYTES_MAX)]
+
+
 class WantHeads(WireModel):
     """Asks for the heads that the responder believes: how a late joiner catches up."""
 
@@ -614,6 +632,8 @@ Message = Annotated[
     | WantReport
     | LearnerReport
     | SetPlan
-    | PlanReply,
+    | PlanReply
+    | WantRun
+    | RunReply,
     Field(discriminator="type"),
 ]

@@ -12,10 +12,10 @@ from typing import Any
 import trio
 
 from node.config import NodeConfig, load_config
+from node.hosting.membership import load_identity
 from node.hosting.models import resolve_model, trainer_spec
 from node.loops.sapo import Progress, Sapo
 from node.records.records import RoundDone
-from node.roles.app import load_identity
 from node.training.process import open_trainer
 from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import ProcessVerifier
