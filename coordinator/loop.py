@@ -99,6 +99,7 @@ class _Memory:
     beat_s: float | None = None
 
 
+# Long: a beat looks, decides and acts on one set of workers.
 class Coordinator:
     """Plans one learner's workers. `beat` is one look and what follows from it."""
 

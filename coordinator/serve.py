@@ -116,6 +116,7 @@ async def _watch_signals(asked: trio.Event) -> None:
             asked.set()
 
 
+# Long: the composition root: what is opened here ends in this order.
 def serve(
     load: Callable[[], Fleet],
     data_dir: Path,

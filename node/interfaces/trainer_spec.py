@@ -153,6 +153,7 @@ class TrainerSpec:
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
     device: Device = "auto"
 
+    # Long: one row for each setting and its bounds.
     def __post_init__(self) -> None:
         checks = (
             ("model", bool(self.model), "name a preset, a model directory or a hub id"),

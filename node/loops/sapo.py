@@ -342,6 +342,7 @@ class Sapo:
         self.progress = self.progress.with_held_out(record.passed)
         return record
 
+    # Long: one record, field by field.
     def _record(
         self,
         own: Sequence[OwnGroup],

@@ -62,6 +62,7 @@ SPREAD_LOOK_S: Final = 0.5
 COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
 
 
+# Long: the whole of `Role` for a learner.
 class LearnerRole:
     """See `Role`."""
 

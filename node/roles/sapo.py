@@ -38,6 +38,7 @@ class Rounds:
         self.progress = Progress()
         self.last: RoundDone | None = None
 
+    # Long: the order of a round's parts is what it says.
     async def run(
         self,
         trainer: Trainer,

@@ -184,6 +184,7 @@ class Steering:
         most = max(1, self._rules.staleness_max)
         self._learner.publish_every = min(plan.publish_every or self._rules.publish_every, most)
 
+    # Long: one report, field by field.
     def report(self) -> LearnerReport:
         """See `Steered`."""
         learner, intake = self._learner, self._intake

@@ -78,6 +78,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 
 
+# Long: one text, line by line.
 def render(report: Report) -> str:
     """The report as a table, the broken rules, and the line that replays the run."""
     replay, nodes, deliveries = report.replay, report.replay.nodes, report.deliveries

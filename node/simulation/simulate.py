@@ -193,6 +193,7 @@ class _Host:
     fetched: ByteWatch | None = None
 
 
+# Long: every kind of fault acts on the same hosts and links.
 class _Simulation:
     """One run. `run` is its body."""
 

@@ -80,6 +80,7 @@ class _Done:
             self.first, self.grad_norm = sums, grad_norm
 
 
+# Long: the ways of one forward pass share the model and the memory's bounds.
 class GroupTrainer:
     """Owns the optimizer over a policy. Synchronous; not safe for use from two threads."""
 

@@ -119,6 +119,7 @@ def run_node(
     )
 
 
+# Long: one experiment, told in order.
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)

@@ -105,6 +105,7 @@ def run_one(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     return {**vars(setting), **result, "wall_s": time.perf_counter() - started}
 
 
+# Long: one training run from start to end.
 async def _learn(
     run: Any, spec: Any, setting: Setting, options: argparse.Namespace
 ) -> dict[str, Any]:

@@ -161,6 +161,7 @@ def _late(batches: Sequence[_Batch]) -> list[bool]:
     return [batch.late for batch in batches]
 
 
+# Long: who is asked, who failed and what is due share one table.
 class Fetcher:
     """Keeps the stock of foreign groups filled. `run` fetches until cancelled."""
 

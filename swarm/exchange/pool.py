@@ -149,6 +149,7 @@ class PoolStatistics:
     oldest_eligible_at_s: int | None = None  # when the oldest of these was created
 
 
+# Long: all that is said to one database.
 class Pool:
     """One node's pool, in the file `path` or, with ":memory:", in memory.
 

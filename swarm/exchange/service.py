@@ -73,6 +73,7 @@ SERVE_SHARE_OF_ONE_RELAYED = 0.0625
 SERVED_PEERS_MAX = 256  # whose budgets are kept, the most recent ones
 
 
+# Long: what is served and what is drawn share one pool.
 class Exchange:
     """One node's side of the exchange. `run` serves and fetches until cancelled."""
 

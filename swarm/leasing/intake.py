@@ -148,6 +148,7 @@ class _Standing:
         return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
 
 
+# Long: a submission's way through checks, leases and credit.
 class Intake:
     """Takes groups in for one learner. `run` serves until cancelled."""
 

@@ -184,6 +184,7 @@ def _framed(*parts: str) -> bytes:
     return b"".join(len(raw).to_bytes(8, "big") + raw for raw in (p.encode() for p in parts))
 
 
+# Long: grants, ends and standing are one set of books.
 class LeaseBook:
     """All leases of one learner, open and remembered, and what its workers deliver.
 

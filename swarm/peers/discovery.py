@@ -70,6 +70,7 @@ class PeerInfo:
     addresses: tuple[str, ...]
 
 
+# Long: hellos both ways and the address book share one table of peers.
 class Discovery:
     """One node's membership in the swarm. `run` works until cancelled."""
 

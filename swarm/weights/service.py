@@ -160,6 +160,7 @@ class _Try:
     patch_s: float = 0.0
 
 
+# Long: tries, heads and manifests of one version go together.
 class WeightsService:
     """One policy of one run, on one transport."""
 

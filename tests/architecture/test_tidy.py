@@ -11,6 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 80
+FUNCTION_LINES = 50  # and over them, as over a class's, somebody says why
+CLASS_LINES = 300
+LONG = "# Long: "
 # In pieces, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 MACHINE_PATH = re.compile(r"/(ho" r"me|Us" r"ers|ro" r"ot|wo" r"rk|tm" r"p)/[A-Za-z0-9_.-]+")
@@ -53,6 +56,21 @@ def long_functions(source: str) -> list[str]:
     ]
 
 
+def long_without_reason(source: str) -> list[str]:
+    """Functions and classes over their lengths, without a reason in the line above."""
+    lines, found = source.splitlines(), []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        length_max = CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+        first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+        above = lines[first - 2] if first > 1 else ""
+        is_long = node.end_lineno is not None and node.end_lineno - node.lineno >= length_max
+        if is_long and not above.strip().startswith(LONG):
+            found.append(f"{node.name}: over {length_max} lines, and nobody says why")
+    return found
+
+
 def too_long(source: str) -> bool:
     return source.count("\n") > FILE_LINES_MAX
 
@@ -64,6 +82,8 @@ def findings() -> Iterator[str]:
         yield from (f"{name}: {place}" for place in machine_paths(text))
         if path.suffix == ".py":
             yield from (f"{name}: {function}" for function in long_functions(text))
+            if name.parts[0] != "tests":
+                yield from (f"{name}: {each}" for each in long_without_reason(text))
             if too_long(text):
                 yield f"{name}: more than {FILE_LINES_MAX} lines"
 
@@ -83,5 +103,11 @@ def test_faults_are_found() -> None:
     body = "    pass\n" * FUNCTION_LINES_MAX
     assert long_functions(f"def f():\n{body}")
     assert not long_functions(f"def f():\n{body[9:]}")
+    for head, length in (("def f():", FUNCTION_LINES), ("class A:", CLASS_LINES)):
+        long = f"{head}\n" + "    pass\n" * length
+        assert long_without_reason(long)
+        assert long_without_reason(f"@made\n{long}")
+        assert not long_without_reason(f"{LONG}of so many parts\n@made\n{long}")
+        assert not long_without_reason(long.replace("    pass\n", "", 1))
     assert too_long("\n" * (FILE_LINES_MAX + 1))
     assert not too_long("\n" * FILE_LINES_MAX)

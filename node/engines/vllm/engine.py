@@ -83,6 +83,7 @@ class Update:
     probe: probe.Difference | None  # from what it should be; None: nobody says
 
 
+# Long: requests, weights and life of one child process share its lock.
 class VllmEngine:
     """See `PartialEngine`. Generations may run at the same time, and loads in the middle of them.
 
@@ -602,6 +603,7 @@ class VllmEngine:
         return results
 
 
+# Long: one line for each argument, of which vLLM's server wants many.
 async def make_vllm(
     model_directory: Path,
     data_directory: Path,

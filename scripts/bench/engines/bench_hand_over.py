@@ -87,6 +87,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+# Long: one measurement from start to end.
 async def _measure(base: Path, device: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     spec = TrainerSpec(str(base / "first"), threads=arguments.threads, device=device)  # type: ignore[arg-type]
     ways = [way for way in WAYS if way != "slept" or device == "cuda"]

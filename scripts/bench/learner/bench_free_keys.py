@@ -85,6 +85,7 @@ def addresses(siege: Siege, honest: int, strangers: int) -> list[str]:
     return apart
 
 
+# Long: one scene, told in order.
 def run_siege(
     name: str, *, counted_s: float = COUNTED_S, begins_at_s: float = 0.0, seed: int = 0
 ) -> SiegeRow:

@@ -194,6 +194,7 @@ async def _approve(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
     return "prompt", tuple(float(at % 2) for at in range(len(group.completions)))
 
 
+# Long: one measurement from start to end.
 async def _accept(
     way: str,
     cores: Sequence[int],

@@ -286,6 +286,7 @@ def page_latencies(
     return latencies
 
 
+# Long: one measurement from start to end.
 def measure(count: int, seconds: float, interval_s: float, with_browser: bool) -> Result:
     """One run."""
     with ExitStack() as stack:

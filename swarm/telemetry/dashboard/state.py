@@ -86,6 +86,7 @@ class DashboardState:
         self._number = 0
         self._sampled_s = -math.inf
 
+    # Long: one page, part by part.
     def look(
         self,
         nodes: Sequence[NodeView],

@@ -110,6 +110,7 @@ class _Subscription:
     send: trio.MemorySendChannel[GossipMessage]
 
 
+# Long: the whole of `Transport`, over one host.
 class Libp2pTransport:
     """`swarm.transport.base.Transport` over a libp2p host. Made by `open_libp2p`."""
 

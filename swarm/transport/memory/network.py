@@ -6,8 +6,7 @@ partitions, pauses, crashes, and every limit on serving. What is simpler than on
 subscribes to what is known at once, and both ends see the end of a connection at the same moment.
 
 A partition is a black hole: connections over it stay, requests over it stall until it heals or
-they time out, gossip over it is lost. A paused host is one whose processor stands still: what is
-sent to it waits.
+they time out, gossip over it is lost. What is sent to a paused host, which computes nothing, waits.
 """
 
 import re
@@ -111,6 +110,7 @@ class Cut:
         return not self.one_way and source in self.targets and target in self.sources
 
 
+# Long: every link's delay, loss and cut act on one clock.
 class MemoryNetwork:
     """All hosts and what lies between them. Its tasks run in `nursery`; a bug in a handler ends it.
 

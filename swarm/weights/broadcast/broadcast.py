@@ -109,9 +109,11 @@ class BroadcastCounters:
     distrusted: int = 0
 
 
+# Long: sending and receiving share what is known of each chunk.
 class Broadcast:
     """One artifact, from this node's side. `run` it, and it is `complete` some time."""
 
+    # Long: one line for each argument, counter and table.
     def __init__(
         self,
         service: ChunkService,

@@ -93,6 +93,7 @@ class _Running:
     failure: StoreFull | StorageFailed | None = None
 
 
+# Long: sessions of one node share its uplink.
 class Sharing:
     """All broadcasts of one policy. `nursery` is set before any is opened."""
 

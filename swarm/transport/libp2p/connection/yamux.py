@@ -185,6 +185,7 @@ class EventStream(YamuxStream):
 # --- connections ---------------------------------------------------------------------------
 
 
+# Long: upstream's class, method by method.
 class HardYamux(MuxedConnection):
     """Yamux with a task that writes (`Outbox`), one that reads, and a check for dead peers."""
 

@@ -13,7 +13,6 @@ the same moment (libp2p's DCUtR, over TCP). For that to work
   do; a router that draws a new port for each connection, "symmetric NAT", cannot be passed);
 * neither router answers the other's first packet with a reset;
 * the end that was dialled through the relay takes the server's part in the handshake.
-
 Peers that cannot get through stay on the relay.
 """
 
@@ -153,6 +152,7 @@ class Host(Protocol):
     def handle(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None: ...
 
 
+# Long: asking, answering, relaying and punching share one picture.
 class Reach:
     """One node's reachability. `run` keeps it up until cancelled."""
 
