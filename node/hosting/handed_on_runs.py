@@ -27,10 +27,13 @@ from swarm.peers.invite import Invitation, JoinKey
 from swarm.peers.run_rules import ask_for_rules
 from swarm.storage.files import write_whole
 from swarm.storage.locking import data_directory
+from swarm.texts import printable
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules
 
 CONNECT_TIMEOUT_S: Final = 20.0
+NAME_CHARS_SHOWN: Final = 100  # of what a peer sent
+COMPLAINT_CHARS: Final = 500
 _OWN: Final = ("data_dir", "key_file", "passphrase_env", "peers", "yes")  # of no run
 
 
@@ -118,14 +121,18 @@ def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunCon
         raise ConfigError(f"--run {run_id}: what the peer sent are no rules of a run") from None
     brings = [f"the installed plug-in {name!r}" for name in environments if is_plug_in(name)]
     if model not in (TINY, *PRESETS):
-        brings.append(f"the learner's model {model!r}, from disk or Hugging Face")
+        shown = printable(model, NAME_CHARS_SHOWN)
+        brings.append(f"the learner's model {shown!r}, from disk or Hugging Face")
     if brings and not agreed(f"This run uses {', '.join(brings)}. Go on?"):
         raise ConfigError(f"--run {run_id}: it uses {', '.join(brings)}; --yes agrees to that")
     label = Source.in_file(f"the rules of {run_id}")
     try:
-        run = RunConfig.model_validate_json(rules)
+        run = RunConfig.model_validate(table)  # what was looked at: parsers may differ
     except ValidationError as error:
-        raise config_error(error, RunConfig, lambda _: label) from None
+        complaint = str(config_error(error, RunConfig, lambda _: label))
+        raise ConfigError(printable(complaint, COMPLAINT_CHARS)) from None
+    except ConfigError as error:
+        raise ConfigError(printable(str(error), COMPLAINT_CHARS)) from None
     if run.run_id != run_id:
         raise ConfigError(
             f"--run {run_id}: the peer sent the rules of {run.run_id}; ask whoever gave you the "
