@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 import trio
-from siege_messages import hello, hello_reply, want
+from siege_messages import hello, hello_reply, want, want_chunk
 from siege_wire import FAILURES, Door, Spent, admitted
 
 from swarm.errors import SwarmError
@@ -25,6 +25,8 @@ from swarm.transport.base import ServeLimits
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules
 from swarm.wire.messages import (
+    CHUNK_BYTES_MAX,
+    CHUNKS_PROTOCOL,
     GROUPS_REPLY_BYTES_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
@@ -32,6 +34,8 @@ from swarm.wire.messages import (
     ROLLOUTS_PROTOCOL,
 )
 
+NOT_SERVED = "does not serve"
+NOT_HERE = "that artifact is not here"
 PEERS = 2
 ASKS_PER_S = 7.0
 TIMEOUT_S = 10.0  # an honest request that takes longer counts as so long, and as failed
@@ -59,6 +63,7 @@ class HonestPeer:
         self._address = address
         self._run_id = run_id
         self._node = PeerId(address.rpartition("/")[2])
+        self._serves_rollouts = True
         limits = ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX)
         transport.serve(HELLO_PROTOCOL, self._answer, limits)
 
@@ -78,7 +83,16 @@ class HonestPeer:
                 due_s = time.monotonic()
 
     async def _ask(self) -> str:
-        return await self._request(ROLLOUTS_PROTOCOL, want(self._run_id), GROUPS_REPLY_BYTES_MAX)
+        """For a group that nobody has. A learner that draws none serves no groups: it is asked for
+        a chunk that nobody has, and to say so is its answer."""
+        if self._serves_rollouts:
+            payload = want(self._run_id)
+            why = await self._request(ROLLOUTS_PROTOCOL, payload, GROUPS_REPLY_BYTES_MAX)
+            self._serves_rollouts = NOT_SERVED not in why
+            if self._serves_rollouts:
+                return why
+        why = await self._request(CHUNKS_PROTOCOL, want_chunk(), CHUNK_BYTES_MAX)
+        return "" if NOT_HERE in why else why
 
     async def _request(self, protocol: str, payload: bytes, most: int) -> str:
         """What went wrong; empty where nothing did."""

@@ -14,6 +14,7 @@ from swarm.wire.messages import (
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
+    ChunkRequest,
     FindProviders,
     GroupsReply,
     Hello,
@@ -63,6 +64,26 @@ def known_peer(address: str) -> KnownPeer:
 def want(run_id: str) -> bytes:
     """A group that nobody has."""
     return codec.encode(Want(type="want", run_id=run_id, group_ids=(secrets.token_bytes(32),)))
+
+
+def want_chunk() -> bytes:
+    """A chunk of weights that nobody has."""
+    return codec.encode(
+        ChunkRequest(
+            type="chunk",
+            root=secrets.token_bytes(32),
+            artifact=0,
+            kind="fresh",
+            chunk=0,
+            accused=None,
+            have=b"",
+            relaying=b"",
+            pending=(),
+            wait_ms=0,
+            up_bytes_per_s=0,
+            down_bytes_per_s=0,
+        )
+    )
 
 
 def provide(key: bytes, addresses: Sequence[str]) -> bytes:
