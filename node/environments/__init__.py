@@ -1,1 +1,1 @@
-"""Where prompts, answers and rewards come from."""
+"""Where prompts, answers and rewards come from. Which tasks a node has: `node.verification`."""

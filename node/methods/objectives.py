@@ -1,8 +1,8 @@
 """Which loss has which name: what a trainer looks up.
 
-A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `spec.py` with its parameters:
-a function from tokens to token losses and, where a decision needs all tokens of the batch at once,
-a function that makes that decision first.
+A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in
+`node/interfaces/trainer_spec.py` with its parameters: a function from tokens to token losses and,
+where a decision needs all tokens of the batch at once, a function that makes that decision first.
 """
 
 from collections.abc import Callable, Mapping

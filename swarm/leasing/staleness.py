@@ -116,14 +116,6 @@ def staleness(versions: Iterable[int], learner_version: int) -> int:
     return learner_version - min(versions)
 
 
-def admissible(versions: Iterable[int], learner_version: int, bound: int) -> bool:
-    """Whether a group may be consumed: not too old, and of versions that exist."""
-    seen = tuple(versions)
-    if not seen or min(seen) < 0 or max(seen) > learner_version:
-        return False
-    return staleness(seen, learner_version) <= bound
-
-
 class Account:
     """Buffered and granted groups of one learner, its version, and what became of everything.
 

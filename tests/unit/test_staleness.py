@@ -11,7 +11,6 @@ from swarm.leasing.staleness import (
     Discard,
     Room,
     StalenessRules,
-    admissible,
     staleness,
 )
 
@@ -33,24 +32,6 @@ def filled(*oldest: int, version: int = 0, rules: StalenessRules = RULES) -> Acc
 def test_staleness_is_by_the_oldest_token() -> None:
     assert staleness((5, 3, 4), 6) == 3
     assert staleness((6,), 6) == 0
-
-
-@pytest.mark.parametrize(
-    ("versions", "version", "bound", "good"),
-    [
-        ((3,), 5, 2, True),
-        ((2,), 5, 2, False),
-        ((5, 2), 5, 2, False),  # one old token is enough
-        ((5,), 5, 0, True),
-        ((4,), 5, 0, False),
-        ((6,), 5, 2, False),  # not made yet
-        ((5, 6), 5, 2, False),
-        ((-1,), 0, 2, False),
-        ((), 0, 2, False),
-    ],
-)
-def test_what_is_admissible(versions, version, bound, good) -> None:
-    assert admissible(versions, version, bound) is good
 
 
 @pytest.mark.parametrize(
