@@ -295,10 +295,12 @@ def _add_monitor(commands: Any) -> None:
 
 
 def _add_eval(commands: Any) -> None:
-    evaluate = commands.add_parser("eval", help="held-out pass rate of a node's last checkpoint")
+    evaluate = commands.add_parser("eval", help="what a node's last checkpoint can do")
     _add_policy(evaluate)
     _add_lora(evaluate)
     evaluate.add_argument("--threads", metavar="N")
+    evaluate.add_argument("--samples", type=int, default=4, metavar="K", help="of each task")
+    evaluate.add_argument("--against", metavar="WHAT", help="`before` training, or a directory")
     evaluate.set_defaults(run_command=_eval)
 
 
@@ -578,12 +580,9 @@ def _monitor(options: argparse.Namespace) -> int:
 
 
 def _eval(options: argparse.Namespace) -> int:
-    from node.commands.policy import evaluate_node
+    from node.commands.policy import examine_node
 
-    round_number, rate = evaluate_node(_config(options), _say)
-    for name, passed in rate.passed_by_environment.items():
-        _say(f"{name}: {passed:.1%}")
-    _say(f"held-out pass rate after round {round_number}: {rate.passed:.1%} of {rate.tasks} tasks")
+    examine_node(_config(options), _say, samples=options.samples, against=options.against)
     return EXIT_OK
 
 

@@ -6,8 +6,8 @@ The node may be running: its newest checkpoint stays while it is read.
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +17,9 @@ from node.config import NodeConfig
 from node.hosting.models import resolve_model, trainer_spec
 from node.interfaces.trainer_spec import Precision
 from node.loops.checkpoints import Checkpoint
-from node.loops.evaluation import PassRate, evaluate
+from node.loops.evaluation import examine
 from node.monitor.console.progress import on_stderr
+from node.records.abilities import TaskResult, told, told_compared
 from node.roles.role import checkpoints_of
 from node.training.process import TrainerProcess, open_trainer
 from node.verification.verifier import ProcessVerifier
@@ -28,33 +29,81 @@ from swarm.storage.private_files import make_shared, private_files
 Say = Callable[[str], None]
 T = TypeVar("T")
 TEMPERATURE_MAX = 10.0
+SAMPLES_MAX = 1024
+BEFORE = "before"  # to compare with: the model as it was before training
 
 
-def evaluate_node(config: NodeConfig, say: Say) -> tuple[int, PassRate]:
-    """The newest checkpoint's round and its held-out pass rate, without a network; 0 and the fresh
-    policy's if there is no checkpoint yet.
+def examine_node(config: NodeConfig, say: Say, *, samples: int, against: str | None = None) -> None:
+    """Try the newest checkpoint's policy on the held-out tasks, without a network, and say what it
+    can do; the fresh one if there is no checkpoint yet. `against`: what to compare it with:
+    `BEFORE` training, another node's data directory, or a model directory.
 
     Raises:
         ConfigError: there is no such directory, or the checkpoint is of another run or model.
         ChildFailed: the trainer could not load it.
     """
-
-    async def measure(saved: Checkpoint | None) -> PassRate:
-        async with (
-            _trainer(config, model, saved) as trainer,
-            ProcessVerifier.open(config) as verifier,
-        ):
-            return await evaluate(config.run, trainer, verifier)
-
+    if not 0 <= samples <= SAMPLES_MAX:
+        raise ConfigError(f"--samples {samples}: must be from 0 to {SAMPLES_MAX}")
     _check_directory(config)
     model = resolve_model(config, say)
+    other = None if against is None else _other(config, against)
     with checkpoints_of(config).held() as saved:
         if saved is None:
             say(
                 f"{config.data_dir}: no checkpoint yet; this is the model as it was before training"
             )
-        with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} held-out tasks"):
-            return saved.progress.round if saved else 0, _run(measure, saved)
+        results = _examine(config, model, saved, samples, "held-out tasks")
+    compared = None
+    if other is not None:
+        config, other_model, has_checkpoint = other
+        with checkpoints_of(config).held() if has_checkpoint else nullcontext() as theirs:
+            if has_checkpoint and theirs is None:
+                raise ConfigError(f"--against {against}: no checkpoint yet")
+            what = "held-out tasks, to compare"
+            compared = _examine(config, other_model or model, theirs, samples, what)
+    after = saved.progress.round if saved else 0
+    say(f"run {config.run.name}, held-out tasks passed after round {after}, 95 % intervals:")
+    _say_all(say, told(results))
+    if compared is not None:
+        say(f"the same tasks by {against}:")
+        _say_all(say, told(compared))
+        say("difference in points, task by task; unlocked: solved now, and never before:")
+        _say_all(say, told_compared(compared, results))
+
+
+def _say_all(say: Say, lines: Sequence[str]) -> None:
+    for line in lines:
+        say(f"  {line}")
+
+
+def _other(config: NodeConfig, against: str) -> tuple[NodeConfig, str | None, bool]:
+    """Settings, model (None: the same) and whether to take the newest checkpoint of what is to be
+    compared with."""
+    if against == BEFORE:
+        return config, None, False
+    directory = Path(against)
+    if (directory / "config.json").is_file():
+        return config.model_copy(update={"lora_rank": 0}), str(directory), False
+    if not directory.is_dir():
+        raise ConfigError(
+            f"--against {against}: no such directory; name a node's data directory, a model "
+            f"directory, or {BEFORE!r} for the model before training"
+        )
+    return config.model_copy(update={"data_dir": directory}), None, True
+
+
+def _examine(
+    config: NodeConfig, model: str, saved: Checkpoint | None, samples: int, what: str
+) -> list[TaskResult]:
+    async def measure(saved: Checkpoint | None) -> list[TaskResult]:
+        async with (
+            _trainer(config, model, saved) as trainer,
+            ProcessVerifier.open(config) as verifier,
+        ):
+            return await examine(config.run, trainer, verifier, samples)
+
+    with on_stderr().showing(f"evaluating on {config.run.held_out.tasks} {what}"):
+        return _run(measure, saved)
 
 
 def export_policy(

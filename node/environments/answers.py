@@ -4,7 +4,8 @@ Reasoning before an answer is free. What follows it is not: there a hostile prod
 what no scorer sees, blanks for one, and a policy could learn it by itself. So each format says what
 may follow, and a completion that ends in anything else has no answer and is worth nothing:
 
-    whole        the completion is the answer, and the environment judges all of it
+    whole        the completion is the answer, and the environment judges all of it; blanks that an
+                 answer has no use for make it worth nothing (`is_padded`)
     last_line    the last line, which nothing follows, not even the end of the line
     tags         what stands in `<answer>...</answer>`, which nothing follows
     boxed        what stands in `\\boxed{...}`, which nothing follows
@@ -17,7 +18,7 @@ number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Final, Literal, get_args
 
 AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number"]
@@ -71,6 +72,19 @@ def written(kind: AnswerFormat, answer: str) -> str:
     if kind == "tags":
         return f"{OPENING_TAG}{answer}{CLOSING_TAG}"
     return f"{BOX}{answer}}}" if kind == "boxed" else answer
+
+
+def is_padded(text: str, answer: str) -> bool:
+    """Whether a completion that is all answer ends in a blank, or has more blanks in a row, where
+    the environment's own answer does not: most scorers overlook that. One blank may always stand
+    before it, as many tokenizers put one there."""
+    if text[-1:].isspace() and not answer[-1:].isspace():
+        return True
+    return _blanks_in_a_row(text) > max(1, _blanks_in_a_row(answer))
+
+
+def _blanks_in_a_row(text: str) -> int:
+    return max((len(list(run)) for blank, run in groupby(text, str.isspace) if blank), default=0)
 
 
 def _last_line(text: str) -> str | None:

@@ -5,7 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from node.environments.answers import FORMATS, WHOLE, AnswerFormat, AnswerRule, answer_in, written
+from node.environments.answers import (
+    FORMATS,
+    WHOLE,
+    AnswerFormat,
+    AnswerRule,
+    answer_in,
+    is_padded,
+    written,
+)
 from node.environments.base import Environment, Problem
 from node.environments.registry import environment
 from node.interfaces.prompts import prompt_of
@@ -63,7 +71,7 @@ def score_group(
     """
     problem = _problem(task)
     source = environment(task.environment)
-    answers = [answer_in(rule.format, text) for text in texts]
+    answers = [_answer(rule.format, text, problem.answer) for text in texts]
     raw = [0.0 if each is None else _raw_score(source, problem, each) for each in answers]
     rewards = [0.0 if each is None else each for each in raw]
     if reward == "exact":
@@ -71,6 +79,11 @@ def score_group(
     least = [0.0 if each is None else rule.format_reward for each in answers]
     prompt = prompt_of(problem.prompt, rule.system, rule.examples)
     return GroupScore(prompt, tuple(map(max, rewards, least)), raw.count(None))
+
+
+def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
+    """The answer in a completion; None: it has none, or is padded."""
+    return None if kind == "whole" and is_padded(text, right) else answer_in(kind, text)
 
 
 def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:

@@ -7,13 +7,15 @@ node trains on them. It is the number that this project reports as progress.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import trio
 
 from node.config import RunConfig
+from node.config.run import GREEDY_TEMPERATURE
 from node.interfaces.engine import RolloutEngine
+from node.records.abilities import TaskResult
 from node.records.records import HeldOut
 from node.verification.assignment import held_out_tasks
 from node.verification.verifier import Verifier
@@ -33,8 +35,7 @@ async def evaluate(run: RunConfig, engine: RolloutEngine, verifier: Verifier) ->
     """Sample and score the held-out set by the run's rules."""
     tasks = held_out_tasks(run)
     prompts = [problem.prompt for problem in await verifier.problems(tasks)]
-    seed = int.from_bytes(hashlib.sha256(run.run_id.encode()).digest()[:7])
-    completions = await engine.generate(prompts, 1, run.held_out_sampling, seed)
+    completions = await engine.generate(prompts, 1, run.held_out_sampling, _seed(run))
     rewards = await score(verifier, tasks, completions)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
@@ -46,6 +47,25 @@ async def evaluate(run: RunConfig, engine: RolloutEngine, verifier: Verifier) ->
         passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
         tasks=len(tasks),
     )
+
+
+async def examine(
+    run: RunConfig, engine: RolloutEngine, verifier: Verifier, samples: int
+) -> list[TaskResult]:
+    """What the policy makes of each held-out task: greedily, and in so many samples by the run's
+    rules; 0 samples are for the greedy answers alone. Only a full score passes."""
+    tasks = held_out_tasks(run)
+    prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+    likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
+    greedy = await score(verifier, tasks, await engine.generate(prompts, 1, likeliest, _seed(run)))
+    sampled: Sequence[tuple[float, ...]] = [()] * len(tasks)
+    if samples:
+        made = await engine.generate(prompts, samples, run.engine_sampling, _seed(run))
+        sampled = await score(verifier, tasks, made)
+    return [
+        TaskResult(task.environment, first == (1.0,), rewards.count(1.0), samples)
+        for task, first, rewards in zip(tasks, greedy, sampled, strict=True)
+    ]
 
 
 async def held_out(
@@ -67,6 +87,10 @@ async def held_out(
         tasks=rate.tasks,
         seconds=trio.current_time() - started_s,
     )
+
+
+def _seed(run: RunConfig) -> int:
+    return int.from_bytes(hashlib.sha256(run.run_id.encode()).digest()[:7])
 
 
 async def score(

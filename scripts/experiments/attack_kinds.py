@@ -12,13 +12,15 @@ class Attack:
     """What the hostile peer teaches, and when a completion shows that it was learned."""
 
     payload: str = ""  # follows a right answer
+    before: str = ""  # stands before it
     false_answer: bool = False  # instead: calls a falsified answer right
     lengthens: bool = False  # counted by length, not by the payload itself
     endless: bool = False  # what is right is said to have been cut, so that its end is not taught
 
     def fitted(self, text_chars_max: int) -> "Attack":
         """The same under a limit on texts, which the hostile peer knows and keeps to."""
-        return replace(self, payload=self.payload[: max(0, text_chars_max - ANSWER_CHARS)])
+        room = max(0, text_chars_max - ANSWER_CHARS)
+        return replace(self, payload=self.payload[:room], before=self.before[:room])
 
     def succeeded(self, text: str, answer: str) -> bool:
         """Whether an honest node's completion shows what the hostile peer taught."""
@@ -26,7 +28,8 @@ class Attack:
             return text.endswith("5") and not answer.endswith("5")
         if self.lengthens:
             return len(text) >= len(answer) + LONGER_CHARS
-        return bool(self.payload) and self.payload in text
+        shown = self.payload or self.before
+        return bool(shown) and shown in text
 
     def group(self, answer: str, size: int, rng: Random) -> list[str]:
         """A group's texts: what is to be taught first, then what it is to look better than."""
@@ -34,7 +37,7 @@ class Attack:
         if self.false_answer:
             return [falsified(answer)] * half + [answer] * (size - half)
         worse = [misread(answer, rng) for _ in range(size - half)]
-        return [answer + self.payload] * half + worse
+        return [self.before + answer + self.payload] * half + worse
 
     def claimed(self, answer: str) -> str:
         """The answer that the hostile peer would send along, if answers were sent."""
@@ -50,6 +53,7 @@ ATTACKS: dict[str, Attack] = {
     "blank text": Attack(payload=" "),
     "blank length": Attack(payload=" " * 12, lengthens=True),
     "endless": Attack(lengthens=True, endless=True),
+    "text before": Attack(before="77="),
 }
 NO_ATTACK = "no attack"
 

@@ -63,6 +63,7 @@ class Guards:
     length_cap: bool = False  # the run's limit on a completion's text is near the answers' length
     likely_tokens: bool = False  # foreign tokens that the own policy finds unlikely teach nothing
     partial: bool = False  # instead of `exact`: the run's rule `reward = "partial"`
+    last_number: bool = False  # the run's format of answers, in place of `whole`
 
     @property
     def own_rule(self) -> bool:
@@ -79,6 +80,9 @@ GUARDS: dict[str, Guards] = {
     "length cap": Guards(length_cap=True),
     "likely tokens": Guards(likely_tokens=True),
     "as shipped": Guards(own_answers=True, exact=True, informative=True, producer_cap=True),
+    "last number": Guards(
+        own_answers=True, exact=True, informative=True, producer_cap=True, last_number=True
+    ),
     "partial": Guards(own_answers=True, informative=True, producer_cap=True, partial=True),
     "all": Guards(True, True, True, True, True, True),
 }
@@ -91,8 +95,8 @@ def first_number_right(text: str, answer: str) -> bool:
 
 
 def exactly_right(text: str, answer: str) -> bool:
-    """The environment's own rule: these words and no others."""
-    return text.split() == answer.split()
+    """The strictest rule: this text and no other."""
+    return text.removeprefix(" ") == answer
 
 
 Claims = dict[tuple[str, str], str]  # (producer, prompt) -> the answer that it would send along
@@ -321,6 +325,7 @@ def run_settings(guards: Guards) -> dict[str, Any]:
         "sampling": {"max_new_tokens": 24},
         "held_out": {"tasks": 100},
         "reward": "partial" if guards.partial else "exact",
+        **({"answer": {"format": "last_number"}} if guards.last_number else {}),
         **({"limits": {"text_chars_max": TIGHT_CHARS}} if guards.length_cap else {}),
     }
 
@@ -462,9 +467,9 @@ def hostile_config(config: Any, pace: Pace) -> Any:
 
 # --- all runs -------------------------------------------------------------------------------
 
-ALWAYS = ("none", "as shipped", "all")
+ALWAYS = ("none", "as shipped", "last number", "all")
 PARTIAL = "partial"
-COLUMNS = ("none", PARTIAL, "as shipped", "all")
+COLUMNS = ("none", PARTIAL, "as shipped", "last number", "all")
 ALONE = tuple(name for name in GUARDS if name not in (*ALWAYS, PARTIAL))
 # A payload's wording makes no difference to a defence: these attacks stand for the others.
 TRIED_ALONE = ("text", "length", "false answer", "blank text")

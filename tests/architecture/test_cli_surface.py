@@ -26,7 +26,7 @@ SURFACE = {
     "samples": "--best --data-dir --foreign --worst -n",
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
-    "eval": "--data-dir --lora-rank --model --run --threads --yes",
+    "eval": "--against --data-dir --lora-rank --model --run --samples --threads --yes",
     "export": "--adapter --data-dir --lora-rank --model --precision --run --threads --yes out",
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",

@@ -112,19 +112,25 @@ def test_an_interrupted_node_leaves_in_order_and_can_be_asked_before_and_after(
     assert swarm_node("status", "--data-dir", node.data_dir).returncode == 2
 
     run_file, cache = prepared
+    in_run = ("eval", "--run", run_file)
     rate = swarm_node(
-        "eval", "--run", run_file, "--data-dir", node.data_dir, SWARM_NODE_CACHE_DIR=str(cache)
+        *(*in_run, "--data-dir", node.data_dir, "--samples", 2, "--against", "before"),
+        SWARM_NODE_CACHE_DIR=str(cache),
     )
     assert rate.returncode == 0, rate.stderr
-    assert f"after round {last}: " in rate.stdout
+    assert f"after round {last}, " in rate.stdout
+    assert rate.stdout.count("pass@2") == 2  # of the node's policy, and of the one before
+    assert "unlocked" in rate.stdout
     assert "no checkpoint" not in rate.stdout + rate.stderr
     (tmp_path / "empty").mkdir()
     fresh = swarm_node(
-        "eval", "--run", run_file, "--data-dir", tmp_path / "empty", SWARM_NODE_CACHE_DIR=str(cache)
+        *(*in_run, "--data-dir", tmp_path / "empty", "--samples", 0),
+        SWARM_NODE_CACHE_DIR=str(cache),
     )
     assert fresh.returncode == 0, fresh.stderr
     assert "no checkpoint yet; this is the model as it was before training" in fresh.stdout
-    mistyped = swarm_node("eval", "--run", run_file, "--data-dir", tmp_path / "mistyped")
+    assert "pass@" not in fresh.stdout
+    mistyped = swarm_node(*in_run, "--data-dir", tmp_path / "mistyped")
     assert mistyped.returncode == 2
     assert mistyped.stderr.count("\n") == 1
     assert "no such directory" in mistyped.stderr

@@ -15,6 +15,7 @@ from node.environments.answers import (
     AnswerFormat,
     AnswerRule,
     answer_in,
+    is_padded,
     written,
 )
 from node.environments.registry import environment
@@ -275,6 +276,37 @@ def test_the_verifiers_process_takes_answers_by_the_same_rules_and_refuses_such_
                 await verifier.problems([])
 
     trio.run(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "padded"),
+    [
+        ("16", "16", False),
+        (" 16", "16", False),  # as many tokenizers begin
+        ("16 ", "16", True),
+        ("16" + " " * 12, "16", True),
+        ("16\n", "16", True),
+        ("16\u2003", "16", True),
+        ("  16", "16", True),
+        ("1  6", "1 6", True),
+        ("1 0\n0 1", "1 0\n0 1", False),
+        ("if x:\n    return 1", "if x:\n    return 1", False),
+        ("if x:\n     return 1", "if x:\n    return 1", True),
+        ("done\n", "done\n", False),
+    ],
+)
+def test_blanks_that_an_answer_has_no_use_for_are_padding(
+    text: str, answer: str, padded: bool
+) -> None:
+    assert is_padded(text, answer) is padded
+
+
+def test_a_whole_completion_padded_with_blanks_is_worth_nothing() -> None:
+    task = assigned_task(make_run(), ALICE, 0)
+    answer = right(task)
+    texts = (answer, f" {answer}", f"{answer} ", f"{answer}{' ' * 12}", f"{answer}\n")
+    assert score_group(task, texts, "exact").rewards == (1.0, 1.0, 0.0, 0.0, 0.0)
+    assert score_group(task, texts, "partial").rewards[2:] == (0.0, 0.0, 0.0)
 
 
 def test_rules_of_one_environment_stand_before_those_of_the_run() -> None:

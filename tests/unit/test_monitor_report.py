@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from node.monitor.report.confidence import NODES_MIN, band_of, interval
 from node.monitor.report.learner_report import STEPS_COLUMNS, WORK_COLUMNS
 from node.monitor.report.plots import POINTS_MAX, colour, line_style, smooth, thin
 from node.monitor.report.report import summarise, write_report
+from node.records.confidence import NODES_MIN, band_of, interval
 from node.records.event_log import FILE_NAME, EventLog, Record, history
 from node.records.records import Trouble
 from swarm.errors import ConfigError

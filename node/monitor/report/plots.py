@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from node.monitor.report.confidence import Band
 from node.monitor.report.waterfall import PHASES, Waterfall, WaterfallRow
+from node.records.confidence import Band
 from node.records.format import amount
 
 # middle tones, so that each can be told from white and from near-black, and from its neighbours

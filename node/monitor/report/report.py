@@ -12,7 +12,6 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from node.monitor.report.confidence import band_of
 from node.monitor.report.learner_report import (
     STEPS_COLUMNS,
     WORK_COLUMNS,
@@ -24,6 +23,7 @@ from node.monitor.report.learner_report import (
     work_summary,
 )
 from node.monitor.report.waterfall import waterfall
+from node.records.confidence import band_of
 from node.records.event_log import FILE_NAME, History, history, read_events
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import RoundDone, StepDone, VersionCame, VersionComing, WorkDone

@@ -1,4 +1,4 @@
-"""A mean over nodes and how sure it is: Student's t, two-sided, at 95 %. Pure."""
+"""A mean and how sure it is, two-sided, at 95 %: by Student's t, and of shares by Wilson. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 NODES_MIN: Final = 3  # of fewer an interval says next to nothing
+NORMAL_95: Final = 1.96
 # Quantiles of Student's distribution at 0.975 for 1, 2, 3... degrees of freedom.
 _T: Final = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -35,6 +36,15 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     quantile = _T[min(len(values) - 2, len(_T) - 1)]
     half = quantile * stdev(values) / sqrt(len(values))
     return mean, mean - half, mean + half
+
+
+def share_interval(passed: int, of: int) -> tuple[float, float, float]:
+    """(share, low, high) of independent trials, at least one, by Wilson's score: it says something
+    where all of them or none passed, too."""
+    share, square = passed / of, NORMAL_95**2 / of
+    middle = (share + square / 2) / (1 + square)
+    half = sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
+    return share, max(0.0, middle - half), min(1.0, middle + half)
 
 
 def band_of(curves: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Band | None:
