@@ -214,10 +214,10 @@ async def prepared(settings: Settings, console: Console) -> Settings:
     Raises:
         DemoFailed: there is no policy.
     """
-    lack = lacking(settings) if settings.model != TINY else None
+    lack = lacking(settings) if settings.model != TINY and not settings.resume else None
     if lack is None and await prepare(settings, console):
         return settings
-    if settings.model != TINY:
+    if settings.model != TINY and not settings.resume:
         why_not = lack or "cannot be had here"
         console.print(f"{settings.model} {why_not}; a tiny policy, made here, learns instead")
         tiny = settings_of(settings.given, TINY)

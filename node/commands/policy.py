@@ -135,10 +135,10 @@ def export_policy(
         raise ConfigError(f"{out} is there already; name a directory that is not")
     if adapter and not config.lora_rank:
         raise ConfigError("--adapter: this node trains no adapter; give its --lora-rank")
-    model = resolve_model(config, say)
     with checkpoints_of(config).held() as saved:
         if saved is None:
             raise ConfigError(f"--data-dir {config.data_dir}: no checkpoint yet")
+        model = resolve_model(config, say)
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with on_stderr().showing(f"writing {out}"):

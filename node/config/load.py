@@ -68,9 +68,16 @@ def unknown_run(
     """The id of the run that is wanted, where its rules are not on this machine."""
     run_file = run_file or _invited_run(flags, environ)
     wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
-    if not _RUN_ID.fullmatch(wanted) or wanted in packaged_run_ids() or Path(wanted).exists():
+    if not _RUN_ID.fullmatch(wanted) or wanted in packaged_run_ids() or _is_there(wanted):
         return None
     return None if handed_on_path(data_dir_of(flags, environ), wanted).exists() else wanted
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # such as a name that no file can have
+        return False
 
 
 def _read_run_file(
@@ -79,7 +86,7 @@ def _read_run_file(
     """The label and the text of the run file: a path, the name of a packaged run, or an id.
     `data_dir`: where rules of other ids are looked for."""
     wanted = str(run_file) if run_file is not None else environ.get(RUN_VARIABLE, DEFAULT_RUN)
-    if _RUN_ID.fullmatch(wanted) and not Path(wanted).exists():
+    if _RUN_ID.fullmatch(wanted) and not _is_there(wanted):
         wanted = packaged_run_ids().get(wanted, wanted)
         if data_dir is not None and wanted not in packaged_runs():
             wanted = str(handed_on_path(data_dir, wanted))
@@ -133,6 +140,7 @@ def load_run(
         ConfigError: unreadable or wrong.
     """
     label, text = _read_run_file(run_file, environ, data_dir)
+    kept = run_file is not None and label == f"{run_file}.json"  # rules that a peer handed on
     try:
         table = json.loads(text) if label.endswith(".json") else tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -145,9 +153,14 @@ def load_run(
     if not isinstance(node_table, dict):
         raise ConfigError(f"node in {label}: must be a table; write [node]")
     try:
-        return RunConfig.model_validate(table), node_table
+        run = RunConfig.model_validate(table)
     except ValidationError as error:
         raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
+    if kept and run.run_id != str(run_file):
+        raise ConfigError(
+            f"{label}: holds the rules of {run.run_id}; delete it and join again with --peer"
+        )
+    return run, node_table
 
 
 def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:

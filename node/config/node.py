@@ -99,7 +99,8 @@ class NodeConfig(Frozen):
     """The policy to start from: `tiny`, `smollm2`, a directory in Hugging Face's format, a GGUF
     file, or the id of a model on the hub."""
     yes: bool = False
-    """Fetch a model that must be fetched without asking."""
+    """Agree beforehand to fetching a model that must be fetched, and to the installed plug-ins and
+    the model that a run from a peer names."""
     engine: Literal["torch", "vllm", "scripted"] = "torch"
     """What samples the completions. `scripted` is for simulations."""
     engine_update: Literal["keep", "drain", "abort"] = "keep"

@@ -381,7 +381,7 @@ class RunConfig(Frozen):
 
     def as_json(self) -> bytes:
         """These rules as one line of canonical JSON, without what has its default: what
-        `RunConfig.model_validate_json` reads, and a peer hands on."""
+        a peer hands on, and `RunConfig.model_validate` takes when it was parsed."""
         return canonical_json(self.model_dump(mode="json", exclude_defaults=True)).encode()
 
     @property

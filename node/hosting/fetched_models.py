@@ -155,17 +155,19 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def ask(yes: bool) -> Consent:
-    """`yes`: agreed beforehand. Else whoever sits at the terminal is asked; nobody there: no."""
+def ask(yes: bool, *, by_default: bool = True) -> Consent:
+    """`yes`: agreed beforehand. Else whoever sits at the terminal is asked; nobody there: no.
+    `by_default`: what an empty line means."""
 
     def agreed(question: str) -> bool:
         if yes:
             return True
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return False
-        sys.stderr.write(f"{question} [Y/n] ")
+        sys.stderr.write(f"{question} [{'Y/n' if by_default else 'y/N'}] ")
         sys.stderr.flush()
-        return sys.stdin.readline().strip().lower() in {"", "y", "yes"}
+        said = sys.stdin.readline()
+        return by_default if said == "\n" else said.strip().lower() in {"y", "yes"}
 
     return agreed
 

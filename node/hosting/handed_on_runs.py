@@ -69,7 +69,7 @@ def fetch_unknown_run(
     with data_directory(config.data_dir, say=say):
         key = invitation.key if invitation else JoinKey.load(config.data_dir / JOIN_KEY_FILE)
         rules, peer = _ask(load_identity(config), key, addresses, wanted)
-        run = _checked(rules, wanted, ask(config.yes))
+        run = _checked(rules, wanted, ask(config.yes, by_default=False))
         path = handed_on_path(config.data_dir, wanted)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         write_whole(path, run.as_json())

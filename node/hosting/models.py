@@ -8,7 +8,9 @@ reasoning-gym in the node's own.
 """
 
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
 
 TINY = "tiny"
+MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
 
@@ -127,6 +130,11 @@ def _make_in_child(run: RunConfig, directory: Path) -> None:
         input=run.model_dump_json().encode(),
         check=False,
     )
+    if finished.returncode == -signal.SIGXCPU:
+        raise ChildFailed(
+            f"making the tiny policy took over {MAKING_CPU_S} s of CPU time: the problems of run "
+            f"{run.name} are too large for it; make them smaller or name another --model"
+        )
     if finished.returncode != 0:
         raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
 
@@ -135,6 +143,7 @@ def _make_here(run: RunConfig, directory: Path) -> None:
     """The child: draw the tasks, warm the model, give it its name when it is whole."""
     from node.policies.tiny import make_tiny
 
+    resource.setrlimit(resource.RLIMIT_CPU, (MAKING_CPU_S, MAKING_CPU_S + 10))
     partial = directory.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     name = "warming the tiny policy"

@@ -6,8 +6,15 @@ invented numbers show in their distance from what the claimed weights give. Are 
 of it? Who generates with something cheaper, edits the text or turns the temperature down, and then
 reports honest log-probs, is off in the mean: over tokens that a policy sampled, log-prob + entropy
 is zero on average, and its spread is known.
+
+One group shows a large lie (`fault_of`). Small ones show over many groups of one worker
+(`Record`), whose evidence is kept as bets against its honesty: each group multiplies a stake by a
+factor that is at most 1 in the mean if the worker is honest, and a stake never falls below 1. So a
+stake reaches X once in X honest groups at most, however they are chosen (Ville's inequality for
+e-detectors, Shin, Ramdas and Rinaldo, arXiv 2203.03532).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, fsum, isnan, nan, sqrt
@@ -17,6 +24,21 @@ DISTANCE_MAX: Final = 0.05  # mean |claimed - scored|; other dtypes and kernels 
 KL_MAX: Final = 0.01  # from the claimed policy to the scored one, by the estimator w - 1 - log w
 DEVIATIONS_MAX: Final = 5.0  # of the mean log-prob from that of samples, in standard errors
 LOG_RATIO_MAX: Final = 20.0
+TEMPERATURE_MIN: Final = 0.25  # below it rounding hides what the checks look for
+
+NOISE_KL: Final = {"float32": 2e-6, "bfloat16": 2e-5}
+"""The KL (by w - 1 - log w, nats for a token) that lies between a scorer and an honest engine of a
+precision, at temperature 1: half of all honest groups have less. Measured by
+`scripts/bench/learner/bench_claims.py`, with room. What deviates by less cannot be told from it."""
+NOISE_KL_OTHERS: Final = 2e-3  # of engines with quantised weights, and of those that say nothing
+
+ALARM_STAKE: Final = 3e5  # three stakes, and at most one false alarm in 10^5 honest groups
+KL_BETS: Final = ((1.0, 0.4), (3.0, 1.4), (math.inf, 2.4))
+"""(at most so many times the noise, factor): if half of all groups stay below 1 and nine tenths
+below 3, the mean factor is 0.5 x 0.4 + 0.4 x 1.4 + 0.1 x 2.4 = 1."""
+DEVIATION_BET: Final = 0.5
+DEVIATION_SPREAD: Final = 1.5  # of a squared deviation that is taken for granted; 1 in theory
+DEVIATION_MAX: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +79,18 @@ def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
     )
 
 
+def _scale(temperature: float) -> float:
+    return min(1.0, max(temperature, TEMPERATURE_MIN))
+
+
 def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
     """Why tokens cannot be what they claim, in one line; None: they can.
 
     Log-probs are at the temperature. Below 1 it widens differences of logits, and with them what
     rounding makes of them: the limit of the mean grows with its inverse, that of the KL, which is
-    quadratic in them, with its square. Above 1 the limits stay."""
-    scale = min(1.0, temperature)
+    quadratic in them, with its square. Above 1 the limits stay, and so do those of
+    `TEMPERATURE_MIN` below it."""
+    scale = _scale(temperature)
     if fit.distance > DISTANCE_MAX / scale or fit.kl > KL_MAX / scale**2:
         return (
             f"log-probs are {fit.distance:.3f} off in the mean over {fit.tokens} tokens"
@@ -76,3 +103,51 @@ def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
             f" over {fit.tokens} tokens"
         )
     return None
+
+
+@dataclass(slots=True)
+class Record:
+    """The evidence against one worker, over all of its groups that were scored again."""
+
+    off: float = 1.0  # stake: its log-probs are not those of the versions that it claims
+    likelier: float = 1.0  # its tokens are likelier than samples, as of a lower temperature
+    rarer: float = 1.0  # they are less likely
+    groups: int = 0  # since a stake was last at its least, at most
+
+    def fault_after(self, fit: Fit, precision: str, temperature: float = 1.0) -> str | None:
+        """Take in another group, made by an engine of this precision, and say why the worker's
+        groups together cannot be what they claim, in one line; None: they can.
+
+        Once there is a fault, it stands until groups without one have brought the stakes down."""
+        noise = NOISE_KL.get(precision, NOISE_KL_OTHERS) / _scale(temperature) ** 2
+        z = max(-DEVIATION_MAX, min(DEVIATION_MAX, fit.deviations))
+        self.off = _staked(self.off, kl_factor(fit.kl / noise))
+        self.likelier = _staked(self.likelier, deviation_factor(z))
+        self.rarer = _staked(self.rarer, deviation_factor(-z))
+        most = max(self.off, self.likelier, self.rarer)
+        self.groups = self.groups + 1 if most > 1.0 else 0
+        if most < ALARM_STAKE:
+            return None
+        if most == self.off:
+            return (
+                f"log-probs are off by more than rounding explains over {self.groups} groups"
+                f" (KL {fit.kl:.1e} in the last, {noise:.1e} is usual)"
+            )
+        much = "likelier" if most == self.likelier else "less likely"
+        return f"tokens are {much} than samples over {self.groups} groups together"
+
+
+def kl_factor(times_noise: float) -> float:
+    """What a group's KL, in units of the engine's noise, multiplies a stake by."""
+    return next(factor for most, factor in KL_BETS if not times_noise > most)
+
+
+def deviation_factor(z: float) -> float:
+    """What a group's deviation, in standard errors, multiplies a stake by: at most 1 in the mean
+    if it has the mean 0 and a spread up to `DEVIATION_SPREAD`, or is off by an eighth at most."""
+    return exp(DEVIATION_BET * z - DEVIATION_SPREAD * DEVIATION_BET**2 / 2)
+
+
+def _staked(stake: float, factor: float) -> float:
+    """At least 1, and at most so much that a few honest groups bring it below an alarm."""
+    return min(max(1.0, stake * factor), 2 * ALARM_STAKE)

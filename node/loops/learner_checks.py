@@ -10,14 +10,16 @@ import trio
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.claims import ClaimedToken, fault_of, fit_of
+from node.loops.claims import ClaimedToken, Record, fault_of, fit_of
 from node.training.process import TrainerProcess
 from node.verification.held_out import HeldOutGuard
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
+from swarm.identity import PeerId
 from swarm.leasing.leases import Lease
 from swarm.rollouts import Completion, RolloutGroup, version_spans
 
 VersionDirectory = Callable[[int], Path | None]
+RECORDS_MAX = 4096  # workers whose evidence is kept
 Columns = list[tuple[float, ...]]  # of each completion: log-probs, means, variances
 
 
@@ -95,6 +97,7 @@ class LearnerChecks:
         self._scorer = scorer
         self._held = held
         self._temperature = temperature
+        self._records: dict[PeerId, Record] = {}  # of workers, the one looked at last at the end
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """See `Checks.reward`."""
@@ -135,7 +138,20 @@ class LearnerChecks:
             for at, completion in enumerate(group.completions)
             for sample in _samples(completion, {v: c[at] for v, c in columns.items()})
         ]
-        return fault_of(fit_of(samples), self._temperature) if samples else ""
+        if not samples:
+            return ""
+        fit = fit_of(samples)
+        together = self._record_of(group.producer).fault_after(
+            fit, group.precision, self._temperature
+        )
+        return fault_of(fit, self._temperature) or together
+
+    def _record_of(self, worker: PeerId) -> Record:
+        record = self._records.pop(worker, None) or Record()
+        self._records[worker] = record
+        while len(self._records) > RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        return record
 
 
 def _samples(completion: Completion, columns: dict[int, tuple[float, ...]]) -> list[ClaimedToken]:

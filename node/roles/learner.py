@@ -19,6 +19,7 @@ from node.config.node import rules_of
 from node.hosting.policy_weights import POLICY
 from node.interfaces.trainer import PolicyInfo
 from node.loops.checkpoints import Checkpoint
+from node.loops.claims import TEMPERATURE_MIN
 from node.loops.learner import (
     CREDITS_PER_STEP,
     Learner,
@@ -313,11 +314,16 @@ class LearnerRole:
                 )
 
     def _can_rescore(self) -> bool:
-        """Scores are of the whole vocabulary, and not of the part that top-p leaves of it."""
-        if self._config.run.engine_sampling.is_whole:
+        """Scores are of the whole vocabulary, and not of the part that top-p leaves of it. At a low
+        temperature rounding hides what is looked for."""
+        sampling = self._config.run.engine_sampling
+        if sampling.is_whole and sampling.temperature >= TEMPERATURE_MIN:
             return True
+        why = "another top_p than 1"
+        if sampling.is_whole:
+            why = f"a temperature below {TEMPERATURE_MIN}"
         self._node.notes["rescoring"] = (
-            "log-probs of workers are not checked: the run samples at another top_p than 1"
+            f"log-probs of workers are not checked: the run samples at {why}"
         )
         return False
 

@@ -5,7 +5,21 @@ from random import Random
 
 import pytest
 
-from node.loops.claims import DEVIATIONS_MAX, DISTANCE_MAX, ClaimedToken, fault_of, fit_of
+from node.loops.claims import (
+    ALARM_STAKE,
+    DEVIATION_SPREAD,
+    DEVIATIONS_MAX,
+    DISTANCE_MAX,
+    NOISE_KL,
+    TEMPERATURE_MIN,
+    ClaimedToken,
+    Fit,
+    Record,
+    deviation_factor,
+    fault_of,
+    fit_of,
+    kl_factor,
+)
 
 VOCABULARY = 50
 TOKENS = 400
@@ -79,3 +93,102 @@ def test_a_policy_without_choice_makes_nothing_else() -> None:
     assert fault_of(fit_of([sure] * 8)) is None
     other = ClaimedToken(claimed=-9.0, scored=-9.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([other] * 8)) is not None
+
+
+# --- over many groups -------------------------------------------------------------------------
+
+NOISE = NOISE_KL["bfloat16"]
+
+
+def group(kl: float = 0.0, deviations: float = 0.0) -> Fit:
+    return Fit(tokens=300, distance=0.001, kl=kl, deviations=deviations)
+
+
+def found_after(fits: list[Fit], temperature: float = 1.0) -> int | None:
+    record = Record()
+    for count, fit in enumerate(fits, start=1):
+        if record.fault_after(fit, "bfloat16", temperature) is not None:
+            return count
+    return None
+
+
+def test_bets_on_an_honest_worker_do_not_pay() -> None:
+    """Half of its groups are below the noise, and nine tenths below three times that; deviations
+    have the mean 0 and the spread 1, or are off by an eighth."""
+    assert 0.5 * kl_factor(0.9) + 0.4 * kl_factor(2.0) + 0.1 * kl_factor(9.0) <= 1.0
+    rng = Random(2)
+    for shift in (0.0, 0.12):
+        drawn = [deviation_factor(rng.gauss(shift, 1.0)) for _ in range(20_000)]
+        assert math.fsum(drawn) / len(drawn) < 1.01
+    # they would, if nothing were taken off for the spread
+    free = [deviation_factor(rng.gauss(0, 1)) * math.exp(DEVIATION_SPREAD / 8) for _ in range(9999)]
+    assert math.fsum(free) / len(free) > 1.1
+
+
+def test_an_honest_worker_is_left_in_peace_for_a_hundred_thousand_groups() -> None:
+    rng, record = Random(3), Record()
+    for _ in range(100_000):
+        kl = NOISE * rng.lognormvariate(0.0, 0.8)  # half below; nine tenths below 2.8
+        fit = group(kl, rng.gauss(0.0, 1.0))
+        assert record.fault_after(fit, "bfloat16") is None
+
+
+@pytest.mark.parametrize(
+    ("kl", "deviations"),
+    [(2.0, 0.0), (1.6, 0.0), (0.0, 1.0), (0.0, -1.0)],
+    ids=["twice the noise", "1.6 of it", "too likely", "too rare"],
+)
+def test_a_small_lie_in_each_group_is_found_within_fifty(kl: float, deviations: float) -> None:
+    """Each group alone passes; together they do not."""
+    rng = Random(4)
+    fits = [
+        group(kl * NOISE * rng.lognormvariate(0.0, 0.4), deviations + rng.gauss(0.0, 1.0))
+        for _ in range(400)
+    ]
+    assert all(fault_of(fit) is None for fit in fits[:50])
+    found = found_after(fits)
+    assert found is not None
+    assert found <= 60
+
+
+def test_what_is_within_the_noise_is_not_found() -> None:
+    assert found_after([group(0.9 * NOISE)] * 10_000) is None
+    assert found_after([group(0.0, 0.1)] * 10_000) is None
+
+
+def test_who_says_nothing_of_its_engine_has_the_widest_noise() -> None:
+    def stake(precision: str) -> float:
+        record = Record()
+        record.fault_after(group(NOISE * 50), precision)
+        return record.off
+
+    assert stake("bfloat16") > 1.0
+    assert stake("") == stake("int8") == 1.0
+
+
+def test_a_low_temperature_widens_the_noise_down_to_a_floor() -> None:
+    fits = [group(3.0 * NOISE / TEMPERATURE_MIN**2)] * 50
+    assert found_after(fits, TEMPERATURE_MIN) is not None
+    assert found_after(fits, TEMPERATURE_MIN / 100) == found_after(fits, TEMPERATURE_MIN)
+    assert found_after([group(2.0 * NOISE)] * 1000, 0.5) is None
+
+
+def test_after_an_alarm_a_few_good_groups_bring_it_down_and_bad_ones_do_not() -> None:
+    record = Record()
+    for _ in range(1000):
+        last = record.fault_after(group(9 * NOISE), "bfloat16")
+    assert last is not None
+    assert "log-probs are off by more than rounding explains over 1000 groups" in last
+    assert record.off <= 2 * ALARM_STAKE
+    assert record.fault_after(group(9 * NOISE), "bfloat16") is not None
+    assert record.fault_after(group(0.0), "bfloat16") is None
+    tired = [record.fault_after(group(0.0), "bfloat16") for _ in range(30)]
+    assert set(tired) == {None}
+    assert (record.off, record.groups) == (1.0, 0)
+
+
+def test_the_limits_stop_growing_at_low_temperatures() -> None:
+    """Claiming -0.4 for tokens that score -0.01 passes at no temperature."""
+    sure = fit_of([ClaimedToken(-0.4, -0.01)] * 100)
+    for temperature in (1.0, 0.25, 0.1, 0.01):
+        assert fault_of(sure, temperature) is not None

@@ -1,33 +1,36 @@
 """Who lies about tokens and log-probs is found out, and who does not is left in peace: how often.
 
-The tiny policy learns for some steps, each a version. Workers of several kinds then hand in groups
-that claim to be of the last version; a learner re-scores them as it does in production. `passed` is
-the share of groups that nothing is held against: for honest workers one minus the false rejections,
-for others the false acceptances.
+A policy learns for some steps, each a version. Workers of several kinds then hand in groups that
+claim to be of the last version; a learner re-scores them as it does in production. `passed` is the
+share of groups that nothing is held against one by one: for honest workers one minus the false
+rejections, for others the false acceptances. Over many groups of one worker evidence adds up: the
+second half of the table draws rows of groups from those that were made, again and again, and says
+after how many a worker is found out (median, and the share found within 50), or, of honest ones,
+how many alarms there were in so many groups. `KL/noise` is the mean KL in units of what a learner
+takes for the noise of engines of that precision.
 
-    python bench_claims.py [--groups 100]
+    python bench_claims.py [--groups 100] [--temperature 1.0] [--model tiny]
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import median
-from tempfile import TemporaryDirectory
+from statistics import fmean, median
 
 import torch
 
-from node.config import NodeConfig, load_run
+from node.config import NodeConfig, RunConfig, load_run
 from node.engines import torch_engine
 from node.environments.scoring import pose, score_group
 from node.hosting.models import resolve_model
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.claims import ClaimedToken, Fit, fault_of, fit_of
+from node.loops.claims import NOISE_KL, ClaimedToken, Fit, Record, fault_of, fit_of
 from node.methods.advantages import grpo_advantages
 from node.policies import lean
 from node.policies.policy import Policy
@@ -40,8 +43,14 @@ GROUP_SIZE = 8
 STEP_GROUPS = 16
 STEPS = 8
 LEARNING_RATE = 1e-4
+REAL_RATE = 1e-6  # of a learner with a real model
 NOISE = 0.2  # of a weight's own spread, in the other model
 EDITED = 0.1  # of the tokens
+HONEST_GROUPS = 1_000_000  # drawn for each honest worker
+ROWS = 400  # of groups, drawn for each other worker
+ROW_MAX = 2000
+SOON = 50  # groups
+MIXES = (0.25, 0.5)  # of the way from the last version to the one before
 Worker = Callable[[str, int], tuple[Completion, ...]]
 
 
@@ -52,31 +61,37 @@ class Kind:
     name: str
     honest: bool
     work: Worker
+    precision: str = "float32"
 
 
 class Laboratory:
     """A policy with its last versions, and what is done with them."""
 
-    def __init__(self, model: str, directory: Path) -> None:
-        self.run, _ = load_run(Path("demo"), {})
-        self.core = TrainerCore(TrainerSpec(model, learning_rate=LEARNING_RATE, threads=2))
-        self.sampling = self.run.engine_sampling
+    def __init__(self, model: str, run: RunConfig, rate: float) -> None:
+        self.run = run
+        self.sampling = run.engine_sampling
+        spec = TrainerSpec(
+            model, learning_rate=rate, threads=2, temperature=self.sampling.temperature
+        )
+        self.core = TrainerCore(spec)
         self.versions: list[dict[str, torch.Tensor]] = []
         for step in range(STEPS + 1):
             self.versions.append(deepcopy(self.core.policy.model.state_dict()))
             if step < STEPS:
                 self.core.train([self._group(f"step-{step}", at) for at in range(STEP_GROUPS)])
-        self.scorer = TrainerCore(TrainerSpec(model, threads=2))
+        self.scorer = TrainerCore(spec)
         self.scorer.policy.model.load_state_dict(self.versions[-1])
 
     def prompt(self, producer: str, index: int) -> str:
         task = assigned_task(self.run, producer, index)
-        return pose(task, self.run.limits.prompt_chars_max).prompt
+        rule = self.run.answer_rule(task.environment, task.parameters)
+        return pose(task, self.run.limits.prompt_chars_max, rule).prompt
 
     def generate(
-        self, prompt: str, seed: int, policy: Policy | None = None, temperature: float = 1.0
+        self, prompt: str, seed: int, policy: Policy | None = None, heat: float = 1.0
     ) -> tuple[Completion, ...]:
-        sampling = replace(self.sampling, temperature=temperature)
+        """`heat`: times the run's temperature."""
+        sampling = replace(self.sampling, temperature=heat * self.sampling.temperature)
         return torch_engine.generate(
             policy or self.core.policy, [prompt], GROUP_SIZE, sampling, seed, STEPS
         )[0]
@@ -85,7 +100,9 @@ class Laboratory:
         task = assigned_task(self.run, producer, index)
         prompt = self.prompt(producer, index)
         completions = self.generate(prompt, index)
-        rewards = score_group(task, [c.text for c in completions], self.run.reward).rewards
+        rule = self.run.answer_rule(task.environment, task.parameters)
+        texts = [c.text for c in completions]
+        rewards = score_group(task, texts, self.run.reward, rule).rewards
         return TrainingGroup(prompt, completions, grpo_advantages(rewards), own_tokens=True)
 
     def other(self, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Policy:
@@ -93,6 +110,16 @@ class Laboratory:
         model = deepcopy(self.core.policy.model)
         model.load_state_dict(change(self.versions[-1]))
         return replace(self.core.policy, model=model)
+
+    def mixed(self, share: float) -> Policy:
+        """Of the last version and the one before."""
+        last, before = self.versions[-1], self.versions[-2]
+        return self.other(
+            lambda _: {
+                name: value.lerp(before[name], share) if value.is_floating_point() else value
+                for name, value in last.items()
+            }
+        )
 
     def rescored(self, prompt: str, completions: tuple[Completion, ...]) -> tuple[Completion, ...]:
         """With the log-probs that the claimed version has: what a careful liar reports."""
@@ -164,6 +191,7 @@ def kinds(laboratory: Laboratory) -> list[Kind]:
         back: laboratory.other(lambda _, back=back: laboratory.versions[-1 - back])
         for back in (1, 2, 4, 8)
     }
+    mixed = {share: laboratory.mixed(share) for share in MIXES}
 
     def fitted(
         prompt: str, seed: int, policy: Policy | None, heat: float
@@ -173,9 +201,23 @@ def kinds(laboratory: Laboratory) -> list[Kind]:
     return [
         Kind("same engine, fp32", True, make),
         Kind("another engine", True, partial(without_lean, laboratory, None)),
-        Kind("another engine, bf16", True, partial(without_lean, laboratory, rough)),
+        Kind("another engine, bf16", True, partial(without_lean, laboratory, rough), "bfloat16"),
         Kind("other model, its own log-probs", False, lambda p, s: make(p, s, other)),
         Kind("other model, log-probs made to fit", False, lambda p, s: fitted(p, s, other, 1.0)),
+        *(
+            Kind(f"{share} of a version older", False, lambda p, s, o=policy: make(p, s, o))
+            for share, policy in mixed.items()
+        ),
+        *(
+            Kind(f"{share} of a version older, as bf16", False, *each)
+            for share, policy in mixed.items()
+            for each in [(lambda p, s, o=policy: make(p, s, o), "bfloat16")]
+        ),
+        *(
+            Kind(f"{back} versions older, as bf16", False, *each)
+            for back, policy in older.items()
+            for each in [(lambda p, s, o=policy: make(p, s, o), "bfloat16")]
+        ),
         *(
             Kind(f"{back} versions older", False, lambda p, s, o=policy: make(p, s, o))
             for back, policy in older.items()
@@ -187,27 +229,66 @@ def kinds(laboratory: Laboratory) -> list[Kind]:
     ]
 
 
+def alarms(fits: Sequence[Fit], kind: Kind, temperature: float) -> int:
+    """Of one honest worker, in `HONEST_GROUPS` groups drawn from those that were made."""
+    rng, record, found = Random(1), Record(), 0
+    for _ in range(HONEST_GROUPS):
+        if record.fault_after(rng.choice(fits), kind.precision, temperature) is not None:
+            found, record = found + 1, Record()
+    return found
+
+
+def groups_until_found(fits: Sequence[Fit], kind: Kind, temperature: float) -> list[int]:
+    """Of `ROWS` workers; `ROW_MAX` stands for those that were not found out."""
+    rng, found = Random(1), []
+    for _ in range(ROWS):
+        record, count = Record(), 0
+        while count < ROW_MAX:
+            fit, count = rng.choice(fits), count + 1
+            together = record.fault_after(fit, kind.precision, temperature)
+            if together is not None or fault_of(fit, temperature) is not None:
+                break
+        found.append(count)
+    return found
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--groups", type=int, default=100, help="of each kind")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the run")
+    parser.add_argument("--model", default="tiny", help="smollm2 trains on run `sums`")
     options = parser.parse_args()
-    run, _ = load_run(Path("demo"), {})
-    config = NodeConfig(run=run)
+    run, _ = load_run(Path("demo" if options.model == "tiny" else "sums"), {})
+    heat = options.temperature
+    run = run.model_copy(update={"sampling": run.sampling.model_copy(update={"temperature": heat})})
+    config = NodeConfig(run=run, model=options.model)
     model = resolve_model(config, partial(print, file=sys.stderr))
-    with TemporaryDirectory() as directory:
-        laboratory = Laboratory(model, Path(directory))
-    print(f"{'worker':38} {'passed':>7}  {'distance':>9} {'KL':>9} {'std errors':>11}   (medians)")
+    laboratory = Laboratory(model, run, LEARNING_RATE if options.model == "tiny" else REAL_RATE)
+    print(
+        f"{'worker':38} {'passed':>7}  {'distance':>9} {'KL':>9} {'std errors':>11}   (medians)"
+        f"  {'KL/noise':>8}  over many groups"
+    )
     for kind in kinds(laboratory):
         fits = []
         for index in range(options.groups):
             prompt = laboratory.prompt("claims", index)
             fits.append(laboratory.fit(prompt, kind.work(prompt, index)))
-        passed = sum(fault_of(fit) is None for fit in fits) / len(fits)
+        passed = sum(fault_of(fit, heat) is None for fit in fits) / len(fits)
+        unit = NOISE_KL[kind.precision] / min(1.0, heat) ** 2
+        if kind.honest:
+            many = f"{alarms(fits, kind, heat)} alarms in {HONEST_GROUPS:,} groups"
+        else:
+            rows = groups_until_found(fits, kind, heat)
+            soon = sum(each <= SOON for each in rows) / len(rows)
+            middle = median(rows)
+            after = f"{middle:.0f}" if middle < ROW_MAX else f"over {ROW_MAX}"
+            many = f"found after {after}, {soon:.0%} within {SOON}"
         print(
             f"{kind.name:38} {100 * passed:6.1f}%  {median(f.distance for f in fits):9.4f} "
-            f"{median(f.kl for f in fits):9.5f} {median(f.deviations for f in fits):11.2f}"
-            f"   {'honest' if kind.honest else ''}",
+            f"{median(f.kl for f in fits):9.2e} {median(f.deviations for f in fits):11.2f}"
+            f"   {'honest' if kind.honest else '':9}  {fmean(f.kl for f in fits) / unit:8.2f}"
+            f"  {many}",
             flush=True,
         )
 
