@@ -1,0 +1,291 @@
+"""Do policies fall, and what does it help to weigh foreign groups?
+
+    python experiment_policies.py falls        # 400 rounds, as policies were trained and now
+    python experiment_policies.py foreign      # foreign groups weighed in four ways
+    python experiment_policies.py falls --seeds 5 --parallel 2
+
+Four production nodes in one process, on the in-memory network under a virtual clock: exchange,
+verification, sampling, trainer and engine are the real ones, as in `experiment_sapo.py`. Run
+`demo`, policy `tiny`, 4 own and 4 foreign groups of 8 a round. `falls` switches off all that is to
+keep a policy from falling (`as it was`), or leaves it as it is by default. `foreign` trains on
+foreign groups as if the own policy had produced them (`unweighted`), by carried log-probs with a
+truncated ratio (`weighted`, the default), on completions better than their group alone
+(`positives`), or not at all.
+
+A fall is an evaluation more than ten points below the best one of the same node before. At the end
+each policy is examined on the run's held-out tasks: greedily, and in 8 samples. Arms are compared
+in pairs of one seed, intervals are Student's t over seeds at 95 %. Results are kept under a key of
+all that decides them, so that what was begun goes on.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from experiment_sapo import Timed, interval
+from on_record import files_of, kept, key_of
+
+NODES = 4
+SAMPLES = 8
+FALL = 0.10
+COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
+AS_IT_WAS = {
+    "step_guard": False,
+    "clips_to_median": False,
+    "foreign_weighting": "none",
+    "warm_up_updates": 0,
+}
+ARMS: dict[str, dict[str, dict[str, Any]]] = {
+    "falls": {"as it was": AS_IT_WAS, "as it is": {}},
+    "foreign": {
+        "unweighted": {"foreign_weighting": "none"},
+        "weighted": {},
+        "positives": {"foreign_weighting": "positives"},
+        "no foreign groups": {"external_groups": 0},
+    },
+}
+ROUNDS = {"falls": 400, "foreign": 60}
+EVALUATE_EVERY = {"falls": 10, "foreign": 20}
+
+
+# --- one run --------------------------------------------------------------------------------
+
+
+def config_of(kind: str, arm: str, seed: int, rounds: int) -> Any:
+    """The settings of each node of a run."""
+    from node.config import load_config
+
+    settings = {
+        **COMMON,
+        "rounds": rounds,
+        "evaluate_every_rounds": EVALUATE_EVERY[kind],
+        "seed": seed,
+        **ARMS[kind][arm],
+    }
+    return load_config(settings, os.environ, Path("demo"))
+
+
+def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
+    """Train one swarm; its evaluations, and what its policies could do at the start and the end."""
+    import torch
+
+    from node.hosting.models import resolve_model
+    from swarm.simulation.determinism import deterministic_run
+
+    torch.set_num_threads(1)
+    config = config_of(kind, arm, seed, rounds)
+    model = resolve_model(config, lambda line: print(line, file=sys.stderr))
+    started = time.process_time()
+    result = deterministic_run(partial(_swarm, config, model, seed), seed=seed)
+    return {"arm": arm, "seed": seed, **result, "processor_s": time.process_time() - started}
+
+
+async def _swarm(config: Any, model: str, seed: int) -> dict[str, Any]:
+    import trio
+
+    from node.hosting.models import trainer_spec
+    from node.loops.evaluation import examine
+    from node.records.records import HeldOut, RoundDone
+    from node.simulation.nodes import SimulatedNode, build, run
+    from swarm.simulation.links import LinkProfile
+    from swarm.simulation.world import open_world
+
+    points: list[dict[str, Any]] = []
+    ends: list[dict[str, Any]] = []
+    taken_back = 0
+    async with (
+        open_world(seed, NODES, LinkProfile(latency_s=0.05)) as world,
+        trio.open_nursery() as nursery,
+    ):
+        done = trio.Semaphore(0)
+
+        async def live(simulated: SimulatedNode) -> None:
+            trainer = Timed(trainer_spec(config, model))
+
+            async def on_record(record: object) -> None:
+                nonlocal taken_back
+                if isinstance(record, RoundDone):
+                    taken_back += record.steps_taken_back
+                if not isinstance(record, HeldOut):
+                    return
+                host = simulated.host
+                points.append({"node": host, "round": record.round, "passed": record.passed})
+                if record.round in (0, config.rounds):
+                    found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
+                    ends.append(
+                        {
+                            "node": host,
+                            "round": record.round,
+                            "tasks": [[each.greedy, each.passed] for each in found],
+                        }
+                    )
+                if record.round >= config.rounds:
+                    done.release()
+
+            await run(simulated, trainer, trainer, on_record)
+
+        first = build(world, 0, config)
+        others = [build(world, n, config, first.transport.addresses()) for n in range(1, NODES)]
+        for simulated in (first, *others):
+            nursery.start_soon(live, simulated)
+        for _ in range(NODES):
+            await done.acquire()
+        nursery.cancel_scope.cancel()
+    return {"points": points, "ends": ends, "steps_taken_back": taken_back}
+
+
+# --- all runs -------------------------------------------------------------------------------
+
+
+def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run what is not on record, `--parallel` at a time, and return all results."""
+    from node.hosting.models import resolve_model
+
+    config = config_of(options.kind, next(iter(ARMS[options.kind])), 1, options.rounds)
+    policy = files_of(Path(resolve_model(config, lambda line: print(line, file=sys.stderr))))
+    cells = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in ARMS[options.kind]]
+    keys = {}
+    for arm, seed in cells:
+        settings = config_of(options.kind, arm, seed, options.rounds).model_dump(mode="json")
+        settings.pop("cache_dir", None)
+        run_id = config.run.run_id
+        keys[arm, seed] = key_of({"settings": settings, "run": run_id, "policy": policy})
+    missing = [cell for cell in cells if not (options.out / f"{keys[cell]}.json").exists()]
+    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
+    started, finished = time.monotonic(), 0
+    try:
+        while missing or running:
+            while missing and len(running) < options.parallel:
+                arm, seed = missing.pop(0)
+                command = [sys.executable, __file__, options.kind, "--one", arm]
+                command += ["--seed", str(seed), "--rounds", str(options.rounds)]
+                command += ["--out", str(options.out), "--key", keys[arm, seed]]
+                running[subprocess.Popen(command)] = (arm, seed)
+            time.sleep(0.5)
+            for child in [each for each in running if each.poll() is not None]:
+                arm, seed = running.pop(child)
+                if child.returncode:
+                    raise SystemExit(f"{arm}, seed {seed}: failed with {child.returncode}")
+                finished += 1
+                left = (time.monotonic() - started) / finished * (len(missing) + len(running)) / 60
+                print(f"{arm}, seed {seed}: done; about {left:.0f} min left", flush=True)
+    finally:
+        for child in running:
+            child.terminate()
+    return [json.loads((options.out / f"{keys[cell]}.json").read_text()) for cell in cells]
+
+
+# --- table ----------------------------------------------------------------------------------
+
+
+def falls_of(points: Sequence[Mapping[str, Any]]) -> list[tuple[float, int]]:
+    """Of one swarm: each time that a node was more than `FALL` below its own best so far, how deep
+    it went, and for how many evaluations in a row."""
+    found: list[tuple[float, int]] = []
+    for node in range(NODES):
+        best, depth, lasted = 0.0, 0.0, 0
+        curve = sorted((p["round"], p["passed"]) for p in points if p["node"] == node)
+        for _, passed in curve:
+            best = max(best, passed)
+            if best - passed > FALL:
+                depth, lasted = max(depth, best - passed), lasted + 1
+            elif lasted:
+                found.append((depth, lasted))
+                depth, lasted = 0.0, 0
+        if lasted:
+            found.append((depth, lasted))
+    return found
+
+
+def figures_of(result: Mapping[str, Any], rounds: int) -> dict[str, float]:
+    """Of one swarm at its end, means over its nodes, in percent."""
+    last = {each["node"]: each["tasks"] for each in result["ends"] if each["round"] == rounds}
+    first = {each["node"]: each["tasks"] for each in result["ends"] if each["round"] == 0}
+    locked = {
+        node: [at for at, (greedy, passed) in enumerate(tasks) if not greedy and not passed]
+        for node, tasks in first.items()
+    }
+    unlocked = [
+        fmean(last[node][at][0] for at in places) for node, places in locked.items() if places
+    ]
+    tasks = [task for each in last.values() for task in each]
+    return {
+        "sampled": 100 * fmean(passed / SAMPLES for _, passed in tasks),
+        "greedy": 100 * fmean(greedy for greedy, _ in tasks),
+        f"pass@{SAMPLES}": 100 * fmean(passed > 0 for _, passed in tasks),
+        "unlocked": 100 * fmean(unlocked) if unlocked else 0.0,
+    }
+
+
+def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
+    """What came of each arm, and differences to the first one in pairs of one seed."""
+    arms = list(ARMS[kind])
+    by_arm = {arm: [each for each in results if each["arm"] == arm] for arm in arms}
+    seeds = len(by_arm[arms[0]])
+    figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
+    names = list(figures[arms[0]][0])
+    heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
+    heads += ["longest", "steps taken back"]
+    lines = [
+        f"{NODES} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % intervals. A "
+        f"fall: over {100 * FALL:.0f} points below the node's own best; longest: in evaluations "
+        f"in a row, one every {EVALUATE_EVERY[kind]} rounds.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    for arm in arms:
+        cells = [_told([each[name] for each in figures[arm]]) for name in names]
+        for name in names:
+            pairs = zip(figures[arm], figures[arms[0]], strict=True)
+            differences = [mine[name] - first[name] for mine, first in pairs]
+            cells.append("" if arm == arms[0] else _told(differences, sign="+"))
+        fell = [fall for each in by_arm[arm] for fall in falls_of(each["points"])]
+        deepest = max((depth for depth, _ in fell), default=0.0)
+        cells += [str(len(fell)), f"{100 * deepest:.0f}"]
+        cells += [str(max((lasted for _, lasted in fell), default=0))]
+        cells += [str(sum(each["steps_taken_back"] for each in by_arm[arm]))]
+        lines.append(f"| {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _told(values: Sequence[float], sign: str = "") -> str:
+    mean, half = interval(values)
+    return f"{mean:{sign}.1f} ± {half:.1f}"
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("kind", choices=[*ARMS])
+    parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of foreign")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=Path("out/experiment_policies"))
+    parser.add_argument("--one", help="run this arm alone, with --seed and --key")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--key", default="one", help="what its result is kept under")
+    options = parser.parse_args()
+    options.rounds = options.rounds or ROUNDS[options.kind]
+    if options.rounds % EVALUATE_EVERY[options.kind] or options.rounds < 1 or options.seeds < 1:
+        parser.error(f"--rounds must be a multiple of {EVALUATE_EVERY[options.kind]}")
+    if options.one:
+        make = partial(run_one, options.kind, options.one, options.seed, options.rounds)
+        kept(options.out, options.key, make)
+        return
+    results = run_all(options)
+    text = table(options.kind, results, options.rounds)
+    (options.out / f"{options.kind}.md").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

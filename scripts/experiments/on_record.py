@@ -1,0 +1,52 @@
+"""Results that are not made twice: each is kept under a key of all that decides it."""
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+CODE = ("node", "swarm")
+PACKAGES = ("torch", "transformers", "reasoning-gym")
+
+
+def code_of(*paths: str) -> str:
+    """A hash of the code under these paths as it is now, what is not committed included."""
+    git = ["git", "-C", str(ROOT)]
+    parts = [subprocess.check_output([*git, "rev-parse", f"HEAD:{path}"]) for path in paths]
+    parts.append(subprocess.check_output([*git, "diff", "HEAD", "--", *paths]))
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def files_of(directory: Path) -> str:
+    """A hash of a model directory's weights."""
+    digest = hashlib.sha256()
+    for file in sorted(directory.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def key_of(facts: Mapping[str, Any], *paths: str) -> str:
+    """What decides a result, hashed: `facts`, the code, packages and processor."""
+    cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    packages = [version(name) for name in PACKAGES]
+    whole = [sorted(facts.items()), code_of(*(paths or CODE)), packages]
+    whole += [platform.python_version(), cpu[:1]]
+    return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()[:16]
+
+
+def kept(directory: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result under a key; made now if it is not on record."""
+    file = directory / f"{key}.json"
+    if not file.exists():
+        result = make()
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(result))
+        partial.rename(file)
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found

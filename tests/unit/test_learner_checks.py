@@ -1,0 +1,73 @@
+"""What a learner finds out about a worker's groups, by a scorer that says what it is told to."""
+
+from dataclasses import replace
+from typing import cast
+
+import trio
+
+from node.interfaces.trainer import TrainingGroup
+from node.loops.claims import NOISE_KL
+from node.loops.learner_checks import Columns, LearnerChecks
+from node.verification.held_out import HeldOutGuard
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, FinishReason, RolloutGroup
+from tests.unit.tasks_support import ALICE, make_group, make_run
+from tests.wire_samples import BOB
+
+TOKENS = 100
+CLAIMED = -1.0
+
+
+class Scores:
+    """Each token's log-prob is so much off what is claimed; nothing is known of its spread."""
+
+    def __init__(self, off: float) -> None:
+        self.off = off
+
+    async def score(self, version: int, group: TrainingGroup) -> Columns:
+        await trio.lowlevel.checkpoint()
+        unknown = (float("nan"),) * (2 * TOKENS)
+        return [(CLAIMED + self.off,) * TOKENS + unknown for _ in group.completions]
+
+
+def group_of(worker: PeerId, precision: str) -> RolloutGroup:
+    said = Completion("x", (1,) * TOKENS, (CLAIMED,) * TOKENS, FinishReason.STOP, 0)
+    made = make_group(make_run(), producer=worker)
+    return replace(made, completions=(said, said), precision=precision)
+
+
+async def first_fault(checks: LearnerChecks, group: RolloutGroup, most: int = 200) -> int | None:
+    for count in range(1, most + 1):
+        if await checks.rescore(group, "?"):
+            return count
+    return None
+
+
+def checks_of(off: float) -> LearnerChecks:
+    return LearnerChecks(cast("HeldOutGuard", None), Scores(off))
+
+
+def test_what_no_single_group_shows_many_of_one_worker_do() -> None:
+    off = (8 * NOISE_KL["bfloat16"]) ** 0.5  # a KL of four times the noise
+
+    async def body() -> None:
+        checks = checks_of(off)
+        found = await first_fault(checks, group_of(ALICE, "bfloat16"))
+        assert found is not None
+        assert 5 < found < 50
+        # another worker begins with nothing against it, and the first is still found out
+        assert await first_fault(checks, group_of(BOB.peer_id, "bfloat16"), most=5) is None
+        assert await first_fault(checks, group_of(ALICE, "bfloat16"), most=1) == 1
+
+    trio.run(body)
+
+
+def test_the_noise_is_that_of_the_engine() -> None:
+    off = (1.8 * NOISE_KL["bfloat16"]) ** 0.5  # a KL of nine tenths of it
+
+    async def body() -> None:
+        assert await first_fault(checks_of(off), group_of(ALICE, "bfloat16")) is None
+        assert await first_fault(checks_of(off), group_of(ALICE, "float32")) is not None
+        assert await first_fault(checks_of(2 * off), group_of(ALICE, "fp8")) is None
+
+    trio.run(body)
