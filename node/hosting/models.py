@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Final
 
 from node.config import NodeConfig, RunConfig
 from node.hosting.fetched_models import (
@@ -33,11 +34,12 @@ from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, Tra
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
 from node.policies.recipe import TinyRecipe, recipe_key
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
 
 TINY = "tiny"
+CHECKPOINTS: Final = "checkpoints"  # in a data directory
 MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
@@ -57,6 +59,7 @@ def cache_directory(cache_dir: Path | None) -> Path:
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
     """What the trainer is to load, and whether that is still to be made or fetched."""
     cache = cache_directory(config.cache_dir)
+    _refuse_node_data(Path(config.model))
     if preset := PRESETS.get(config.model):
         directory = preset_directory(preset, cache)
     elif config.model.endswith(GGUF_SUFFIX):
@@ -95,6 +98,18 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         seed=config.seed,
         threads=config.threads,
     )
+
+
+def _refuse_node_data(model: Path) -> None:
+    """A node's checkpoint holds no configuration and tokenizer: it is one model's or its adapter's,
+    and which that was its node's settings say."""
+    is_checkpoint = model.parent.name == CHECKPOINTS
+    data = model.parent.parent if is_checkpoint else model
+    if (data / CHECKPOINTS).is_dir():
+        raise ConfigError(
+            f"--model {model}: a node's data; write a model of it first: swarm-node export OUT "
+            f"--data-dir {data}"
+        )
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:

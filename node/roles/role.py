@@ -13,6 +13,7 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.vllm.server import ServerFailed
+from node.hosting.models import CHECKPOINTS
 from node.interfaces.trainer import PolicyInfo
 from node.loops.checkpoints import Checkpoint, Checkpoints
 from node.loops.sapo import Progress
@@ -32,7 +33,6 @@ from swarm.telemetry import reports
 RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row
 RESTARTS_MAX: Final = 5  # failures in a row without a finished round between them
 DAMAGED: Final = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
-CHECKPOINTS: Final = "checkpoints"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ from node.hosting.fetched_models import (
     sha256_of,
     unpack,
 )
+from node.hosting.models import resolved_model
 from node.policies.presets import PRESETS, ModelPreset
 from swarm.errors import ChildFailed, ConfigError
+from tests.unit.tasks_support import make_config, make_run
 
 CONTENT = b"GGUF" + bytes(range(256))
 MEMBER = "pretend_model/model.gguf"
@@ -112,6 +114,15 @@ def test_what_is_there_needs_no_asking(preset: ModelPreset, tmp_path: Path) -> N
 def test_nobody_at_the_terminal_means_no() -> None:
     assert ask(True)("?")
     assert not ask(False)("?")  # a test has no terminal
+
+
+def test_a_nodes_data_is_no_model_and_the_line_says_how_to_make_one(tmp_path: Path) -> None:
+    saved = tmp_path / "swarm-data" / "checkpoints" / "round-00000012"
+    saved.mkdir(parents=True)
+    for place in (saved, tmp_path / "swarm-data"):
+        with pytest.raises(ConfigError, match=r"swarm-node export OUT --data-dir .*/swarm-data$"):
+            resolved_model(make_config(make_run(), model=str(place)))
+    assert resolved_model(make_config(make_run(), model=str(tmp_path)))[0] == str(tmp_path)
 
 
 def test_a_file_is_converted_again_when_it_changed(tmp_path: Path) -> None:
