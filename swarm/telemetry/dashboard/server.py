@@ -158,15 +158,26 @@ async def _stream(board: Board, _: Request) -> Response:
         return JSONResponse({"error": "too many watch"}, 503, {"retry-after": "10"})
 
     async def events() -> AsyncIterator[bytes]:
-        board.streams += 1
-        try:
-            yield b"retry: %d\n\n" % RETRY_MS
-            async for frame in board.frames():
-                yield b"data: " + frame + b"\n\n"
-        finally:
-            board.streams -= 1
+        yield b"retry: %d\n\n" % RETRY_MS
+        async for frame in board.frames():
+            yield b"data: " + frame + b"\n\n"
 
-    return StreamingResponse(events(), media_type="text/event-stream")
+    board.streams += 1  # from here on: requests that come at once do not all find the same place
+    return _CountedStream(board, events())
+
+
+class _CountedStream(StreamingResponse):
+    """Events that have one of the board's places until they end."""
+
+    def __init__(self, board: Board, events: AsyncIterator[bytes]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._board = board
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._board.streams -= 1
 
 
 async def _act(guarded: Guarded, request: Request) -> Response:
