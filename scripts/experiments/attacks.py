@@ -342,6 +342,7 @@ def node_config(guards: Guards, seed: int, rounds: int) -> Any:
         external_groups=GROUPS,
         group_size=GROUP_SIZE,
         evaluate_every_rounds=EVALUATE_EVERY,
+        validation_tasks=0,  # what an attack does is to be seen
         learning_rate=LEARNING_RATE,
         foreign_share_max=SHARE_MAX if guards.producer_cap else 1.0,
         foreign_logprob_min=UNLIKELY if guards.likely_tokens else None,
