@@ -196,7 +196,7 @@ class NodeConfig(Frozen):
     and which small steps leave mostly unchanged, or `float32`. What it trains stays in fp32, and
     adapters go out in fp32."""
     checkpoints_kept: Count = 2
-    """How many checkpoints stay on the disk."""
+    """How many checkpoints stay on the disk, beside that of the best policy."""
 
     # files and keys
     data_dir: Path = Path("swarm-data")

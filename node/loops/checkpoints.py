@@ -132,9 +132,9 @@ class Checkpoints:
         final = self._directory / f"round-{progress.round:08d}"
         if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
-        partial = final.with_suffix(TEMPORARY_SUFFIX)
-        await self._run_sync(_make_empty, partial)
-        await trainer.save(partial)
+        partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
+        kept = best is not None and best.progress == progress  # nothing was done since
+        await self._fill(partial, trainer, best.directory if best and kept else None)
         await self._run_sync(self._finish, partial, final, progress, files or {})
         return final
 
@@ -157,11 +157,15 @@ class Checkpoints:
         names = (f"{BEST}-{progress.round:08d}-{number}" for number in count())
         final = next(path for name in names if not (path := self._directory / name).exists())
         partial = final.with_suffix(TEMPORARY_SUFFIX)
+        await self._fill(partial, trainer, same)
+        await self._run_sync(self._finish_best, partial, final, progress)
+
+    async def _fill(self, partial: Path, trainer: Trainer, same: Path | None) -> None:
+        """Have the policy in a directory, by links to the files of `same` where there is one."""
         await self._run_sync(_make_empty, partial)
         if same is None or not await self._run_sync(_link_files, same, partial):
             await self._run_sync(_make_empty, partial)
             await trainer.save(partial)
-        await self._run_sync(self._finish_best, partial, final, progress)
 
     def put_aside(self, checkpoint: Checkpoint) -> Path:
         """Rename a checkpoint that cannot be used, so that `latest` finds the one before it."""

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -266,6 +267,20 @@ def test_the_files_of_a_checkpoint_of_the_same_policy_are_not_written_twice(tmp_
     save(kept, 3, 4)
     assert not same.exists()
     assert best_round(kept) == 2
+
+
+def test_nor_are_those_of_the_best_where_it_was_first(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save_best(kept, 2)
+    found = kept.best()
+    assert found is not None
+    run(kept.save, found.progress, ScriptedPolicy(skill=0.02))
+    (same,) = (tmp_path / "checkpoints").glob("round-*")
+    assert (found.directory / "skill").samefile(same / "skill")
+    assert latest_round(kept) == 2
+    other = replace(found.progress, round=3)  # of another policy
+    run(kept.save, other, ScriptedPolicy(skill=0.03))
+    assert latest_round(kept) == 3
 
 
 def test_where_files_cannot_be_linked_they_are_written(
