@@ -144,7 +144,12 @@ def node_command(settings: Settings, place: int, data_dir: Path, peers: Sequence
 def environment(settings: Settings) -> dict[str, str]:
     """Of every process. A policy made anew is made beside the results; the user's cache stays. One
     checkpoint is kept, unless the user says otherwise: that of a real model is 1.6 GB."""
-    found = {"SWARM_NODE_CHECKPOINTS_KEPT": "1", **os.environ}
+    found = {"SWARM_NODE_CHECKPOINTS_KEPT": "1"}
+    if settings.model == SMOLLM2:
+        # Ten minutes leave no time for it: a validation task costs as much as a held-out one, and
+        # three evaluations are too few to go back by.
+        found["SWARM_NODE_VALIDATION_TASKS"] = "0"
+    found |= os.environ
     if settings.fresh_policy:
         found["SWARM_NODE_CACHE_DIR"] = str((settings.out / "cache").absolute())
     return found

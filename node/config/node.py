@@ -179,6 +179,16 @@ class NodeConfig(Frozen):
     """The seed of this node's sampling."""
     evaluate_every_rounds: CountOrNone = 10
     """How many rounds there are between evaluations on the held-out tasks. 0: there are none."""
+    validation_tasks: Annotated[int, Field(ge=0, le=2_000)] = 64
+    """How many validation tasks each evaluation of a node that learns by itself has besides, by
+    which the next two settings decide. The node never trains on them by itself. 0: none, and it
+    decides nothing."""
+    returns_to_best: bool = True
+    """Go back to the policy that did best on the validation tasks where two evaluations in a row
+    are far below it, and halve the learning rate."""
+    plateau_decay: bool = True
+    """Halve the learning rate, down to a sixteenth, at every fifth evaluation in a row without a
+    gain on the validation tasks."""
     checkpoint_every_rounds: Count | None = None
     """How many rounds there are between checkpoints. None: as many as leave 2 % of the time to
     writing them; a model of 135 million parameters has 1.6 GB to write."""
@@ -187,7 +197,7 @@ class NodeConfig(Frozen):
     and which small steps leave mostly unchanged, or `float32`. What it trains stays in fp32, and
     adapters go out in fp32."""
     checkpoints_kept: Count = 2
-    """How many checkpoints stay on the disk."""
+    """How many checkpoints stay on the disk, beside that of the best policy."""
 
     # files and keys
     data_dir: Path = Path("swarm-data")
@@ -245,6 +255,12 @@ class NodeConfig(Frozen):
     def merges_adapters(self) -> bool:
         """Whether the engine gets an adapter merged into its model, and not as it is."""
         return self.engine == "vllm" and self.engine_lora == "merged"
+
+    @property
+    def validated_by(self) -> int:
+        """How many validation tasks a node that learns by itself has: none where it evaluates
+        nothing."""
+        return self.validation_tasks if self.evaluate_every_rounds else 0
 
     @property
     def key_path(self) -> Path:

@@ -34,6 +34,7 @@ class ScriptedPolicy:
     ) -> None:
         self.skill = skill
         self.version = 0
+        self.rate_share = 1.0
         self.trained: list[TrainingGroup] = []  # of the last batch
         self._generate_s = generate_s
         self._train_s = train_s
@@ -90,7 +91,7 @@ class ScriptedPolicy:
         await trio.sleep(self._train_s)
         self.trained = list(groups)
         useful = sum(any(group.advantages) for group in groups)
-        self.skill = min(SKILL_MAX, self.skill + SKILL_STEP * useful)
+        self.skill = min(SKILL_MAX, self.skill + self.rate_share * SKILL_STEP * useful)
         self.version += 1
         return TrainReport(
             policy_version=self.version,
@@ -107,6 +108,16 @@ class ScriptedPolicy:
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""
         await self.export(directory)
+
+    async def turn_back(self, directory: Path) -> int:
+        """See `Trainer.turn_back`."""
+        await self.load(directory, self.version + 1)
+        return self.version
+
+    async def slow_down(self, rate_share: float) -> None:
+        """See `Trainer.slow_down`."""
+        await trio.lowlevel.checkpoint()
+        self.rate_share = rate_share
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""

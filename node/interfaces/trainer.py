@@ -121,6 +121,20 @@ class Trainer(Protocol):
         """Write model, optimizer and RNG into an existing empty directory."""
         ...
 
+    async def turn_back(self, directory: Path) -> int:
+        """Take the weights of what `save` wrote, without momentum. The new policy version: one
+        above the present one, as no two policies may have one version.
+
+        Raises:
+            ConfigError: it is damaged, or of another model; the policy is of no use any more.
+            ChildFailed: out of memory or a crash.
+        """
+        ...
+
+    async def slow_down(self, rate_share: float) -> None:
+        """Updates take this share of the rate from now on, until the trainer ends."""
+        ...
+
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """Write the policy alone, for an engine to load: a Hugging Face model directory, with
         numbers of that precision, or an adapter in PEFT's format, in fp32, where one is trained."""

@@ -3,6 +3,9 @@
 `checkpoints/round-00000012/` holds what the trainer saved and `state.json` with the node's
 progress. A directory is written under a temporary name, synced and renamed, so that whatever has
 the final name is whole: kill -9 at any point leaves the one before.
+
+`checkpoints/best` is a link to one more, of the policy that did best on the validation tasks. It
+changes in one step too, and its files are those of the round's checkpoint where there is one.
 """
 
 import fcntl
@@ -12,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from swarm.peers.address_book import RunSync
 
 STATE_FILE = "state.json"
 POSITION_FILE = "next-index"
+BEST = "best"
 TEMPORARY_SUFFIX = ".partial"
 SAVING_SHARE = 0.02  # of the time, where nobody says how often to save
 
@@ -74,16 +79,21 @@ class Checkpoints:
         self._facts = dict(facts)
 
     def latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint.
+        """The newest complete checkpoint. That may be the best one, which is in no round's place,
+        but not one of before the first round, which nobody has anything from.
 
         Raises:
             ConfigError: it belongs to another run or model.
         """
-        for directory in reversed(self._complete()):
-            state = _read_state(directory)
-            if state is None:
-                continue  # damaged on disk: the one before it is used
-            progress, facts = state
+        best = self._best_directory()
+        found = self._complete() if best is None else [*self._complete(), best]
+        read = [(directory, _read_state(directory)) for directory in found]
+        whole = [  # where one is damaged on disk, the one before it is used
+            (directory, *state) for directory, state in read if state is not None
+        ]
+        for directory, progress, facts in sorted(whole, key=lambda each: -each[1].round):
+            if directory == best and progress.round == 0:
+                continue
             for name, value in self._facts.items():
                 if facts.get(name) != value:
                     raise ConfigError(
@@ -122,11 +132,40 @@ class Checkpoints:
         final = self._directory / f"round-{progress.round:08d}"
         if _read_state(final) is not None:
             return final  # the same round again: it holds the same state
-        partial = final.with_suffix(TEMPORARY_SUFFIX)
-        await self._run_sync(_make_empty, partial)
-        await trainer.save(partial)
+        partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
+        kept = best is not None and best.progress == progress  # nothing was done since
+        await self._fill(partial, trainer, best.directory if best and kept else None)
         await self._run_sync(self._finish, partial, final, progress, files or {})
         return final
+
+    def best(self) -> Checkpoint | None:
+        """The policy that did best on the validation tasks; None: none is kept, or it is damaged,
+        or of another run or model."""
+        directory = self._best_directory()
+        state = None if directory is None else _read_state(directory)
+        if directory is None or state is None:
+            return None
+        progress, facts = state
+        fits = all(facts.get(name) == value for name, value in self._facts.items())
+        return Checkpoint(directory, progress) if fits else None
+
+    async def save_best(
+        self, progress: Progress, trainer: Trainer, same: Path | None = None
+    ) -> None:
+        """Keep a policy as the best in place of the one before. `same`: a checkpoint of just this
+        policy, whose files are linked and not written once more."""
+        names = (f"{BEST}-{progress.round:08d}-{number}" for number in count())
+        final = next(path for name in names if not (path := self._directory / name).exists())
+        partial = final.with_suffix(TEMPORARY_SUFFIX)
+        await self._fill(partial, trainer, same)
+        await self._run_sync(self._finish_best, partial, final, progress)
+
+    async def _fill(self, partial: Path, trainer: Trainer, same: Path | None) -> None:
+        """Have the policy in a directory, by links to the files of `same` where there is one."""
+        await self._run_sync(_make_empty, partial)
+        if same is None or not await self._run_sync(_link_files, same, partial):
+            await self._run_sync(_make_empty, partial)
+            await trainer.save(partial)
 
     def put_aside(self, checkpoint: Checkpoint) -> Path:
         """Rename a checkpoint that cannot be used, so that `latest` finds the one before it."""
@@ -157,7 +196,33 @@ class Checkpoints:
         except (OSError, ValueError):
             return 0
 
+    def _best_directory(self) -> Path | None:
+        """What the link leads to; None: nowhere."""
+        link = self._directory / BEST
+        return link.resolve() if link.exists() else None
+
+    def _finish_best(self, partial: Path, final: Path, progress: Progress) -> None:
+        self._finish_files(partial, final, progress, {})
+        link = self._directory / BEST
+        temporary = link.with_suffix(TEMPORARY_SUFFIX)
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(final.name)
+        temporary.replace(link)
+        _sync_directory(self._directory)
+        for old in self._directory.glob(f"{BEST}-*"):
+            if old.suffix == TEMPORARY_SUFFIX:  # a kill left it
+                shutil.rmtree(old, ignore_errors=True)
+            elif old != final:
+                _remove_unless_held(old)
+
     def _finish(
+        self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
+    ) -> None:
+        self._finish_files(partial, final, progress, files)
+        for old in self._complete()[: -self._keep]:
+            _remove_unless_held(old)
+
+    def _finish_files(
         self, partial: Path, final: Path, progress: Progress, files: Mapping[str, Content]
     ) -> None:
         for name, content in files.items():
@@ -175,8 +240,6 @@ class Checkpoints:
             shutil.rmtree(final)  # damaged, or it would not be written again
         partial.rename(final)
         _sync_directory(self._directory)
-        for old in self._complete()[: -self._keep]:
-            _remove_unless_held(old)
 
     def _complete(self) -> list[Path]:
         if not self._directory.is_dir():
@@ -192,8 +255,8 @@ def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
     """What a checkpoint says of itself; None where it is damaged or is none."""
     try:
         state = json.loads((directory / STATE_FILE).read_text())
-        return Progress(**state["progress"]), dict(state["facts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Progress.from_json(state["progress"]), dict(state["facts"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -205,6 +268,18 @@ def _remove_unless_held(directory: Path) -> None:
             shutil.rmtree(directory, ignore_errors=True)
     except OSError:
         return
+
+
+def _link_files(source: Path, target: Path) -> bool:
+    """Have what a checkpoint holds in another directory too, but for its state, which is locked for
+    each apart. False: this file system has no such links."""
+    try:
+        for path in source.iterdir():
+            if path.name != STATE_FILE:
+                (target / path.name).hardlink_to(path)
+    except OSError:
+        return False
+    return True
 
 
 def _make_empty(directory: Path) -> None:

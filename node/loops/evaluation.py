@@ -2,7 +2,8 @@
 samples, or the likeliest one where the run says so.
 
 The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
-node trains on them. It is the number that this project reports as progress.
+node trains on them. It is the number that this project reports as progress, and it decides nothing:
+what does is the pass rate on a node's validation tasks, which are sampled in the same call.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ from node.interfaces.engine import RolloutEngine
 from node.records.abilities import TaskResult
 from node.records.records import HeldOut
 from node.verification.assignment import held_out_tasks
+from node.verification.held_out import Assignment
 from node.verification.verifier import Verifier
 from swarm.rollouts import Completion, Task
 
@@ -29,23 +31,35 @@ class PassRate:
     passed: float
     passed_by_environment: dict[str, float]
     tasks: int
+    validation: float | None = None  # on the node's own; None: it has none
+    validation_tasks: int = 0
 
 
-async def evaluate(run: RunConfig, engine: RolloutEngine, verifier: Verifier) -> PassRate:
-    """Sample and score the held-out set by the run's rules."""
-    tasks = held_out_tasks(run)
-    prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+async def evaluate(
+    run: RunConfig,
+    engine: RolloutEngine,
+    verifier: Verifier,
+    validation: Sequence[Assignment] = (),
+) -> PassRate:
+    """Sample and score the held-out set by the run's rules, and a node's validation tasks."""
+    held_out = held_out_tasks(run)
+    tasks = [*held_out, *(each.task for each in validation)]
+    prompts = [problem.prompt for problem in await verifier.problems(held_out)]
+    prompts += [each.prompt for each in validation]
     completions = await engine.generate(prompts, 1, run.held_out_sampling, _seed(run))
     rewards = await score(verifier, tasks, completions)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
+    test, validated = rewards[: len(held_out)], rewards[len(held_out) :]
     by_environment: dict[str, list[float]] = {}
-    for task, group_rewards in zip(tasks, rewards, strict=True):
+    for task, group_rewards in zip(held_out, test, strict=True):
         by_environment.setdefault(task.environment, []).extend(group_rewards)
     return PassRate(
-        passed=fmean(reward for group_rewards in rewards for reward in group_rewards),
+        passed=fmean(reward for group_rewards in test for reward in group_rewards),
         passed_by_environment={name: fmean(r) for name, r in sorted(by_environment.items())},
-        tasks=len(tasks),
+        tasks=len(held_out),
+        validation=fmean(reward for group in validated for reward in group) if validated else None,
+        validation_tasks=len(validated),
     )
 
 
@@ -75,10 +89,11 @@ async def held_out(
     *,
     after_round: int,
     generated_tokens: int,
+    validation: Sequence[Assignment] = (),
 ) -> HeldOut:
     """`evaluate`, as the event log has it."""
     started_s = trio.current_time()
-    rate = await evaluate(run, engine, verifier)
+    rate = await evaluate(run, engine, verifier, validation)
     return HeldOut(
         round=after_round,
         generated_tokens_total=generated_tokens,
@@ -86,6 +101,8 @@ async def held_out(
         passed_by_environment=rate.passed_by_environment,
         tasks=rate.tasks,
         seconds=trio.current_time() - started_s,
+        validation=rate.validation,
+        validation_tasks=rate.validation_tasks,
     )
 
 

@@ -6,7 +6,7 @@
     share        sign the groups, advertise them; others pull what they want
     draw         the I own groups, and J of what has arrived from others
     update       one GRPO step over all of them
-    evaluate     now and then, on the run's fixed held-out tasks
+    evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
 
 Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
 foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
@@ -18,8 +18,8 @@ and how far it halves the micro-batch depend on who else runs there when it star
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import ceil, isfinite, isnan, nan
 from random import Random
 from statistics import fmean
@@ -33,6 +33,7 @@ from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, score
 from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
+from node.loops.validation import Validated
 from node.methods.advantages import grpo_advantages
 from node.methods.samplers import draw_foreign, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
@@ -64,6 +65,7 @@ class Progress:
     groups_shared: int = 0
     held_out_first: float | None = None
     held_out_last: float | None = None
+    validated: Validated = field(default_factory=Validated)
 
     def with_next_index(self, next_index: int) -> "Progress":
         """The same, at another data position."""
@@ -77,6 +79,15 @@ class Progress:
     def to_json(self) -> dict[str, Any]:
         """As plain data for the checkpoint's state file."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
+        """What `to_json` gave; older checkpoints say nothing of validation.
+
+        Raises:
+            TypeError, AttributeError: it is none.
+        """
+        return cls(**{**fields, "validated": Validated(**fields.get("validated", {}))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +341,7 @@ class Sapo:
         return [*bounded(made), *bounded(drawn)]
 
     async def evaluate(self) -> HeldOut:
-        """Measure the held-out pass rate and note it in the progress."""
+        """Measure the pass rates, and note that on the held-out tasks in the progress."""
         self._on_phase("evaluating")
         record = await held_out(
             self._config.run,
@@ -338,6 +349,7 @@ class Sapo:
             self._verifier,
             after_round=self.progress.round,
             generated_tokens=self.progress.generated_tokens,
+            validation=await self._guard.validation(),
         )
         self.progress = self.progress.with_held_out(record.passed)
         return record
@@ -391,6 +403,7 @@ class Sapo:
             step_kl=report.step_kl if isfinite(report.step_kl) else None,
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
+            rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),
             answers=tally(self._config.run, [group.scored for group in own]),

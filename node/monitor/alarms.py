@@ -384,6 +384,22 @@ def _why_alike(made: float, unread: float, right: float, cut: float) -> tuple[st
     return "", None
 
 
+def _went_back(past: Past) -> AlarmCondition | None:
+    """The policy fell in the last rounds, and is again the one that did best."""
+    history = past.all
+    falls = _rise(history, m.RETURNS_TOTAL)
+    if not falls:
+        return None
+    now = past.now
+    rounds = _round(now) - _round(history[0])
+    times = "once" if falls == 1 else f"{falls:.0f} times"
+    return AlarmCondition(
+        "warning",
+        f"the policy fell and went back to its best {times} within {rounds:.0f} rounds; it learns "
+        f"at {_value(now, m.RATE_SHARE_RATIO):.0%} of its rate",
+    )
+
+
 CHECKS: Final[dict[Alarm, Callable[[Past], AlarmCondition | None]]] = {
     Alarm.NOT_SHARING: _not_sharing,
     Alarm.NO_FOREIGN: _no_foreign,
@@ -401,4 +417,5 @@ CHECKS: Final[dict[Alarm, Callable[[Past], AlarmCondition | None]]] = {
     Alarm.REFUSING_NEWCOMERS: _refusing_newcomers,
     Alarm.VERSION_SPLIT: _version_split,
     Alarm.NOTHING_TO_LEARN: _nothing_to_learn,
+    Alarm.WENT_BACK: _went_back,
 }

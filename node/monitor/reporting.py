@@ -16,6 +16,7 @@ from node.records.records import (
     StatusSnapshot,
     StepDone,
     Trouble,
+    WentBack,
     WorkDone,
 )
 from swarm.identity import PeerId
@@ -77,6 +78,9 @@ def status_metrics(snapshot: StatusSnapshot) -> dict[str, float]:
         m.POOL_AGE_S: snapshot.pool_age_s,
         m.OWN_REWARD: snapshot.own_reward,
         m.HELD_OUT_RATIO: snapshot.held_out_passed,
+        m.VALIDATION_RATIO: snapshot.validation_passed,
+        m.VALIDATION_BEST_RATIO: snapshot.validation_best,
+        m.RATE_SHARE_RATIO: None if snapshot.validation_passed is None else snapshot.rate_share,
     }
     return {
         m.UPTIME_S: snapshot.uptime_s,
@@ -305,6 +309,7 @@ class Reporter:
         self.instance = instance
         self._sequence = 0
         self._errors = 0
+        self._returns = 0
         self._round: RoundDone | None = None
         self._step: StepDone | None = None
         self._work: WorkDone | None = None
@@ -325,6 +330,8 @@ class Reporter:
                 self._learning.update(learning_counts(record))
             case WorkDone():
                 self._work = record
+            case WentBack():
+                self._returns += 1
             case Trouble():
                 self._errors += 1
 
@@ -387,6 +394,7 @@ class Reporter:
                 m.ADVERTS_IN_TOTAL: float(counters.messages_in[adverts_topic(self._run_id)]),
                 m.FETCHES_TOTAL: float(counters.messages_out[ROLLOUTS_PROTOCOL]),
                 m.ERRORS_TOTAL: float(self._errors),
+                m.RETURNS_TOTAL: float(self._returns),
                 m.MEMORY_AVAILABLE_BYTES: float(machine.memory_available_bytes),
             }
         )

@@ -31,6 +31,7 @@ from node.records.figures import (
     own_groups,
     quantised,
     role_lines,
+    validation_lines,
 )
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import BanStatus, PeerStatus, StatusSnapshot
@@ -259,6 +260,7 @@ def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     wanted = f"{s.external_groups} of {s.external_groups_wanted} wanted"
     return [
         ("held-out", _held_out(s)),
+        *validation_lines(s),
         ("own reward", f"{reward} (last round, own completions only)"),
         *answer_lines(s),
         (

@@ -21,6 +21,7 @@ from node.records.records import (
     HeldOut,
     RoundDone,
     SampledGroup,
+    Slowed,
     Started,
     StepDone,
     Trouble,
@@ -29,12 +30,24 @@ from node.records.records import (
     VersionPublished,
     VersionSpread,
     VersionSpreading,
+    WentBack,
     WorkDone,
 )
 from swarm.telemetry.metrics import FIGURES, RoundFigures
 
 VersionEvent = VersionPublished | VersionSpreading | VersionSpread | VersionComing | VersionCame
-Record = Started | RoundDone | StepDone | WorkDone | HeldOut | Trouble | Banned | VersionEvent
+TurnEvent = WentBack | Slowed
+Record = (
+    Started
+    | RoundDone
+    | StepDone
+    | WorkDone
+    | HeldOut
+    | TurnEvent
+    | Trouble
+    | Banned
+    | VersionEvent
+)
 
 FILE_NAME = "events.jsonl"
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -46,6 +59,8 @@ _NAMES: dict[type[Record] | type[SampledGroup], str] = {
     StepDone: "step",
     WorkDone: "work",
     HeldOut: "held_out",
+    WentBack: "went_back",
+    Slowed: "slowed",
     Trouble: "trouble",
     Banned: "banned",
     VersionPublished: "published",

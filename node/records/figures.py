@@ -113,6 +113,20 @@ def answer_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     return [("answers", ", ".join(parts))]
 
 
+def validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """What decides, and what it decided; none where nothing was validated."""
+    if s.validation_passed is None:
+        return []
+    parts = [f"{percent(s.validation_passed)} passed"]
+    if s.validation_best is not None:
+        parts.append(f"best {percent(s.validation_best)} after round {s.validation_best_round}")
+    if s.returns:
+        parts.append(f"went back {_count(s.returns, 'time')}")
+    if s.rate_share < 1.0:
+        parts.append(f"rate × {s.rate_share:g}")
+    return [("validation", ", ".join(parts))]
+
+
 def quantised(groups: int) -> str:
     """Said after what was trained on, where engines with quantised weights made some of it."""
     return f", {groups} by quantised engines" if groups else ""

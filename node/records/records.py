@@ -76,6 +76,7 @@ class RoundDone(RoundFigures):
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
     unlikely_tokens: int = 0  # foreign ones that a floor of likelihood left out of the update
     weighed_tokens: int = 0  # foreign ones that counted by the log-probs that came along
+    rate_share: float = 1.0  # of the learning rate, by what evaluations showed (`loops.validation`)
     own_informative: int | None = None  # of `local_groups`; None: an older log does not say
     answers: AnswerCounts | None = None  # of all own completions of the round
 
@@ -230,6 +231,29 @@ class HeldOut:
     passed_by_environment: dict[str, float]
     tasks: int
     seconds: float
+    validation: float | None = None  # the same on the node's validation tasks; None: it has none
+    validation_tasks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """Event `went_back`: the policy fell, and is again the one that did best on the validation
+    tasks. Rounds go on counting."""
+
+    round: int  # after which
+    policy_version: int  # that the best policy has from now on
+    passed: float  # validation pass rate of the policy that was left, in [0, 1]
+    best: float  # and of this one
+    best_round: int  # after which it was kept
+    rate_share: float  # of the learning rate, from now on
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """Event `slowed`: evaluations brought no gain on the validation tasks."""
+
+    round: int  # after which
+    rate_share: float  # of the learning rate, from now on
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,3 +342,8 @@ class StatusSnapshot(RoundFigures):
     door: PlaceFigures | None = None  # who has the places for connections
     local_groups_made: int | None = None  # own groups of the last round's batch; None: unsaid
     answers: AnswerCounts | None = None  # of the last round or step
+    validation_passed: float | None = None  # this and the next: see `loops.validation`
+    validation_best: float | None = None
+    validation_best_round: int = 0
+    rate_share: float = 1.0
+    returns: int = 0

@@ -81,7 +81,7 @@ class Node:
         self.peer = peer
         self.warden, self.discovery, self.ledger = peer.warden, peer.discovery, peer.ledger
         self.verifier = verifier
-        self.guard = HeldOutGuard(config.run, verifier)
+        self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
             self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)

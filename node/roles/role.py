@@ -229,4 +229,9 @@ class Training:
             round=progress.round,
             held_out_passed=progress.held_out_last,
             held_out_first=progress.held_out_first,
+            validation_passed=progress.validated.last,
+            validation_best=progress.validated.best,
+            validation_best_round=progress.validated.best_round,
+            rate_share=progress.validated.rate_share,
+            returns=progress.validated.returns,
         )

@@ -2,7 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Final
 
 import trio
 
@@ -11,8 +12,10 @@ from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import PolicyInfo, Trainer
 from node.loops.checkpoints import Checkpoint, Checkpoints, SavingPace
 from node.loops.sapo import HandOver, OnSamples, Progress, Sapo
+from node.loops.way_back import WayBack
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
+from node.records.event_log import TurnEvent
 from node.records.records import HeldOut, RoundDone, StatusSnapshot
 from node.roles.node import Node
 from node.roles.role import Needs, Training, checkpoints_of
@@ -22,7 +25,11 @@ from swarm.exchange.service import Exchange
 from swarm.identity import Identity
 from swarm.telemetry import reports
 
-Record = RoundDone | HeldOut
+TOO_FEW_PROBLEMS: Final = (
+    "this run has too few problems for validation tasks: the node neither goes back to its best "
+    "policy nor slows down; validation_tasks = 0 says that this is meant"
+)
+Record = RoundDone | HeldOut | TurnEvent
 OnRecord = Callable[[Record], Awaitable[None]]
 
 
@@ -61,6 +68,8 @@ class Rounds:
                 again from a checkpoint.
         """
         info, node = await trainer.info(), self._node
+        way_back = WayBack(self._config, trainer, checkpoints, hand_over, node.enter)
+        progress = await way_back.begin(progress)
         sapo = Sapo(
             self._config,
             node.peer.identity.peer_id,
@@ -81,18 +90,21 @@ class Rounds:
         every = self._config.evaluate_every_rounds
         pace = SavingPace(self._config.checkpoint_every_rounds)
         if progress.round == 0 and every:
-            await unless(leaving, lambda: self._evaluate(sapo, on_record))
+            await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
+            await way_back.keep(sapo.progress, None)
         while not leaving.is_set() and not node.is_over(sapo.progress):
             await unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             if every and done % every == 0:
-                await unless(leaving, lambda: self._evaluate(sapo, on_record))
-            if pace.is_due(done, began_s := trio.current_time()):
-                await self._save(sapo, trainer, checkpoints)
+                await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
+            saved, began_s = None, trio.current_time()
+            if pace.is_due(done, began_s) or way_back.is_fresh:
+                saved = await self._save(sapo, trainer, checkpoints)
+            if await way_back.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())
         if every and not leaving.is_set() and sapo.progress.round % every:
-            await self._evaluate(sapo, on_record)
-        await self._save(sapo, trainer, checkpoints)
+            await self._evaluate(sapo, way_back, on_record)
+        await way_back.keep(sapo.progress, await self._save(sapo, trainer, checkpoints))
         node.enter("leaving")
 
     async def _round(self, sapo: Sapo, on_record: OnRecord) -> None:
@@ -126,17 +138,26 @@ class Rounds:
                 "are connected: they may be starting, or all their groups pass or fail alike"
             )
 
-    async def _evaluate(self, sapo: Sapo, on_record: OnRecord) -> None:
+    async def _evaluate(self, sapo: Sapo, way_back: WayBack, on_record: OnRecord) -> None:
         record = await sapo.evaluate()
-        self.progress = sapo.progress
         with trio.CancelScope(shield=True):
+            sapo.progress, turn = await way_back.heed(sapo.progress, record)
+            self.progress = sapo.progress
             await on_record(record)
+            if turn is not None:
+                await on_record(turn)
+        if self._node.guard.lacks_validation:
+            self._node.notes["validation"] = TOO_FEW_PROBLEMS
 
-    async def _save(self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None) -> None:
+    async def _save(
+        self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None
+    ) -> Path | None:
+        saved: Path | None = None
         if checkpoints is not None and sapo.progress.round > 0:
             self._node.enter("saving")
             with trio.CancelScope(shield=True):
-                await checkpoints.save(sapo.progress, trainer)
+                saved = await checkpoints.save(sapo.progress, trainer)
+        return saved
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
         """With the last round."""

@@ -160,6 +160,13 @@ class SimulatedPolicy(ScriptedPolicy):
         await trio.lowlevel.checkpoint()
         (directory / "skill").write_text(f"{self.skill} {self.version}")
 
+    async def turn_back(self, directory: Path) -> int:
+        """See `Trainer.turn_back`."""
+        await trio.lowlevel.checkpoint()
+        self.skill = float((directory / "skill").read_text().split()[0])
+        self.version += 1
+        return self.version
+
     def restore(self, directory: Path) -> None:
         """Go on from what was saved."""
         skill, version = (directory / "skill").read_text().split()

@@ -308,6 +308,14 @@ class TrainerProcess:
         """See `Trainer.save`."""
         await self._call("save", directory=str(directory))
 
+    async def turn_back(self, directory: Path) -> int:
+        """See `Trainer.turn_back`."""
+        return int(await self._call("turn_back", directory=str(directory)))
+
+    async def slow_down(self, rate_share: float) -> None:
+        """See `Trainer.slow_down`."""
+        await self._call("slow_down", rate_share=rate_share)
+
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""
         await self._call("export", directory=str(directory), precision=precision)
@@ -433,6 +441,14 @@ class InProcessTrainer:
     async def save(self, directory: Path) -> None:
         """See `Trainer.save`."""
         await self._run(partial(self._core.save, directory))
+
+    async def turn_back(self, directory: Path) -> int:
+        """See `Trainer.turn_back`."""
+        return await self._run(partial(self._core.turn_back, directory))
+
+    async def slow_down(self, rate_share: float) -> None:
+        """See `Trainer.slow_down`."""
+        await self._run(partial(self._core.slow_down, rate_share))
 
     async def export(self, directory: Path, precision: Precision = "float32") -> None:
         """See `Trainer.export`."""

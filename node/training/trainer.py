@@ -101,6 +101,7 @@ class GroupTrainer:
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
         self.course = Course()
+        self.rate_share = 1.0  # that updates take, by what evaluations showed
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._lean_fits = lean.supports(policy.model)
         self._recomputes = recomputes and recompute_layers(policy.model)
@@ -201,6 +202,20 @@ class GroupTrainer:
                 f"{checkpoint.DAMAGED}: {directory}: what it holds of the course is no such thing"
             ) from error
 
+    def turn_back(self, directory: Path) -> None:
+        """Take weights, second moments and course of what `save` wrote, with no momentum. The
+        version rises, and random numbers go on: nothing is done a second time.
+
+        Raises:
+            DamagedCheckpoint, ConfigError: see `checkpoint.load`.
+        """
+        version, numbers = self.policy_version + 1, torch.get_rng_state()
+        self.resume(directory)
+        torch.set_rng_state(numbers)
+        self.policy_version = version
+        for state in self.optimizer.state.values():
+            state["exp_avg"].zero_()
+
     def _updates(self, batches: Sequence[Sequence[Unit]]) -> "_Done":
         """All optimizer steps of one batch."""
         done = _Done()
@@ -235,7 +250,7 @@ class GroupTrainer:
 
     def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
         """Descend at the rate of this update. False: that went too far and was taken back."""
-        factor = self.suited.warmth(self.policy_version) * self.course.caution
+        factor = self.suited.warmth(self.policy_version) * self.course.caution * self.rate_share
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()
             if not self.spec.step_guard:

@@ -158,6 +158,14 @@ class TrainerCore:
     def save(self, directory: Path) -> None:
         self.trainer.save(directory)
 
+    def turn_back(self, directory: Path) -> int:
+        self._weights_changed()
+        self.trainer.turn_back(directory)
+        return self.trainer.policy_version
+
+    def slow_down(self, rate_share: float) -> None:
+        self.trainer.rate_share = rate_share
+
     def export(self, directory: Path, precision: Precision = "float32") -> None:
         checkpoint.export(directory, self.policy, precision)
 
@@ -227,6 +235,8 @@ class _Server:
             ),
             "logprobs": lambda r: self._loaded.logprobs(r["rows"]),
             "save": lambda r: self._loaded.save(Path(r["directory"])),
+            "turn_back": lambda r: self._loaded.turn_back(Path(r["directory"])),
+            "slow_down": lambda r: self._loaded.slow_down(r["rate_share"]),
             "export_whole": lambda r: self._loaded.export_whole(
                 Path(r["directory"]), r["precision"]
             ),

@@ -13,6 +13,7 @@ from node.environments.answers import AnswerRule
 from swarm.rollouts import Task
 
 HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
+VALIDATION_PRODUCER = "validation"  # neither is this
 INDEX_MAX = 2**31 - 1
 FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
 
@@ -37,6 +38,11 @@ def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:
 def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
     """The run's evaluation tasks, the same for all nodes and in no producer's stream."""
     return tuple(assigned_task(run, HELD_OUT_PRODUCER, i) for i in range(run.held_out.tasks))
+
+
+def validation_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
+    """The first of the tasks by which nodes of the run decide, in no producer's stream either."""
+    return tuple(assigned_task(run, VALIDATION_PRODUCER, i) for i in range(count))
 
 
 def sample_tasks(run: RunConfig) -> tuple[Task, ...]:

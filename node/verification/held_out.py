@@ -4,6 +4,9 @@ The held-out tasks have seeds of their own, but a small problem space repeats it
 question can come up under another seed. So a node skips tasks of its stream whose question is held
 out, and refuses foreign groups for such questions, which no honest node makes. Questions are what
 is compared, whatever instructions a run puts before them.
+
+The same for validation tasks, by which a node decides something, but that how many there are is a
+setting of its own: another node may train on such a question and share that, and is not to blame.
 """
 
 from collections.abc import Sequence
@@ -13,13 +16,20 @@ import trio
 
 from node.config import RunConfig
 from node.interfaces.prompts import question_of
-from node.verification.assignment import assigned_task, held_out_tasks, leased_task
+from node.verification.assignment import (
+    assigned_task,
+    held_out_tasks,
+    leased_task,
+    validation_tasks,
+)
 from node.verification.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, Task
 
 SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+CANDIDATES = 2  # for each validation task: some are held out, or have a question that came before
+MISSED_SHARE_MAX = 0.125  # of a run's tasks: that training may do without for validation
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +41,22 @@ class Assignment:
 
 
 class HeldOutGuard:
-    """Knows the run's held-out prompts, from their first use on."""
+    """Knows the run's held-out prompts and the node's validation tasks, from their first use on."""
 
-    def __init__(self, run: RunConfig, verifier: Verifier) -> None:
+    def __init__(self, run: RunConfig, verifier: Verifier, validation: int = 0) -> None:
+        """`validation`: how many tasks the node validates by."""
         self._run = run
         self._verifier = verifier
         self._questions: frozenset[str] | None = None
         self._lock = trio.Lock()
+        self._validation_wanted = validation
+        self._validation: tuple[Assignment, ...] | None = None
+        self._validation_lock = trio.Lock()
+
+    @property
+    def lacks_validation(self) -> bool:
+        """Whether validation tasks were wanted, and the run has too few problems for any."""
+        return self._validation_wanted > 0 and self._validation == ()
 
     async def questions(self) -> frozenset[str]:
         """The held-out questions."""
@@ -48,6 +67,32 @@ class HeldOutGuard:
                 problems = await self._verifier.problems(held_out_tasks(self._run))
                 self._questions = frozenset(question_of(problem.prompt) for problem in problems)
             return self._questions
+
+    async def validation(self) -> tuple[Assignment, ...]:
+        """The validation tasks, no two with one question and none held out. None at all where the
+        run has so few problems that they would be missed in training."""
+        if self._validation is None:
+            held_out = await self.questions()
+            async with self._validation_lock:
+                if self._validation is None:
+                    self._validation = await self._fit_for_validation(held_out)
+        return self._validation
+
+    async def _fit_for_validation(self, held_out: frozenset[str]) -> tuple[Assignment, ...]:
+        """The first tasks of their stream that are fit. What comes after them shows how often the
+        run poses one of their questions."""
+        wanted = self._validation_wanted
+        tasks = validation_tasks(self._run, (CANDIDATES + 1) * wanted)
+        problems = await self._verifier.problems(tasks) if tasks else []
+        questions = [question_of(problem.prompt) for problem in problems]
+        found: dict[str, Assignment] = {}
+        for task, problem, question in zip(tasks, problems, questions, strict=True):
+            if len(found) == wanted or task.index >= CANDIDATES * wanted:
+                break
+            if question not in held_out:
+                found.setdefault(question, Assignment(task, problem.prompt))
+        again = sum(question in found for question in questions[CANDIDATES * wanted :])
+        return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
@@ -62,13 +107,14 @@ class HeldOutGuard:
     async def assignments(
         self, producer: PeerId, index: int, count: int
     ) -> tuple[list[Assignment], int]:
-        """The producer's next `count` tasks from data position `index` that are not held out, and
-        the position after them.
+        """The producer's next `count` tasks from data position `index` that are neither held out
+        nor for validation, and the position after them.
 
         Raises:
             ConfigError: the run has hardly any problem that is not held out.
         """
-        held_out = await self.questions()
+        apart = await self.questions()
+        apart |= {question_of(each.prompt) for each in await self.validation()}
         found: list[Assignment] = []
         last = index + count * (1 + SKIPS_PER_TASK_MAX)
         while len(found) < count:
@@ -80,7 +126,7 @@ class HeldOutGuard:
             found += [
                 Assignment(task, problem.prompt)
                 for task, problem in zip(tasks, problems, strict=True)
-                if question_of(problem.prompt) not in held_out
+                if question_of(problem.prompt) not in apart
             ]
             index += wanted
         return found, index

@@ -269,6 +269,11 @@ class HostilePolicy:
 
     async def save(self, directory: Path) -> None: ...
 
+    async def turn_back(self, directory: Path) -> int:
+        return 0
+
+    async def slow_down(self, rate_share: float) -> None: ...
+
     async def export(self, directory: Path, precision: str = "float32") -> None: ...
 
     async def export_whole(self, directory: Path, precision: str = "float32") -> None: ...
@@ -342,6 +347,7 @@ def node_config(guards: Guards, seed: int, rounds: int) -> Any:
         external_groups=GROUPS,
         group_size=GROUP_SIZE,
         evaluate_every_rounds=EVALUATE_EVERY,
+        validation_tasks=0,  # what an attack does is to be seen
         learning_rate=LEARNING_RATE,
         foreign_share_max=SHARE_MAX if guards.producer_cap else 1.0,
         foreign_logprob_min=UNLIKELY if guards.likely_tokens else None,

@@ -42,6 +42,7 @@ AS_IT_WAS = {
     "clips_to_median": False,
     "foreign_weighting": "none",
     "warm_up_updates": 0,
+    "validation_tasks": 0,
 }
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "falls": {"as it was": AS_IT_WAS, "as it is": {}},
@@ -65,6 +66,7 @@ def config_of(kind: str, arm: str, seed: int, rounds: int) -> Any:
 
     settings = {
         **COMMON,
+        **({"validation_tasks": 0} if kind == "foreign" else {}),
         "rounds": rounds,
         "evaluate_every_rounds": EVALUATE_EVERY[kind],
         "seed": seed,

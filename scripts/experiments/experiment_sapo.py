@@ -76,6 +76,7 @@ def run_one(setting: str, seed: int, options: argparse.Namespace) -> dict[str, A
             "rounds": options.rounds,
             "group_size": options.group_size,
             "evaluate_every_rounds": options.evaluate_every,
+            "validation_tasks": 0,  # the loss is compared, and not who comes back from a fall
             "learning_rate": options.learning_rate,
             "threads": 1,
             "seed": seed,

@@ -109,6 +109,18 @@ OWN_REWARD: Final = _gauge("own_reward", "mean reward of own completions in the 
 HELD_OUT_RATIO: Final = _gauge(
     "held_out_ratio", "held-out pass rate at the last evaluation, 0 to 1"
 )
+VALIDATION_RATIO: Final = _gauge(
+    "validation_ratio", "pass rate on the validation tasks at the last evaluation, 0 to 1"
+)
+VALIDATION_BEST_RATIO: Final = _gauge(
+    "validation_best_ratio", "that of the policy that is kept as the best"
+)
+RETURNS_TOTAL: Final = _counter(
+    "returns_total", "times that the policy fell and went back to the best"
+)
+RATE_SHARE_RATIO: Final = _gauge(
+    "rate_share_ratio", "of the learning rate, what evaluations left of it, 0 to 1"
+)
 TOKENS_PER_S: Final = _gauge("tokens_per_s", "tokens generated a second, while generating")
 GENERATED_TOKENS_TOTAL: Final = _counter("generated_tokens_total", "tokens generated")
 TRAINED_TOKENS_TOTAL: Final = _counter("trained_tokens_total", "tokens trained on")

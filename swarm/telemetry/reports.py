@@ -54,6 +54,7 @@ class Alarm(StrEnum):
     REFUSING_NEWCOMERS = "refusing_newcomers"  # all places for connections are taken
     VERSION_SPLIT = "version_split"  # workers far behind the published version
     NOTHING_TO_LEARN = "nothing_to_learn"  # in every group, all rewards are alike
+    WENT_BACK = "went_back"  # the policy fell, and is again the best one
 
 
 ADVICE: Final[Mapping[Alarm, str]] = {
@@ -97,6 +98,10 @@ ADVICE: Final[Mapping[Alarm, str]] = {
     Alarm.NOTHING_TO_LEARN: (
         "Look with `swarm-node samples` at what the policy says; it learns only from tasks that it "
         "solves now and then."
+    ),
+    Alarm.WENT_BACK: (
+        "Nothing has to be done about one fall; where it falls again, lower --learning-rate, or "
+        "draw fewer foreign groups with --external."
     ),
 }
 """What to do, by alarm: one sentence each."""

@@ -94,7 +94,7 @@ def replayed(config: NodeConfig, rounds: Sequence[RoundDone], work_dir: Path) ->
                 trainer,
                 trainer,
                 verifier,
-                HeldOutGuard(config.run, verifier),
+                HeldOutGuard(config.run, verifier, config.validated_by),
                 exchange,  # type: ignore[arg-type]  # the parts of it that a round uses
                 Progress(),
                 tokenizer=info.tokenizer,

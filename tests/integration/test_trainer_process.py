@@ -89,6 +89,30 @@ def test_process_and_in_process_trainers_agree_and_resume_alike(spec, tmp_path):
     run(body)
 
 
+def test_the_way_back_is_the_same_in_both(spec, tmp_path):
+    async def there_and_back(trainer, saved: Path) -> tuple:
+        await one_round(trainer)
+        await trainer.save(saved)
+        await one_round(trainer)
+        assert await trainer.turn_back(saved) == 3
+        await trainer.slow_down(0.5)
+        return await one_round(trainer)
+
+    for name in ("child", "here"):
+        (tmp_path / name).mkdir()
+
+    async def body():
+        async with open_trainer(spec, tmp_path / "data") as child:
+            first = await there_and_back(child, tmp_path / "child")
+            (tmp_path / "child" / "optimizer.pt").write_bytes(b"?")
+            with pytest.raises(ConfigError, match=r"^checkpoint damaged"):
+                await child.turn_back(tmp_path / "child")
+        here = await there_and_back(InProcessTrainer(spec), tmp_path / "here")
+        assert repr(first) == repr(here)
+
+    run(body)
+
+
 def test_errors_come_back_and_the_child_lives_on(spec, tmp_path):
     async def body():
         async with open_trainer(spec, tmp_path) as trainer:

@@ -67,8 +67,9 @@ def round_done(number: int, **changes: Any) -> RoundDone:
     return replace(record, **changes)
 
 
-def held_out(round_: int, passed: float) -> HeldOut:
-    return HeldOut(round_, 1000 * round_, passed, {"binary_matrix": passed}, 100, 2.0)
+def held_out(round_: int, passed: float, **changes: Any) -> HeldOut:
+    record = HeldOut(round_, 1000 * round_, passed, {"binary_matrix": passed}, 100, 2.0)
+    return replace(record, **changes)
 
 
 def snapshot(**changes: Any) -> StatusSnapshot:

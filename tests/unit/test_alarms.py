@@ -179,6 +179,13 @@ def learns(
 
 
 LEARNER = {"role": "learner"}
+
+
+def falls(returns: Callable[[int], float]) -> At:
+    """A node whose policy went back so many times."""
+    return node(returns_total=returns, rate_share_ratio=0.5)
+
+
 FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(accepted_total=9), {}),
     (Alarm.NO_FOREIGN, node(external_groups=0), {}),
@@ -195,6 +202,7 @@ FIRES: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.REFUSING_NEWCOMERS, turned_away("full", 2), {}),
     (Alarm.REFUSING_NEWCOMERS, turned_away("too_many_of_one_block", 2), {}),
     (Alarm.NOTHING_TO_LEARN, learns(informative=7, right=0.5), {}),  # none since long ago
+    (Alarm.WENT_BACK, falls(lambda i: int(i >= 7)), {}),
 ]
 QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOT_SHARING, node(), {}),
@@ -229,6 +237,9 @@ QUIET: list[tuple[Alarm, At, dict[str, Any]]] = [
     (Alarm.NOTHING_TO_LEARN, learns(informative=lambda i: i // 5), {}),  # one in five rounds
     (Alarm.NOTHING_TO_LEARN, learns(groups=1), {}),  # too few to tell
     (Alarm.NOTHING_TO_LEARN, node(), {}),
+    (Alarm.WENT_BACK, falls(lambda i: 0), {}),
+    (Alarm.WENT_BACK, falls(lambda i: 1), {}),  # long ago
+    (Alarm.WENT_BACK, node(), {}),
 ]
 
 
@@ -261,6 +272,18 @@ def test_why_nothing_can_be_learned_is_said(at: At, reason: str, advice: str) ->
     assert found.text.startswith("nothing can be learned here: in each of the last ")
     assert reason in found.text
     assert advice in found.advice
+
+
+@pytest.mark.parametrize(
+    ("returns", "times"), [(lambda i: int(i > 3), "once"), (lambda i: i // 4, "2 times")]
+)
+def test_how_often_a_policy_fell_is_said(returns: Callable[[int], float], times: str) -> None:
+    (found,) = (each for each in alarms_of(history(falls(returns))) if each.kind is Alarm.WENT_BACK)
+    assert found.level == "warning"
+    assert found.text == (
+        f"the policy fell and went back to its best {times} within 9 rounds; it learns at 50% of "
+        "its rate"
+    )
 
 
 @pytest.mark.parametrize(("alarm", "at", "fields"), QUIET, ids=[str(q[0]) for q in QUIET])

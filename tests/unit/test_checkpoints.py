@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import trio
 from node.engines.scripted import ScriptedPolicy
 from node.loops.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.loops.sapo import Progress
+from node.loops.validation import Validated
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
 
@@ -197,3 +199,194 @@ def test_an_error_of_who_holds_it_is_theirs(tmp_path: Path) -> None:
     save(kept, 1)
     with pytest.raises(FileNotFoundError, match="theirs"), kept.held():
         raise FileNotFoundError("theirs")
+
+
+# --- the best ------------------------------------------------------------------------------------
+
+
+def save_best(kept: Checkpoints, number: int, same: Path | None = None) -> None:
+    best = Progress(round=number, validated=Validated(best=number / 100, best_tasks=64))
+
+    async def body() -> None:
+        await kept.save_best(best, ScriptedPolicy(skill=number / 100), same)
+
+    run(body)
+
+
+def best_round(kept: Checkpoints) -> int:
+    found = kept.best()
+    assert found is not None
+    assert (found.directory / "skill").read_text() == str(found.progress.round / 100)
+    assert found.progress.validated.best == found.progress.round / 100
+    return found.progress.round
+
+
+def names(directory: Path, pattern: str = "*") -> list[str]:
+    return sorted(path.name for path in (directory / "checkpoints").glob(pattern))
+
+
+def test_the_best_is_apart_from_the_number_kept(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    assert kept.best() is None
+    save(kept, 1)
+    save_best(kept, 2)
+    save(kept, 3, 4, 5)
+    assert best_round(checkpoints(tmp_path)) == 2
+    assert (tmp_path / "checkpoints" / "best" / "skill").read_text() == "0.02"
+    assert names(tmp_path, "round-*") == ["round-00000004", "round-00000005"]
+    assert latest_round(kept) == 5
+    save_best(kept, 6)
+    assert best_round(kept) == 6
+    assert len(names(tmp_path, "best-*")) == 1
+
+
+def test_the_best_of_a_round_that_is_done_again_takes_the_place_of_the_first(
+    tmp_path: Path,
+) -> None:
+    kept = checkpoints(tmp_path)
+    save_best(kept, 2)
+    first = kept.best()
+    save_best(kept, 2)
+    second = kept.best()
+    assert first is not None
+    assert second is not None
+    assert first.directory != second.directory
+    assert best_round(kept) == 2
+    assert len(names(tmp_path, "best-*")) == 1
+
+
+def test_the_files_of_a_checkpoint_of_the_same_policy_are_not_written_twice(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 2)
+    (same,) = (tmp_path / "checkpoints").glob("round-*")
+    save_best(kept, 2, same)
+    found = kept.best()
+    assert found is not None
+    assert (found.directory / "skill").samefile(same / "skill")
+    assert not (found.directory / "state.json").samefile(same / "state.json")  # locked for each
+    save(kept, 3, 4)
+    assert not same.exists()
+    assert best_round(kept) == 2
+
+
+def test_nor_are_those_of_the_best_where_it_was_first(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save_best(kept, 2)
+    found = kept.best()
+    assert found is not None
+    run(kept.save, found.progress, ScriptedPolicy(skill=0.02))
+    (same,) = (tmp_path / "checkpoints").glob("round-*")
+    assert (found.directory / "skill").samefile(same / "skill")
+    assert latest_round(kept) == 2
+    other = replace(found.progress, round=3)  # of another policy
+    run(kept.save, other, ScriptedPolicy(skill=0.03))
+    assert latest_round(kept) == 3
+
+
+def test_where_files_cannot_be_linked_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path, target: Path) -> None:
+        raise OSError("no such links here")
+
+    kept = checkpoints(tmp_path)
+    save(kept, 2)
+    (same,) = (tmp_path / "checkpoints").glob("round-*")
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    save_best(kept, 2, same)
+    assert best_round(kept) == 2
+
+
+def test_a_kill_while_the_best_is_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dying(ScriptedPolicy):
+        async def save(self, directory: Path) -> None:
+            await super().save(directory)
+            raise ChildFailed("gone")
+
+    async def die() -> None:
+        await kept.save_best(Progress(round=3), Dying())
+
+    kept = checkpoints(tmp_path)
+    save_best(kept, 1)
+    with pytest.raises(ChildFailed):
+        run(die)
+    assert best_round(kept) == 1
+
+    symlink_to = Path.symlink_to
+    monkeypatch.setattr(Path, "symlink_to", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    with pytest.raises(OSError, match="killed"):
+        save_best(kept, 4)  # whole, and not linked yet
+    assert best_round(kept) == 1
+    monkeypatch.setattr(Path, "symlink_to", symlink_to)
+    save_best(kept, 5)
+    assert best_round(kept) == 5
+    assert names(tmp_path, "best*") == ["best", "best-00000005-0"]  # what was left is gone
+
+
+@pytest.mark.parametrize("harm", [_no_state, _cut_state, _empty_state, _other_fields])
+def test_a_best_that_is_damaged_is_none(tmp_path: Path, harm) -> None:  # type: ignore[no-untyped-def]
+    kept = checkpoints(tmp_path)
+    save(kept, 1)
+    save_best(kept, 2)
+    harm(tmp_path / "checkpoints" / "best")
+    assert kept.best() is None
+    assert latest_round(kept) == 1
+    save_best(kept, 3)
+    assert best_round(kept) == 3
+
+
+def test_a_best_that_is_put_aside_is_none(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save_best(kept, 2)
+    found = kept.best()
+    assert found is not None
+    assert kept.put_aside(found).name == "damaged-best-00000002-0"
+    assert kept.best() is None
+    save_best(kept, 2)
+    assert best_round(kept) == 2
+
+
+def test_a_best_of_another_model_is_none(tmp_path: Path) -> None:
+    save_best(checkpoints(tmp_path), 2)
+    assert checkpoints(tmp_path, model="another").best() is None
+
+
+def test_a_node_goes_on_from_the_best_where_it_is_the_newest(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save_best(kept, 0)
+    assert kept.latest() is None  # nothing was trained
+    save(kept, 1)
+    save_best(kept, 2)
+    assert latest_round(kept) == 2
+    with kept.held() as held:
+        assert held is not None
+        save_best(kept, 3)
+        assert (held.directory / "skill").read_text() == "0.02"
+        assert best_round(kept) == 3
+    save(kept, 3)
+    found = kept.latest()
+    assert found is not None
+    assert found.directory.name == "round-00000003"  # of two of one round
+    save_best(kept, 4)
+    assert names(tmp_path, "best*") == ["best", "best-00000004-0"]
+
+
+def test_a_checkpoint_of_before_there_was_validation_is_taken(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    save(kept, 1)
+    state = tmp_path / "checkpoints" / "round-00000001" / "state.json"
+    old = json.loads(state.read_text())
+    del old["progress"]["validated"]
+    state.write_text(json.dumps(old))
+    assert latest_round(kept) == 1
+
+
+def test_what_was_decided_is_saved(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+    decided = Validated(0.3, 0.5, 64, 10, falls=1, gainless=3, rate_share=0.25, returns=2)
+    run(kept.save, Progress(round=1, validated=decided), ScriptedPolicy())
+    found = kept.latest()
+    assert found is not None
+    assert found.progress.validated == decided

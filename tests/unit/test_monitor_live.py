@@ -6,7 +6,7 @@ from rich.console import Console
 
 from node.monitor.console.live import REDRAW_INTERVAL_S, LiveView, bar_chart
 from node.monitor.status import render_status
-from node.records.records import AnswerCounts, Trouble
+from node.records.records import AnswerCounts, Slowed, Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
 
@@ -37,6 +37,35 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
     assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
     assert lines[3] == "! a?b"
     assert "60.0 % passed (+20.0 points" in lines[4]
+
+
+def test_what_validation_decided_is_told() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+        view.event(held_out(10, 0.4, validation=0.25, validation_tasks=64))
+        view.event(WentBack(10, 12, 0.25, 0.5, 8, 0.5))
+        view.event(Slowed(60, 0.25))
+    held, back, slow = out.getvalue().splitlines()
+    assert held.endswith("100 tasks), validation 25.0 %")
+    assert back == (
+        "! the policy fell to 25.0 % on the validation tasks and went back to that of round 8 "
+        "(50.0 %); it learns at 50.0 % of its rate"
+    )
+    assert slow == ("no gain on the validation tasks: it learns at 25.0 % of its rate from now on")
+    told = {
+        "validation_passed": 0.25,
+        "validation_best": 0.5,
+        "validation_best_round": 8,
+        "returns": 1,
+        "rate_share": 0.25,
+    }
+    line = "25.0 % passed, best 50.0 % after round 8, went back 1 time, rate × 0.25"
+    console, out = terminal()
+    with LiveView(console, interactive=True, clock=Clock()) as view:
+        view.update(snapshot(**told))
+    assert line in " ".join(render_status(snapshot(**told)).split())
+    assert line in out.getvalue()
+    assert "validation" not in render_status(snapshot())
 
 
 def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:

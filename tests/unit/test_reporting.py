@@ -17,7 +17,7 @@ from node.monitor.reporting import (
     broadcast_row,
     worker_rows,
 )
-from node.records.records import AnswerCounts, PeerStatus, StepDone, Trouble, WorkDone
+from node.records.records import AnswerCounts, PeerStatus, StepDone, Trouble, WentBack, WorkDone
 from swarm.identity import Identity, PeerId
 from swarm.leasing.coordination import ReportedWorker
 from swarm.telemetry.dashboard.broadcasts import bits_of, cell_shares
@@ -137,6 +137,15 @@ def test_a_report_has_the_figures_of_status_traffic_and_round() -> None:
     }
     traded = next(each for each in report.peers if each.peer_id == OTHER)
     assert (traded.bytes_in, traded.bytes_out, traded.connected) == (70, 30, True)
+
+
+def test_a_report_has_what_validation_came_to() -> None:
+    made = reporter()
+    made.note(WentBack(10, 12, 0.25, 0.5, 8, 0.5))
+    told = make(made, validation_passed=0.25, validation_best=0.5, rate_share=0.5).metrics
+    names = ("validation_ratio", "validation_best_ratio", "rate_share_ratio", "returns_total")
+    assert [told[name] for name in names] == [0.25, 0.5, 0.5, 1.0]
+    assert not set(names[:3]) & set(make(reporter()).metrics)
 
 
 @pytest.mark.parametrize("role", ["node", "learner", "worker"])

@@ -137,6 +137,67 @@ def test_several_updates_end_with_the_one_that_is_taken_back(directory):
     assert (report.policy_version, report.steps_taken_back) == (version, 1)
 
 
+# --- the way back, and a lower rate ---------------------------------------------------------------
+
+
+def kept_and_left(directory, tmp_path) -> tuple[GroupTrainer, dict[str, torch.Tensor]]:
+    """A trainer that went on from what it saved, and what that was."""
+    trainer = trained(directory)
+    trainer.save(tmp_path)
+    best = state(trainer)
+    for number in range(3):
+        trainer.train(healthy(trainer.policy, 50 + number))
+    return trainer, best
+
+
+def test_back_at_the_best_there_is_no_momentum_and_the_version_rises(directory, tmp_path):
+    trainer, best = kept_and_left(directory, tmp_path)
+    assert trainer.policy_version == 11
+    assert any(not torch.equal(value, best[name]) for name, value in state(trainer).items())
+    trainer.turn_back(tmp_path)
+    assert all(torch.equal(value, best[name]) for name, value in state(trainer).items())
+    assert trainer.policy_version == 12
+    for each in trainer.optimizer.state.values():
+        assert not each["exp_avg"].any()
+        assert float(each["step"]) == 8
+    assert len(trainer.course.norms) == 8  # what the fall did to the bounds is gone with it
+    assert trainer.train(healthy(trainer.policy, 60)).policy_version == 13
+
+
+def test_random_numbers_go_on_after_the_way_back(directory, tmp_path):
+    trainer, _ = kept_and_left(directory, tmp_path)
+    torch.rand(1)
+    numbers = torch.get_rng_state()
+    trainer.turn_back(tmp_path)
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_the_way_back_to_before_the_first_update(directory, tmp_path):
+    trainer = GroupTrainer(open_policy(directory), SPEC, MANY)
+    trainer.save(tmp_path)
+    best = state(trainer)
+    trainer.train(healthy(trainer.policy, 1))
+    trainer.turn_back(tmp_path)
+    assert trainer.policy_version == 2
+    assert all(torch.equal(value, best[name]) for name, value in state(trainer).items())
+    assert trainer.train(healthy(trainer.policy, 2)).policy_version == 3
+
+
+def test_a_share_of_the_rate_is_a_share_of_the_step(directory):
+    def step(rate_share: float) -> torch.Tensor:
+        trainer = trained(directory)
+        trainer.rate_share = rate_share
+        before = state(trainer)
+        trainer.train(healthy(trainer.policy, 9))
+        after = {name: v for name, v in state(trainer).items() if not name.startswith("square")}
+        return torch.cat([(value - before[name]).flatten() for name, value in after.items()])
+
+    whole, half = step(1.0), step(0.5)
+    assert float(whole.norm()) > 0
+    assert float(half.norm() / whole.norm()) == pytest.approx(0.5, rel=1e-2)
+    assert trained(directory).optimizer.param_groups[0]["lr"] == SPEC.learning_rate
+
+
 # --- bounds ----------------------------------------------------------------------------------
 
 

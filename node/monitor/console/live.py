@@ -16,13 +16,20 @@ from rich.table import Table
 from rich.text import Text
 
 from node.monitor.console.progress import Bars, Work, on_stderr
-from node.records.event_log import Record, VersionEvent
-from node.records.figures import answer_lines, now_line, own_groups, role_lines
+from node.records.event_log import Record, TurnEvent, VersionEvent
+from node.records.figures import (
+    answer_lines,
+    now_line,
+    own_groups,
+    role_lines,
+    validation_lines,
+)
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import (
     Banned,
     HeldOut,
     RoundDone,
+    Slowed,
     Started,
     StatusSnapshot,
     StepDone,
@@ -32,6 +39,7 @@ from node.records.records import (
     VersionPublished,
     VersionSpread,
     VersionSpreading,
+    WentBack,
     WorkDone,
 )
 
@@ -148,13 +156,9 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
         case WorkDone():
             return _work_line(record)
         case HeldOut():
-            first = record.passed if first_held_out is None else first_held_out
-            rise = 100 * (record.passed - first)
-            return Text(
-                f"held-out after round {record.round}: {percent(record.passed)} passed"
-                f" ({rise:+.1f} points since the start, {record.tasks} tasks)",
-                style="bold",
-            )
+            return _held_out_line(record, first_held_out)
+        case WentBack() | Slowed():
+            return _turn_line(record)
         case Trouble():
             return Text(f"! {printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
         case Banned():
@@ -162,6 +166,33 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
             return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
         case _:
             return _version_line(record)
+
+
+def _held_out_line(record: HeldOut, first_held_out: float | None) -> Text:
+    first = record.passed if first_held_out is None else first_held_out
+    rise = 100 * (record.passed - first)
+    decides = ""
+    if record.validation is not None:
+        decides = f", validation {percent(record.validation)}"
+    return Text(
+        f"held-out after round {record.round}: {percent(record.passed)} passed"
+        f" ({rise:+.1f} points since the start, {record.tasks} tasks){decides}",
+        style="bold",
+    )
+
+
+def _turn_line(record: TurnEvent) -> Text:
+    if isinstance(record, Slowed):
+        return Text(
+            f"no gain on the validation tasks: it learns at {percent(record.rate_share)} of its "
+            "rate from now on"
+        )
+    return Text(
+        f"! the policy fell to {percent(record.passed)} on the validation tasks and went back to "
+        f"that of round {record.best_round} ({percent(record.best)}); it learns at "
+        f"{percent(record.rate_share)} of its rate",
+        style="bold yellow",
+    )
 
 
 def _version_line(record: VersionEvent) -> Text:
@@ -244,6 +275,8 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
         table.add_row("now", f"{now_line(s)}, up {duration(s.uptime_s)}")
     if s.role != "worker":
         table.add_row("held-out", _held_out(s))
+        for name, value in validation_lines(s):
+            table.add_row(name, value)
         reward = "–" if s.own_reward is None else f"{s.own_reward:.3f}"
         name = "reward" if s.role == "learner" else "own reward"
         table.add_row(name, Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))

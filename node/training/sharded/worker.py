@@ -31,7 +31,7 @@ from node.training.sharded.team import Team, line_of
 from node.training.sharded.trainer import ShardedTrainer, release
 from node.training.trainer import GroupTrainer
 from node.training.worker import NICENESS, CannotGoOn, TrainerCore, main, opened, threads
-from swarm.errors import ChildFailed
+from swarm.errors import ChildFailed, LocalProtocolError
 from swarm.rollouts import Completion
 
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -134,6 +134,12 @@ class ShardedCore(TrainerCore):
             self.trainer.save(directory)
         finally:
             self.trainer.optimizer.state.clear()
+
+    def turn_back(self, directory: Path) -> int:
+        raise LocalProtocolError("a learner's trainer has no best policy to go back to")
+
+    def slow_down(self, rate_share: float) -> None:
+        raise LocalProtocolError("a learner's trainer keeps its rate")
 
     def export(self, directory: Path, precision: Precision = "float32") -> None:
         self._collect()

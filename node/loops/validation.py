@@ -1,0 +1,80 @@
+"""What evaluations on a node's validation tasks decide. Pure: an evaluation in, what to do out.
+
+    keep     it is the best so far: this policy is what may be gone back to
+    return   for the second time in a row it is far below the best: go back to that one
+    slow     for the fifth time in a row it brought no gain: halve the learning rate
+    none     go on
+
+A policy that falls is caught by its own steps' guard where one step does it (`training.course`).
+What goes down over many rounds, each of them harmless by itself, shows here alone.
+
+The bound for "far below" is that of two independent measurements. As both are of the same tasks the
+true error is smaller, and as the best is the luckiest of many, the next ones are below it: by two
+errors now and then, by two and a half twice in a row hardly ever.
+"""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Final, Literal
+
+FALL_MIN: Final = 0.10  # of the pass rate: less is no fall, however many tasks there are
+FALL_ERRORS: Final = 2.5  # standard errors of the difference
+FALLS: Final = 2  # evaluations in a row that are far below the best
+PATIENCE: Final = 5  # evaluations in a row without a gain
+RATE_SHARE_MIN: Final = 1 / 16
+
+Act = Literal["none", "keep", "return", "slow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Validated:
+    """What a node's evaluations came to so far. Saved with each checkpoint."""
+
+    last: float | None = None  # pass rate, in [0, 1]; None: there was no evaluation
+    best: float | None = None  # of the policy that is kept; None: none is
+    best_tasks: int = 0  # that this was measured on
+    best_round: int = 0
+    falls: int = 0  # evaluations in a row that were far below the best
+    gainless: int = 0  # evaluations since the last gain, or since the rate was last halved
+    rate_share: float = 1.0  # of the learning rate: it is never raised again
+    returns: int = 0  # to the best, since the node's first start
+
+    def with_best_of(self, kept: "Validated | None") -> "Validated":
+        """The same, where the best policy that is kept is another than this knows of: it was kept
+        later than this was saved, or is lost (None)."""
+        kept = kept or Validated()
+        return replace(self, best=kept.best, best_tasks=kept.best_tasks, best_round=kept.best_round)
+
+
+def fall_bound(best: float, best_tasks: int, passed: float, tasks: int) -> float:
+    """How far below the best an evaluation may be by chance, or without harm."""
+    variance = best * (1 - best) / best_tasks + passed * (1 - passed) / tasks
+    return max(FALL_MIN, FALL_ERRORS * sqrt(variance))
+
+
+def decide(
+    before: Validated,
+    passed: float,
+    tasks: int,
+    round_: int,
+    *,
+    returns: bool = True,
+    decays: bool = True,
+) -> tuple[Act, Validated]:
+    """What an evaluation after a round leads to: `passed`, in [0, 1], on `tasks` > 0 tasks."""
+    now = replace(before, last=passed)
+    if now.best is None or passed > now.best:
+        best = replace(now, best=passed, best_tasks=tasks, best_round=round_, falls=0, gainless=0)
+        return "keep", best
+    fell = now.best - passed > fall_bound(now.best, now.best_tasks, passed, tasks)
+    now = replace(now, falls=now.falls + 1 if fell else 0, gainless=now.gainless + 1)
+    if returns and now.falls >= FALLS:
+        return "return", replace(_slower(now), falls=0, returns=now.returns + 1)
+    if decays and now.gainless >= PATIENCE and now.rate_share > RATE_SHARE_MIN:
+        return "slow", _slower(now)
+    return "none", now
+
+
+def _slower(now: Validated) -> Validated:
+    """At half of its rate, with patience anew."""
+    return replace(now, rate_share=max(RATE_SHARE_MIN, now.rate_share / 2), gainless=0)

@@ -1,0 +1,112 @@
+"""Does what evaluations on validation tasks decide (`validation`): keeps the best policy, has the
+trainer go back to it, and slows it down."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import trio
+
+from node.config import NodeConfig
+from node.interfaces.trainer import Trainer
+from node.loops.checkpoints import Checkpoints
+from node.loops.sapo import HandOver, Progress
+from node.loops.validation import Validated, decide
+from node.records.event_log import TurnEvent
+from node.records.records import HeldOut, Slowed, WentBack
+from swarm.errors import ChildFailed, ConfigError
+
+
+class WayBack:
+    """Of one trainer. Nothing of it needs the network."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        trainer: Trainer,
+        checkpoints: Checkpoints | None,
+        hand_over: HandOver | None,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Without `checkpoints` no policy is kept, and there is no way back."""
+        self._config = config
+        self._trainer = trainer
+        self._checkpoints = checkpoints
+        self._hand_over = hand_over
+        self._on_phase = on_phase
+        self._keeps = False  # the present policy is the best and is not kept yet
+        self.is_fresh = False  # the policy went back since it was last saved
+
+    async def begin(self, progress: Progress) -> Progress:
+        """What was decided before this start still holds. What is kept on the disk is the best,
+        whatever the checkpoint that this start is from knows of it."""
+        validated = progress.validated
+        if self._checkpoints is not None:
+            kept = self._checkpoints.best()
+            validated = validated.with_best_of(None if kept is None else kept.progress.validated)
+        if validated.rate_share < 1.0:
+            await self._trainer.slow_down(validated.rate_share)
+        return replace(progress, validated=validated)
+
+    async def heed(self, progress: Progress, record: HeldOut) -> tuple[Progress, TurnEvent | None]:
+        """Decide on an evaluation and do it, but for keeping the best (`keep`), which comes after
+        the round's checkpoint. The progress with the decision, and what there is to tell.
+
+        Raises:
+            ChildFailed: the trainer or its engine; start again from a checkpoint.
+        """
+        if record.validation is None:
+            return progress, None
+        act, validated = decide(
+            progress.validated,
+            record.validation,
+            record.validation_tasks,
+            record.round,
+            returns=self._config.returns_to_best and self._checkpoints is not None,
+            decays=self._config.plateau_decay,
+        )
+        progress = replace(progress, validated=validated)
+        if act == "keep":
+            self._keeps = self._checkpoints is not None
+        if act == "return":
+            return progress, await self._go_back(record.round, validated)
+        if act == "slow":
+            await self._trainer.slow_down(validated.rate_share)
+            return progress, Slowed(record.round, validated.rate_share)
+        return progress, None
+
+    async def _go_back(self, round_: int, validated: Validated) -> WentBack:
+        best, passed = validated.best, validated.last
+        assert self._checkpoints is not None
+        assert best is not None
+        assert passed is not None
+        kept = self._checkpoints.best()
+        if kept is None:
+            raise ChildFailed("the best policy is not where it was kept")
+        self._on_phase("training")
+        with trio.CancelScope(shield=True):  # trainer and engine have one policy
+            if self._hand_over is not None:
+                await self._hand_over.before_training()
+            await self._trainer.slow_down(validated.rate_share)
+            try:
+                version = await self._trainer.turn_back(kept.directory)
+            except ConfigError as error:
+                aside = self._checkpoints.put_aside(kept)
+                raise ChildFailed(f"{error}; moved to {aside}") from None
+            if self._hand_over is not None:
+                await self._hand_over.after_training(version)
+        self.is_fresh = True
+        return WentBack(round_, version, passed, best, validated.best_round, validated.rate_share)
+
+    async def keep(self, progress: Progress, saved: Path | None) -> bool:
+        """Keep the present policy where the last evaluation found it best. `saved`: a checkpoint of
+        it. Whether something was written."""
+        self.is_fresh = self.is_fresh and saved is None
+        if not self._keeps:
+            return False
+        assert self._checkpoints is not None
+        self._on_phase("saving")
+        with trio.CancelScope(shield=True):
+            await self._checkpoints.save_best(progress, self._trainer, saved)
+        self._keeps = False
+        return saved is None
