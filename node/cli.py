@@ -177,10 +177,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
         "--model", help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id"
     )
     parser.add_argument(
-        "--yes",
-        action="store_true",
-        default=None,
-        help="agree to fetching models, and to a run's plug-ins",
+        "--yes", action="store_true", default=None, help="agree to what is fetched or plugged in"
     )
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
 

@@ -90,6 +90,7 @@ def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
     return {"arm": arm, "seed": seed, **result, "processor_s": time.process_time() - started}
 
 
+# Long: the whole life of one swarm.
 async def _swarm(config: Any, model: str, seed: int) -> dict[str, Any]:
     import trio
 

@@ -121,14 +121,14 @@ class NodeProcess:
         snapshot = self.until(self.status)
         return str(snapshot.addresses[0])
 
-    def until(self, is_so: Callable[[], Any]) -> Any:
+    def until(self, is_so: Callable[[], Any], wait_s: float = WAIT_S) -> Any:
         """As the function, and an end of the process is a failure."""
 
         def checked() -> Any:
             assert self.process.poll() is None, f"the node ended: {self.said()}"
             return is_so()
 
-        return until(checked, said=self.said)
+        return until(checked, wait_s, said=self.said)
 
     def trainer(self) -> psutil.Process | None:
         """Its trainer process, if one runs."""

@@ -13,6 +13,7 @@ from node.cli import EXIT_USAGE
 from node.engines.policy_files import SHARED_MEMORY
 from node.records.records import StepDone, WorkDone
 from tests.integration.nodes import (
+    WAIT_S,
     MakeFed,
     MakeNode,
     NodeProcess,
@@ -85,7 +86,8 @@ def test_a_worker_with_vllm_feeds_a_learner(make_fed: MakeFed) -> None:
     learner says of them, but for the steps between; in float32, as rounding would hide the rest."""
     rules = '[node]\npublish_precision = "float32"\n'
     learner, worker = make_fed(worker=("--engine", "vllm"), rules=rules)
-    worker.until(lambda: any(each.policy_version >= 3 for each in worker.events(WorkDone)))
+    # A server starts and takes three versions; that fills one core for over a minute.
+    worker.until(lambda: any(w.policy_version >= 3 for w in worker.events(WorkDone)), 2 * WAIT_S)
     learner.until(lambda: len(learner.events(StepDone)) >= 4)
     assert worker.troubles() == []
     steps = [each for each in learner.events(StepDone) if each.informative_groups]

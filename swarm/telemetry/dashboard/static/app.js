@@ -11,8 +11,7 @@ const ALARM_NAMES = {
   not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
   staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many groups refused",
   disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
-  nothing_to_learn: "Nothing to learn",
-  went_back: "Went back to its best",
+  nothing_to_learn: "Nothing to learn", went_back: "Back at its best",
 };
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
