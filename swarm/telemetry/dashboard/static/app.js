@@ -1,4 +1,4 @@
-// The page: takes frames and hands each part its figures.
+// The page hands each part its figures.
 
 import { Chart } from "./charts.js";
 import { DASH, amount, clock, duration, fixed, h, missing, number, percent, plural, printable, s, say, scaled, short } from "./format.js";
@@ -9,9 +9,9 @@ import { ROWS_SHOWN, Table, bars, pairs } from "./tables.js";
 const $ = (id) => document.getElementById(id);
 const ALARM_NAMES = {
   not_sharing: "Not sharing", no_foreign: "No foreign groups", learner_starving: "Learner starves",
-  staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many groups refused",
+  staleness_near_bound: "Staleness near its bound", one_producer: "One producer dominates", reject_storm: "Many refused",
   disk_low: "Disk almost full", memory_low: "Memory almost full", clock_skew: "Clock is off", version_split: "Versions split",
-  nothing_to_learn: "Nothing to learn", went_back: "Back at its best",
+  nothing_to_learn: "Nothing to learn", went_back: "Went back",
 };
 let frame = null, lastUnix = null, skewS = 0, showAll = false, span = "recent";
 
