@@ -34,6 +34,7 @@ from statistics import fmean
 from typing import Any
 
 from attack_kinds import ATTACKS, NO_ATTACK, Attack
+from on_record import CODE, files_of, key_of
 
 HONEST = 3
 GROUPS = 4  # I, and J
@@ -511,12 +512,13 @@ def run_all(cells: Sequence[Cell], rounds: int, results_file: Path) -> list[dict
     torch.set_num_threads(1)
     results_file.parent.mkdir(parents=True, exist_ok=True)
     results_file.touch()
-    found = {identity(each): each for each in map(json.loads, results_file.open())}
-    missing = [cell for cell in cells if (rounds, *astuple(cell)) not in found]
     model = resolve_model(node_config(Guards(), 1, rounds), lambda line: print(line, flush=True))
+    key = key_of({"policy": files_of(Path(model))}, *CODE, "scripts/experiments")
+    found = {identity(each): each for each in map(json.loads, results_file.open())}
+    missing = [cell for cell in cells if (key, rounds, *astuple(cell)) not in found]
     started = time.monotonic()
     for number, cell in enumerate(missing, start=1):
-        result = {"rounds": rounds, **run_cell(cell, rounds, model)}
+        result = {"key": key, "rounds": rounds, **run_cell(cell, rounds, model)}
         found[identity(result)] = result
         with results_file.open("a") as file:
             file.write(json.dumps(result) + "\n")
@@ -527,12 +529,14 @@ def run_all(cells: Sequence[Cell], rounds: int, results_file: Path) -> list[dict
             f"about {left_min:.0f} min left",
             flush=True,
         )
-    return [found[rounds, *astuple(cell)] for cell in cells]
+    return [found[key, rounds, *astuple(cell)] for cell in cells]
 
 
 def identity(result: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes a result that of a cell."""
-    return tuple(result[name] for name in ("rounds", "attack", "share", "guards", "seed"))
+    """What makes a result that of a cell: what else decides it is in its key."""
+    return tuple(
+        result.get(name) for name in ("key", "rounds", "attack", "share", "guards", "seed")
+    )
 
 
 # --- table ----------------------------------------------------------------------------------
@@ -666,12 +670,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three runs of eight rounds")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--guards", nargs="+", choices=[*GUARDS], help="these defences alone")
     parser.add_argument("--out", type=Path, default=Path("out/attacks"))
     options = parser.parse_args()
     if options.rounds < 1 or options.seeds < 1:
         parser.error("--rounds and --seeds must be at least 1")
     rounds = EVALUATE_EVERY if options.quick else options.rounds
     cells = plan(options.seeds, quick=options.quick)
+    cells = [cell for cell in cells if cell.guards in (options.guards or GUARDS)]
     results = run_all(cells, rounds, options.out / "results.jsonl")
     text = table(results)
     command = f"python scripts/experiments/attacks.py {' '.join(sys.argv[1:])}".strip()
