@@ -23,9 +23,13 @@ from node.config.texts import (
     publisher_id,
     web_name,
 )
-from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
-from node.interfaces.trainer_spec import ForeignWeighting, Precision, Recomputing
+from node.interfaces.trainer_spec import (
+    ForeignWeighting,
+    Precision,
+    Recomputing,
+)
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -160,6 +164,11 @@ class NodeConfig(Frozen):
     ] = ()
     """The layers that get an adapter, such as `q_proj`. With none named, all of attention and
     MLP."""
+    lora_base: Held = "bfloat16"
+    """What the frozen weights under an adapter are held in. `bfloat16`: two bytes for each, rounded
+    where the model's files have more; `float32`: four; `4bit`: half a byte in the adapted layers,
+    by bitsandbytes, on an NVIDIA GPU alone. Factors, gradients and the optimizer's state stay in
+    fp32. A worker that only loads adapters takes what its learner had, unless this is set."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
     """How many tokens, prompts and padding included, go through the model at a time in training."""
     activation_checkpointing: Recomputing = "auto"
@@ -304,6 +313,8 @@ class NodeConfig(Frozen):
                 raise Conflict(
                     "engine_lora", "puts adapters on weights that are not quantised", "merged"
                 )
+        if self.lora_base == "4bit" and self.engine == "vllm" and self.engine_lora == "native":
+            raise Conflict("engine_lora", "knows nothing of a base in 4 bits", "merged")
         return self
 
 

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from node.config import NodeConfig, RunConfig
+from node.engines.vllm.server import is_cpu_build
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -27,6 +28,7 @@ from node.hosting.fetched_models import (
     preset_directory,
 )
 from node.hosting.hand_over import share_left
+from node.interfaces.adapter_files import Held
 from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, TrainerSpec
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
@@ -86,12 +88,22 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         lora_rank=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
+        lora_base=_lora_base(config),
         writes_merged=config.merges_adapters,
         gpu_share_left=share_left(config),
         **training.model_dump(),
         seed=config.seed,
         threads=config.threads,
     )
+
+
+def _lora_base(config: NodeConfig) -> Held | None:
+    """What weights under an adapter are to be in; None: nobody says. vLLM's own LoRA is put on
+    weights as they are in the model's files, which vLLM for CPUs computes with in fp32."""
+    if "lora_base" in config.model_fields_set:
+        return config.lora_base
+    native = config.engine == "vllm" and not config.merges_adapters
+    return "float32" if native and is_cpu_build() else None
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:

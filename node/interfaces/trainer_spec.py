@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
 from swarm.errors import ConfigError, require
 
 Aggregation = Literal["token_mean", "sequence_mean"]
@@ -148,6 +148,7 @@ class TrainerSpec:
     lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
     lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank
     lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
+    lora_base: Held | None = None  # the frozen weights; None: bf16, or as a loaded adapter has it
     writes_merged: bool = False  # an engine gets the adapter merged into the model
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
@@ -199,6 +200,11 @@ class TrainerSpec:
                 f"take a number above 0, at most {ALPHA_MAX:g}",
             ),
             ("lora_targets", len(self.lora_targets) <= TARGETS_MAX, f"at most {TARGETS_MAX} names"),
+            (
+                "lora_base",
+                self.lora_base is None or self.lora_base in get_args(Held),
+                "bfloat16, float32 or 4bit",
+            ),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             (
                 "activation_checkpointing",
@@ -220,6 +226,11 @@ class TrainerSpec:
             return None
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
+
+    @property
+    def held(self) -> Held:
+        """What the weights under an adapter that is trained are held in."""
+        return self.lora_base or "bfloat16"
 
     def loss_parameters(self) -> LossParameters:
         """The loss' own parameters, but for those that are set here."""
