@@ -26,6 +26,7 @@ from node.config.texts import (
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import (
+    CONTEXT_TOKENS_MIN,
     ForeignWeighting,
     Precision,
     Recomputing,
@@ -118,6 +119,10 @@ class NodeConfig(Frozen):
     engine_quantization: Quantisation = "none"
     """How vLLM quantises the policy's weights as it loads them. The trainer stays in full
     precision."""
+    context_tokens_max: Annotated[int, Field(ge=CONTEXT_TOKENS_MIN)] | None = None
+    """How many tokens a prompt and its completion may have together. None: as many as the model
+    allows, at most 32,768. vLLM sets memory aside for them, and takes 4,096 and what the run lets a
+    completion have unless this is set."""
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4
     """I: how many groups of its own the node generates in a round."""
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4

@@ -38,6 +38,7 @@ from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
 
 TINY = "tiny"
+PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
 
@@ -89,6 +90,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
         lora_base=_lora_base(config),
+        context_tokens_max=config.context_tokens_max,
         writes_merged=config.merges_adapters,
         gpu_share_left=share_left(config),
         **training.model_dump(),
@@ -104,6 +106,11 @@ def _lora_base(config: NodeConfig) -> Held | None:
         return config.lora_base
     native = config.engine == "vllm" and not config.merges_adapters
     return "float32" if native and is_cpu_build() else None
+
+
+def vllm_context_tokens(config: NodeConfig) -> int:
+    """The most that vLLM is to have room for, which it must find when it starts."""
+    return config.context_tokens_max or PROMPT_TOKENS + config.run.sampling.max_new_tokens
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:

@@ -14,6 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
 THREADS_MAX = 64
+CONTEXT_TOKENS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class TrainerSpec:
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
-    context_tokens_max: int = 4096  # cap on what the model's own configuration allows
+    context_tokens_max: int | None = None  # None: the model's own limit, at most some 32,768
     completion_tokens_max: int | None = None  # of what the run samples, EOS aside; None: context
     completion_chars_max: int | None = None  # of foreign completions; None: any
     temperature: float = 1.0  # that the run samples at; losses are of that distribution
@@ -171,7 +172,11 @@ class TrainerSpec:
             ("updates_per_batch", 1 <= self.updates_per_batch <= 64, "take 1 to 64"),
             ("grad_norm_max", self.grad_norm_max > 0, "take grad_norm_max > 0"),
             ("micro_batch_tokens", self.micro_batch_tokens >= 64, "take at least 64"),
-            ("context_tokens_max", self.context_tokens_max >= 8, "take at least 8"),
+            (
+                "context_tokens_max",
+                self.context_tokens_max is None or self.context_tokens_max >= CONTEXT_TOKENS_MIN,
+                f"take at least {CONTEXT_TOKENS_MIN}",
+            ),
             (
                 "completion_tokens_max",
                 self.completion_tokens_max is None or self.completion_tokens_max >= 1,

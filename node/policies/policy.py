@@ -38,6 +38,7 @@ from swarm.storage.private_files import shared_files
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
 _PLACEHOLDER = "0cd1e2a7{:04}"  # stands for a message in the chat template, by its number
+CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
@@ -182,12 +183,13 @@ class Policy:
 def load_policy(
     model: str,
     device: Device = "auto",
-    context_tokens_max: int = 4096,
+    context_tokens_max: int | None = None,
     *,
     narrow: bool = False,
 ) -> Policy:
-    """Load a model directory or hub id in fp32. `narrow`: in bf16 where its files hold nothing
-    else, which only computes once `frozen.hold` had it.
+    """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
+    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else, which only
+    computes once `frozen.hold` had it.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -211,7 +213,7 @@ def load_policy(
         model=network,
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
-        context_tokens=min(_context_of(network), context_tokens_max),
+        context_tokens=min(_context_of(network), context_tokens_max or CONTEXT_TOKENS_MAX),
         eos_ids=eos_ids,
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
