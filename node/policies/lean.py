@@ -115,7 +115,12 @@ class _Causal(Protocol):
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether the lean pass computes this model."""
+    """Whether the lean pass computes this model where it is."""
+    return knows(model) and next(model.parameters()).device.type == "cpu"
+
+
+def knows(model: PreTrainedModel) -> bool:
+    """Whether it does on a CPU."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
@@ -123,7 +128,6 @@ def supports(model: PreTrainedModel) -> bool:
         and kinds == {"full_attention"}
         and config.hidden_act == "silu"
         and not getattr(config, "mlp_bias", False)
-        and next(model.parameters()).device.type == "cpu"
         and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
     )
 

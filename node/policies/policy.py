@@ -74,6 +74,11 @@ class Policy:
         return "bfloat16" if self.device.type == "cuda" else "float32"
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether weights are held in fewer bits than they are computed with."""
+        return self.adapter is not None and self.adapter.held != "float32"
+
+    @property
     def parameters(self) -> int:
         return sum(frozen.numel(p) for p in self.model.parameters())
 

@@ -3,10 +3,12 @@
 Fixed part: weights, gradients and Adam's two moments, all fp32, next to the runtime itself; where
 an adapter is trained, these are its own, and of the model there are the weights alone, in whatever
 they are held. Varying part: what one micro-batch keeps for its backward pass, which is linear in
-its padded tokens; the gradients are not there yet when that is most.
+its padded tokens, but for the scores of the lean pass, whose number is bounded; the gradients are
+not there yet when that is most.
 `scripts/bench/engines/bench_training_memory.py` measures a real model against it.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 import psutil
@@ -16,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.trainer_spec import Recomputing, TrainerSpec
 from node.methods.chunks import LOGITS_MAX
-from node.policies import frozen
+from node.policies import frozen, lean
 from node.policies.policy import load_error_line, pick_device, refuse_quantised
 from node.system.machine import free_memory_bytes
 from node.training.ranks import Ranks
@@ -28,6 +30,7 @@ ROW_TOKENS_WANTED = 2048  # that a trainer shall hold at once without computing 
 _FLOAT, _HALF = 4, 2  # bytes
 _PER_HIDDEN, _PER_INTERMEDIATE = 13, 4  # numbers of a token that a layer keeps for its gradient
 _NORMED = 6  # of those per hidden size, which autocast leaves in fp32: norms and what is added up
+_SCORES = 2.5  # layers' worth of the lean pass's scores, beside those that each layer keeps
 _RECOMPUTED = 9  # layers' worth of them, as measured, while one layer runs again
 _END_GRADIENTS = 2  # of the head's size, beside all others
 _LOGITS = 4  # chunks of them, with their gradient
@@ -52,6 +55,7 @@ class ModelShape:
     adapter_parameters: int = 0  # of an adapter that is trained in place of the model
     spared_bytes: int = 0  # of the weights under it, for they are held in less than fp32
     number_bytes: int = _FLOAT  # of what layers compute in
+    is_lean: bool = False  # short texts take the lean pass, which holds its scores in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,10 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         held = _held(spec, ranks)
         frozen.check(held, device)
     shape = shape_of(spec.model, spec.adapter, held)
-    shape = replace(shape, number_bytes=_HALF if device.type == "cuda" else _FLOAT)
+    if device.type == "cuda":
+        shape = replace(shape, number_bytes=_HALF, is_lean=False)
+    elif ranks is not None:
+        shape = replace(shape, is_lean=False)
     return fit(
         shape,
         spec.micro_batch_tokens,
@@ -149,11 +156,12 @@ def fit(
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
     held = estimate_bytes(shape, 0, copies)
-    free = available_bytes - RUNTIME_BYTES
-    room = (free - _before_tokens(shape, copies)) // _token_bytes(shape, recomputes)
-    if recomputes:
-        end = _at_the_end(shape, copies, 0, recomputes)
-        room = min(room, (free - end) // _again_bytes(shape, recomputes))
+    most = range(1, available_bytes // _token_bytes(shape, recomputes) + 2)
+    room = bisect_right(
+        most,
+        available_bytes,
+        key=lambda row: estimate_bytes(shape, row, copies, recomputes=recomputes),
+    )
     return MemoryPlan(tokens, room, estimate, available_bytes, held, recomputes)
 
 
@@ -163,15 +171,19 @@ def estimate_bytes(
     copies: float = _COPIES,
     *,
     recomputes: bool = False,
+    is_one_row: bool = False,
 ) -> int:
     """Peak bytes of a training process that holds so many numbers for each of the model's
     parameters; without tokens, what it holds between updates. With `recomputes` layers keep their
-    input alone, and one at a time has all of its own."""
+    input alone, and one at a time has all of its own. `is_one_row`: not whatever rows there may be
+    in so many tokens."""
     states = _state_bytes(shape, copies)
     if not micro_batch_tokens:
         return RUNTIME_BYTES + states
-    forward = _before_tokens(shape, copies)
+    forward = _before_tokens(shape, copies, micro_batch_tokens)
     forward += _token_bytes(shape, recomputes) * micro_batch_tokens
+    if not recomputes:
+        forward += _score_bytes(shape, micro_batch_tokens, is_one_row)
     return RUNTIME_BYTES + max(forward, _at_the_end(shape, copies, micro_batch_tokens, recomputes))
 
 
@@ -193,17 +205,26 @@ def _state_bytes(shape: ModelShape, copies: float) -> int:
     return int(_FLOAT * numbers) - shape.spared_bytes
 
 
-def _before_tokens(shape: ModelShape, copies: float) -> int:
+def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:
     """What is there beside a micro-batch when it takes most, which is where its backward pass
     begins: of a whole model there are no gradients yet, but for the head's."""
     gradients = _FLOAT * shape.parameters if copies == _COPIES else 0
-    return _state_bytes(shape, copies) - gradients + _head_bytes(shape)
+    return _state_bytes(shape, copies) - gradients + _head_bytes(shape, tokens)
 
 
-def _head_bytes(shape: ModelShape) -> int:
+def _score_bytes(shape: ModelShape, tokens: int, is_one_row: bool) -> int:
+    """Of the lean pass, which a single row of too many tokens does not take."""
+    scores = shape.layers * shape.heads * tokens**2
+    if not shape.is_lean or (is_one_row and scores > lean.SCORES_MAX):
+        return 0
+    return int(_FLOAT * min(scores, lean.SCORES_MAX) * (1 + _SCORES / shape.layers))
+
+
+def _head_bytes(shape: ModelShape, tokens: int) -> int:
     """So many times a chunk's logits, and gradients of the head's weights on their way to each
     other; of a frozen head in bf16, a copy in fp32 while it multiplies."""
-    chunk, head = max(LOGITS_MAX, shape.vocabulary), shape.vocabulary * shape.hidden
+    chunk = min(max(LOGITS_MAX, shape.vocabulary), tokens * shape.vocabulary)
+    head = shape.vocabulary * shape.hidden
     if not shape.adapter_parameters:
         return _FLOAT * (_LOGITS * chunk + _HEAD_GRADIENTS * head)
     return _FLOAT * (_LOGITS * chunk + head * bool(shape.spared_bytes))
@@ -253,6 +274,7 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
         vocabulary=int(text.vocab_size),
         adapter_parameters=trained,
         spared_bytes=int(spared),
+        is_lean=lean.knows(network),
     )
 
 

@@ -93,10 +93,6 @@ class GroupTrainer:
         self.course = Course()
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._lean_fits = lean.supports(policy.model)
-        adapter = (
-            policy.adapter
-        )  # over a base in fewer bits, fp32 copies would cost what these save
-        self._is_narrow = adapter is not None and adapter.held != "float32"
         self._recomputes = recomputes and recompute_layers(policy.model)
         self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
         self.logits_max = LOGITS_MAX
@@ -450,7 +446,8 @@ class GroupTrainer:
 
     def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
-        model = lean.LeanModel(self.policy.model, joined=not self._is_narrow)
+        # copies in fp32 would cost what fewer bits save
+        model = lean.LeanModel(self.policy.model, joined=not self.policy.is_narrow)
         above, _ = lean.prompt_segments(
             model, [unit.prompt[:-1] for unit in units], self.policy.eos_id
         )

@@ -428,6 +428,18 @@ def test_the_micro_batch_is_halved_until_it_fits():
     assert fit(SHAPE, 8192, 2**40, "m").micro_batch_tokens == 8192
 
 
+@pytest.mark.parametrize("vocabulary", [260, 150_000])
+@pytest.mark.parametrize("tokens", [300, 5000, 40_000])
+@pytest.mark.parametrize("adapter", [0, 20_000])
+def test_the_longest_row_is_the_longest_that_fits(vocabulary, tokens, adapter):
+    """Also where its logits are less than a chunk."""
+    shape = replace(SHAPE, vocabulary=vocabulary, adapter_parameters=adapter)
+    copies = 1.0 if adapter else 4.0
+    room = estimate_bytes(shape, tokens, copies)
+    assert fit(shape, 256, room, "m", copies).row_tokens_max == tokens
+    assert fit(shape, 256, room - 1, "m", copies).row_tokens_max == tokens - 1
+
+
 def test_a_model_that_cannot_fit_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="MiB are free"):
         fit(SHAPE, 8192, estimate_bytes(SHAPE, MICRO_BATCH_TOKENS_MIN) - 1, "m")
