@@ -345,6 +345,7 @@ def test_the_plan_counts_what_is_held(tmp_path, make):
     plans = {held: memory.plan(replace(wide, lora_base=held)) for held in ("float32", "bfloat16")}
     assert plans["float32"].held_bytes - plans["bfloat16"].held_bytes == 2 * halved
     assert memory.plan(replace(wide, lora_base=None)) == plans["bfloat16"]
+    assert memory.shape_of(model).is_lean == (make is qwen_directory)
     shapes = [memory.shape_of(model, SHAPE, held) for held in ("bfloat16", "4bit")]
     linear = sum(
         layer.base_layer.weight.numel()
