@@ -25,7 +25,7 @@ from node.policies.policy import Policy
 from node.training import memory
 from node.training.ranks import Ranks
 from node.training.trainer import GroupTrainer
-from node.training.worker import load_version, opened
+from node.training.worker import TrainerCore, load_version, opened
 from swarm.errors import ConfigError
 from tests.unit.training_support import (
     gpt2_directory,
@@ -84,9 +84,12 @@ def logits(policy: Policy) -> torch.Tensor:
         return policy.model(torch.arange(40).view(2, 20)).logits
 
 
-def gradients(policy: Policy) -> dict[str, torch.Tensor]:
+def gradients(
+    policy: Policy, *, recomputes: bool = False, logits_max: int = MANY
+) -> dict[str, torch.Tensor]:
     """Of a batch, by what is trained."""
-    trainer = GroupTrainer(policy, SPEC, MANY)
+    trainer = GroupTrainer(policy, SPEC, MANY, recomputes=recomputes)
+    trainer.logits_max = logits_max
     trainer.optimizer.zero_grad = lambda **_: None
     batch = [group(policy, "1+2=", ["3", "a longer one"], [1.0, -1.5])]
     trainer.train([*batch, group(policy, "say something", ["a", "b"], [0.5, -1.0])])
@@ -156,6 +159,14 @@ def test_the_lean_pass_and_the_module_have_the_same_gradients(tmp_path, monkeypa
     quick = gradients(adapted(model, "bfloat16"))
     monkeypatch.setattr(lean, "supports", lambda _: False)
     assert_close(quick, gradients(adapted(model, "bfloat16")))
+
+
+@KINDS
+def test_chunks_and_layers_that_run_twice_change_no_gradient(tmp_path, make):
+    model = make(tmp_path / "m")
+    whole = gradients(adapted(model, "bfloat16"))
+    assert_close(gradients(adapted(model, "bfloat16"), logits_max=3 * 260), whole)
+    assert_close(gradients(adapted(model, "bfloat16"), recomputes=True), whole)
 
 
 def test_no_copy_in_fp32_waits_for_the_backward_pass():
@@ -253,6 +264,11 @@ def test_a_worker_holds_the_base_as_its_learner_did(tmp_path):
     set_otherwise = open_policy(model)
     load_version(set_otherwise, version, "float32")
     assert not torch.allclose(logits(set_otherwise), logits(learner), atol=1e-3)
+    for held in (None, "float32"):  # by way of the process that serves it
+        core = TrainerCore(TrainerSpec(str(model), lora_base=held, threads=1))
+        core.load(version, 1)
+        assert core.policy.adapter.held == (held or "bfloat16")
+        assert core.policy.is_narrow == (held is None)
 
 
 def _told(version: Path, **changes: object) -> None:
