@@ -23,9 +23,14 @@ from node.config.texts import (
     publisher_id,
     web_name,
 )
-from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
 from node.interfaces.quantisation import Quantisation
-from node.interfaces.trainer_spec import ForeignWeighting, Precision, Recomputing
+from node.interfaces.trainer_spec import (
+    CONTEXT_TOKENS_MIN,
+    ForeignWeighting,
+    Precision,
+    Recomputing,
+)
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -115,6 +120,10 @@ class NodeConfig(Frozen):
     engine_quantization: Quantisation = "none"
     """How vLLM quantises the policy's weights as it loads them. The trainer stays in full
     precision."""
+    context_tokens_max: Annotated[int, Field(ge=CONTEXT_TOKENS_MIN)] | None = None
+    """How many tokens a prompt and its completion may have together. None: as many as the model
+    allows, at most 32,768. vLLM sets memory aside for them, and takes 4,096 and what the run lets a
+    completion have unless this is set."""
     local_groups: Annotated[int, Field(ge=0, le=1024)] = 4
     """I: how many groups of its own the node generates in a round."""
     external_groups: Annotated[int, Field(ge=0, le=1024)] = 4
@@ -161,6 +170,11 @@ class NodeConfig(Frozen):
     ] = ()
     """The layers that get an adapter, such as `q_proj`. With none named, all of attention and
     MLP."""
+    lora_base: Held = "bfloat16"
+    """What the frozen weights under an adapter are held in. `bfloat16`: two bytes for each, rounded
+    where the model's files have more; `float32`: four; `4bit`: half a byte in the adapted layers,
+    by bitsandbytes, on an NVIDIA GPU alone. Factors, gradients and the optimizer's state stay in
+    fp32. A worker that only loads adapters takes what its learner had, unless this is set."""
     micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
     """How many tokens, prompts and padding included, go through the model at a time in training."""
     activation_checkpointing: Recomputing = "auto"
@@ -321,6 +335,8 @@ class NodeConfig(Frozen):
                 raise Conflict(
                     "engine_lora", "puts adapters on weights that are not quantised", "merged"
                 )
+        if self.lora_base == "4bit" and self.engine == "vllm" and self.engine_lora == "native":
+            raise Conflict("engine_lora", "knows nothing of a base in 4 bits", "merged")
         return self
 
 

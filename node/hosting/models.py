@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from node.config import NodeConfig, RunConfig
+from node.engines.vllm.server import is_cpu_build
 from node.hosting.fetched_models import (
     DONE_FILE,
     GGUF_SUFFIX,
@@ -30,6 +31,7 @@ from node.hosting.fetched_models import (
     preset_directory,
 )
 from node.hosting.hand_over import share_left
+from node.interfaces.adapter_files import Held
 from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, TrainerSpec
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
@@ -41,6 +43,7 @@ from swarm.storage.private_files import make_shared
 TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory
 MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
+PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
 
@@ -92,6 +95,8 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         lora_rank=config.lora_rank,
         lora_alpha=config.lora_alpha,
         lora_targets=config.lora_targets,
+        lora_base=_lora_base(config),
+        context_tokens_max=config.context_tokens_max,
         writes_merged=config.merges_adapters,
         gpu_share_left=share_left(config),
         **training.model_dump(),
@@ -110,6 +115,20 @@ def _refuse_node_data(model: Path) -> None:
             f"--model {model}: a node's data; write a model of it first: swarm-node export OUT "
             f"--data-dir {data}"
         )
+
+
+def _lora_base(config: NodeConfig) -> Held | None:
+    """What weights under an adapter are to be in; None: nobody says. vLLM's own LoRA is put on
+    weights as they are in the model's files, which vLLM for CPUs computes with in fp32."""
+    if "lora_base" in config.model_fields_set:
+        return config.lora_base
+    native = config.engine == "vllm" and not config.merges_adapters
+    return "float32" if native and is_cpu_build() else None
+
+
+def vllm_context_tokens(config: NodeConfig) -> int:
+    """The most that vLLM is to have room for, which it must find when it starts."""
+    return config.context_tokens_max or PROMPT_TOKENS + config.run.sampling.max_new_tokens
 
 
 def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:

@@ -17,7 +17,7 @@ from node.hosting.engine_hosts import (
     open_torch_host,
     open_vllm_host,
 )
-from node.hosting.models import resolve_model, trainer_spec
+from node.hosting.models import resolve_model, trainer_spec, vllm_context_tokens
 from node.interfaces.adapter_files import is_adapter
 from node.interfaces.engine import Serving
 from swarm.weights.hot_swap import Engine
@@ -130,6 +130,7 @@ class PolicyHost:
             if self._threads is not None:
                 spec = replace(spec, threads=await self._threads())
             if config.engine == "vllm":
+                spec = replace(spec, context_tokens_max=vllm_context_tokens(config))
                 with first_answer_counts(has_served=self.serving is not None):
                     host: EngineHost = await open_vllm_host(
                         *(spec, config.data_dir, directory, config.engine_update),

@@ -2,6 +2,8 @@
 
 `adapter_model.safetensors` and `adapter_config.json` are PEFT's. `base.json` names the model that
 the adapter was trained on by a hash of its weights: on another one it would be some other policy.
+The hash is of the numbers in the model's files, as fp32, whatever they are held in; what they were
+held in while the adapter was trained stands beside it.
 Free of torch, for the node's own process.
 """
 
@@ -9,10 +11,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from swarm.errors import ConfigError
 
+Held = Literal["float32", "bfloat16", "4bit"]  # of frozen weights
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
 BASE_FILE: Final = "base.json"
@@ -53,6 +56,7 @@ class AdapterCard:
 
     shape: AdapterShape
     base: str  # hash of the base model's weights, 64 hex digits
+    held: Held = "float32"  # what these were in while it was trained
 
 
 def is_adapter(directory: Path) -> bool:
@@ -83,13 +87,16 @@ def card_of(directory: Path) -> AdapterCard:
         raise ConfigError(f"adapter {directory}: {CONFIG_FILE} makes no sense")
     if base.get("format") != FORMAT or not isinstance(base.get("base"), str):
         raise ConfigError(f"adapter {directory}: {BASE_FILE} names no base")
+    held = base.get("held", "float32")  # older versions do not say
+    if held not in get_args(Held):
+        raise ConfigError(f"adapter {directory}: {BASE_FILE}: held = {held!r} is not known here")
     shape = AdapterShape(rank, float(alpha), tuple(sorted(set(targets))))
-    return AdapterCard(shape, base["base"])
+    return AdapterCard(shape, base["base"], held)
 
 
-def base_record(base: str) -> str:
+def base_record(base: str, held: Held) -> str:
     """What goes into `BASE_FILE`."""
-    return json.dumps({"format": FORMAT, "base": base})
+    return json.dumps({"format": FORMAT, "base": base, "held": held})
 
 
 def _read(path: Path) -> Mapping[str, Any]:

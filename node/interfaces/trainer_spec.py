@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
-from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape
+from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
 from swarm.errors import ConfigError, require
 
 Aggregation = Literal["token_mean", "sequence_mean"]
@@ -14,6 +14,7 @@ Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
 THREADS_MAX = 64
+CONTEXT_TOKENS_MIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class TrainerSpec:
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
-    context_tokens_max: int = 4096  # cap on what the model's own configuration allows
+    context_tokens_max: int | None = None  # None: the model's own limit, at most some 32,768
     completion_tokens_max: int | None = None  # of what the run samples, EOS aside; None: context
     completion_chars_max: int | None = None  # of foreign completions; None: any
     temperature: float = 1.0  # that the run samples at; losses are of that distribution
@@ -148,6 +149,7 @@ class TrainerSpec:
     lora_rank: int = 0  # of the adapter that is trained in place of the model; 0: none
     lora_alpha: float | None = None  # the adapter is scaled by alpha / rank; None: twice the rank
     lora_targets: tuple[str, ...] = ()  # layers with one, by name; none named: attention and MLP
+    lora_base: Held | None = None  # the frozen weights; None: bf16, or as a loaded adapter has it
     writes_merged: bool = False  # an engine gets the adapter merged into the model
     seed: int = 0
     threads: int = 0  # 0: one less than the cores, at least 1, at most `THREADS_MAX`
@@ -170,7 +172,11 @@ class TrainerSpec:
             ("updates_per_batch", 1 <= self.updates_per_batch <= 64, "take 1 to 64"),
             ("grad_norm_max", self.grad_norm_max > 0, "take grad_norm_max > 0"),
             ("micro_batch_tokens", self.micro_batch_tokens >= 64, "take at least 64"),
-            ("context_tokens_max", self.context_tokens_max >= 8, "take at least 8"),
+            (
+                "context_tokens_max",
+                self.context_tokens_max is None or self.context_tokens_max >= CONTEXT_TOKENS_MIN,
+                f"take at least {CONTEXT_TOKENS_MIN}",
+            ),
             (
                 "completion_tokens_max",
                 self.completion_tokens_max is None or self.completion_tokens_max >= 1,
@@ -199,6 +205,11 @@ class TrainerSpec:
                 f"take a number above 0, at most {ALPHA_MAX:g}",
             ),
             ("lora_targets", len(self.lora_targets) <= TARGETS_MAX, f"at most {TARGETS_MAX} names"),
+            (
+                "lora_base",
+                self.lora_base is None or self.lora_base in get_args(Held),
+                "bfloat16, float32 or 4bit",
+            ),
             ("threads", 0 <= self.threads <= THREADS_MAX, f"take 0 to {THREADS_MAX}"),
             (
                 "activation_checkpointing",
@@ -220,6 +231,11 @@ class TrainerSpec:
             return None
         alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         return AdapterShape(self.lora_rank, alpha, tuple(sorted(set(self.lora_targets))))
+
+    @property
+    def held(self) -> Held:
+        """What the weights under an adapter that is trained are held in."""
+        return self.lora_base or "bfloat16"
 
     def loss_parameters(self) -> LossParameters:
         """The loss' own parameters, but for those that are set here."""

@@ -1,8 +1,9 @@
 """LoRA: a policy of which a few small matrices are trained, kept and shipped, and nothing else.
 
 Each layer of attention and MLP gets two factors B (out, rank) and A (rank, in); what it multiplies
-with is its own weight plus alpha / rank times B A. The base is frozen. The only file that imports
-PEFT, which puts the factors in and whose format the versions have.
+with is its own weight plus alpha / rank times B A. The base is frozen, and may be held in fewer
+bits than the factors, which are in fp32, as their gradients and moments are. The only file that
+imports PEFT, which puts the factors in and whose format the versions have.
 """
 
 import hashlib
@@ -23,10 +24,12 @@ from node.interfaces.adapter_files import (
     BASE_FILE,
     WEIGHTS_FILE,
     AdapterShape,
+    Held,
     base_record,
     card_of,
 )
-from node.policies.policy import Adapter, Policy
+from node.policies import frozen
+from node.policies.policy import Adapter, Policy, move
 from swarm.errors import ConfigError
 
 NAME: Final = "default"  # of the one adapter, within PEFT
@@ -35,24 +38,64 @@ EXPERTS_DIM: Final = 3  # of weights that hold all experts of a layer
 _ROUTERS: Final = frozenset({"gate", "router", "shared_expert_gate"})  # choose experts
 
 
-def attach(policy: Policy, shape: AdapterShape, seed: int, base: str | None = None) -> None:
+def attach(
+    policy: Policy,
+    shape: AdapterShape,
+    seed: int,
+    base: str | None = None,
+    held: Held = "float32",
+    device: torch.device | None = None,
+) -> None:
     """Freeze the policy and give it an adapter that changes nothing yet. `shape` without targets:
     all linear layers of attention and MLP. The same seed makes the same first factors. `base`: the
-    policy's hash, where it is known.
+    policy's hash, where it is known. `held`: what the frozen weights are in from now on; `device`,
+    where the policy will be, if that is not where it is: the whole of it need not fit there.
 
     Raises:
-        ConfigError: the model has no such layers, or keeps a state where keys and values would be.
+        ConfigError: the model has no such layers, or keeps a state where keys and values would be;
+            or its weights cannot be held so.
     """
+    device = device or policy.device
+    frozen.check(held, device)
     model = policy.model
     if policy.stateful:
         raise ConfigError(f"model {policy.name}: LoRA is not for models with recurrent state")
     wanted = targets_of(model, shape, policy.name)
     base = base or base_hash(model)
     config = _config(AdapterShape(shape.rank, shape.alpha, wanted), policy)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _in_fp32(model):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model, NAME)
-    policy.adapter = Adapter(AdapterShape(shape.rank, shape.alpha, wanted), base)
+    if held != "float32":
+        if held == "4bit":
+            _quantise(model, device)
+        frozen.hold(model)
+    policy.adapter = Adapter(AdapterShape(shape.rank, shape.alpha, wanted), base, held)
+    if device != policy.device:
+        move(model, device)
+        policy.device = device
+
+
+@contextmanager
+def _in_fp32(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block layers look as if they were in fp32, for PEFT makes factors of the layer's
+    own type: they are to be the same, whatever that is."""
+    kept = [(layer.weight, layer.weight.data) for _, layer in _linear_layers(model)]
+    try:
+        for weight, data in kept:
+            if data.dtype != torch.float32:
+                weight.data = torch.zeros((), device=data.device).expand(data.shape)
+        yield
+    finally:
+        for weight, data in kept:
+            weight.data = data
+
+
+def _quantise(model: PreTrainedModel, device: torch.device) -> None:
+    """Put what has factors into four bits, a layer at a time."""
+    for _, _, layer in _adapted(model):
+        if type(layer.base_layer) is nn.Linear:
+            layer.base_layer = frozen.quantised(layer.base_layer, device)
 
 
 def targets_of(model: PreTrainedModel, shape: AdapterShape, name: str) -> tuple[str, ...]:
@@ -83,6 +126,16 @@ def parameters(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
     return sum(shape.rank * sum(layer.weight.shape) for layer in layers)
 
 
+def covered(model: PreTrainedModel, shape: AdapterShape, name: str) -> int:
+    """How many weights lie under factors and can be in four bits."""
+    wanted = targets_of(model, shape, name)
+    return sum(
+        layer.weight.numel()
+        for path, layer in _linear_layers(model)
+        if path.rpartition(".")[2] in wanted and type(layer) is nn.Linear
+    )
+
+
 def factors(policy: Policy) -> dict[str, torch.Tensor]:
     """The adapter's matrices by the names that PEFT's files give them; in place, not copies."""
     return {
@@ -100,11 +153,13 @@ def export(directory: Path, policy: Policy) -> None:
     config = _config(policy.adapter.shape, policy)
     config.inference_mode = True
     config.save_pretrained(str(directory))
-    (directory / BASE_FILE).write_text(base_record(policy.adapter.base))
+    record = base_record(policy.adapter.base, policy.adapter.held)
+    (directory / BASE_FILE).write_text(record)
 
 
-def load(policy: Policy, directory: Path) -> None:
-    """Take over an adapter, or change nothing. A policy without one gets one.
+def load(policy: Policy, directory: Path, held: Held | None = None) -> None:
+    """Take over an adapter, or change nothing. A policy without one gets one, and its weights are
+    `held` so; None: as they were where the adapter was trained, or in bf16 where they cannot be.
 
     Raises:
         ConfigError: it is damaged, for another base, or of another shape than the one before.
@@ -119,7 +174,7 @@ def load(policy: Policy, directory: Path) -> None:
         )
     if policy.adapter is None:
         _check(weights, _shapes(policy, card.shape), what)
-        attach(policy, card.shape, 0, base)
+        attach(policy, card.shape, 0, base, held or _like(card.held, policy.device))
     elif card.shape != policy.adapter.shape:
         raise ConfigError(
             f"{what}: it is {_told(card.shape)}, and this policy's is {_told(policy.adapter.shape)}"
@@ -127,13 +182,24 @@ def load(policy: Policy, directory: Path) -> None:
     put(policy, weights, what)
 
 
+def _like(held: Held, device: torch.device) -> Held:
+    """In what to hold a base that was held so elsewhere."""
+    try:
+        frozen.check(held, device)
+    except ConfigError:
+        return "bfloat16"
+    return held
+
+
 def described(policy: Policy) -> str:
-    """What the adapter is, on which layers, and whether there are experts that it leaves alone: in
-    a mixture's 3-D weights nothing is adapted."""
+    """What the adapter is, on which layers, what the base is held in, and whether there are experts
+    that it leaves alone: in a mixture's 3-D weights nothing is adapted."""
     assert policy.adapter is not None
     named = policy.model.named_parameters()
     stacked = any(value.dim() == EXPERTS_DIM and "expert" in name for name, value in named)
-    return _told(policy.adapter.shape) + ("; experts are left as they are" if stacked else "")
+    held = policy.adapter.held
+    told = _told(policy.adapter.shape) + (f", the base in {held}" if held != "float32" else "")
+    return told + ("; experts are left as they are" if stacked else "")
 
 
 def put(policy: Policy, weights: Mapping[str, torch.Tensor], what: str) -> None:
@@ -157,10 +223,12 @@ def merged(policy: Policy) -> Iterator[None]:
     try:
         with torch.no_grad():
             for parent, name, layer in _adapted(policy.model):
-                weight = layer.base_layer.weight
-                kept.append((parent, name, layer, weight, weight.data))
-                weight.data = effective_weight(layer)
-                setattr(parent, name, layer.base_layer)
+                whole, plain = effective_weight(layer), layer.base_layer
+                if frozen.is_quantised(plain):
+                    plain = frozen.replaced(plain, whole)
+                kept.append((parent, name, layer, plain.weight, plain.weight.data))
+                plain.weight.data = whole
+                setattr(parent, name, plain)
         yield
     finally:
         for parent, name, layer, weight, before in kept:
@@ -169,14 +237,15 @@ def merged(policy: Policy) -> Iterator[None]:
 
 
 def effective_weight(layer: Any) -> torch.Tensor:
-    """What an adapted layer multiplies with, with gradients."""
-    weight: torch.Tensor = layer.base_layer.weight + layer.get_delta_weight(NAME)
+    """What an adapted layer multiplies with, in fp32, with gradients."""
+    weight: torch.Tensor = frozen.exact(layer.base_layer) + layer.get_delta_weight(NAME)
     return weight
 
 
 def base_hash(model: PreTrainedModel) -> str:
     """SHA-256 over names, shapes and fp32 values of a model's weights, without an adapter. Formats
-    and files on disk do not matter, nor 16-bit weights, which fp32 holds exactly."""
+    and files on disk do not matter, nor 16-bit weights, which fp32 holds exactly. Of weights as
+    they were loaded: taken before they are held in fewer bits, so that it is the same for all."""
     digest = hashlib.sha256(b"swarm/base-model/1\0")
     for name, value in sorted(model.state_dict().items()):
         digest.update(f"{name}\0{','.join(map(str, value.shape))}\0".encode())

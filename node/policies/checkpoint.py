@@ -135,16 +135,17 @@ def export_whole(directory: Path, policy: Policy, precision: Precision = "float3
             from node.policies import adapters  # brings PEFT in
 
             stack.enter_context(adapters.merged(policy))
-        if precision == "float32":
+        wanted = getattr(torch, precision)
+        if all(each.dtype == wanted for each in policy.model.parameters()):
             policy.model.save_pretrained(directory)
         else:
-            _save_rounded(directory, policy.model, getattr(torch, precision))
+            _save_as(directory, policy.model, wanted)
     policy.tokenizer.save_pretrained(directory)
     sync_directory(directory)
 
 
-def _save_rounded(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Write a model with its floating-point numbers in another type, and say so in its file."""
+def _save_as(directory: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Write a model with its floating-point numbers in one type, and say so in its file."""
     rounded: dict[int, torch.Tensor] = {}  # by where it lies, so that tied weights stay tied
     state = {}
     for name, value in model.state_dict().items():

@@ -10,13 +10,16 @@ Letters in shapes: P prompts, g rows of each, C tokens of a row in this pass, d 
 K key-value heads, r query heads for each of them, S tokens before, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, cast
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
+
+from node.policies import frozen
 
 PARAMETERS_MAX = 500_000_000
 SCORES_MAX = 2**26  # of attention, that one pass holds
@@ -46,17 +49,18 @@ class RowCache:
 
 @dataclass(slots=True)
 class _Layer:
-    """One layer's weights, with projections of the same input joined."""
+    """One layer: its norms' weights, and what it projects with, by input."""
 
     norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: "_Project"
     head_norms: torch.Tensor | None  # (query heads + K, D): the norm's weight for each head
-    out: torch.Tensor
-    out_bias: torch.Tensor | None
+    out: "_Project"
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: "_Project"
+    down: "_Project"
+
+
+_Project = Callable[[torch.Tensor], torch.Tensor]
 
 
 class _Weighted(Protocol):
@@ -67,6 +71,8 @@ class _Weighted(Protocol):
 
 class _Projection(_Weighted, Protocol):
     bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class _Attention(Protocol):
@@ -109,7 +115,12 @@ class _Causal(Protocol):
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether the lean pass computes this model."""
+    """Whether the lean pass computes this model where it is."""
+    return knows(model) and next(model.parameters()).device.type == "cpu"
+
+
+def knows(model: PreTrainedModel) -> bool:
+    """Whether it does on a CPU."""
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
@@ -117,7 +128,6 @@ def supports(model: PreTrainedModel) -> bool:
         and kinds == {"full_attention"}
         and config.hidden_act == "silu"
         and not getattr(config, "mlp_bias", False)
-        and next(model.parameters()).device.type == "cpu"
         and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
     )
 
@@ -162,13 +172,15 @@ def alike(prompts: Sequence[list[int]]) -> list[list[int]]:
 
 
 class LeanModel:
-    """The weights of one model at one moment, joined; build it anew after they change."""
+    """The weights of one model at one moment; build it anew after they change."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, joined: bool = True) -> None:
+        """`joined`: adapters are merged into fp32 weights, and those with the same input are one.
+        That is quick, and a copy of the model; else its own layers are called."""
         config = model.config
         parts = cast("_Causal", model)
         self._body = parts.model
-        self._head = parts.lm_head.weight
+        self._head = parts.lm_head.weight.float() if joined else parts.lm_head.weight
         self._eps = config.rms_norm_eps
         self._heads = config.num_attention_heads
         self.key_value_heads = config.num_key_value_heads
@@ -176,7 +188,8 @@ class LeanModel:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self._layers = [
-            _join(layer, self._heads, self.key_value_heads) for layer in self._body.layers
+            _layer_of(layer, self._heads, self.key_value_heads, _join if joined else _apart)
+            for layer in self._body.layers
         ]
 
     @property
@@ -185,7 +198,7 @@ class LeanModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """(..., d) -> (..., V)."""
-        return functional.linear(hidden, self._head)
+        return frozen.linear(hidden, self._head)
 
     def run(
         self,
@@ -201,7 +214,7 @@ class LeanModel:
         added to it: the keys and values are then those of all that it holds (S for C).
         """
         prompts, each, count = ids.shape
-        x = functional.embedding(ids, self._body.embed_tokens.weight)
+        x = functional.embedding(ids, self._body.embed_tokens.weight).float()
         positions = start[:, None] + torch.arange(count)
         cos, sin = self._body.rotary_emb(x, positions)  # (P, C, D)
         turn = (cos[:, None, :, None], sin[:, None, :, None])
@@ -222,13 +235,10 @@ class LeanModel:
                 value,
                 causal,
             )
-            x = x + functional.linear(
-                mixed.reshape(prompts, each, count, -1), layer.out, layer.out_bias
-            )
-            gate, up = functional.linear(
-                functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps), layer.gate_up
-            ).chunk(2, dim=-1)
-            x = x + functional.linear(functional.silu(gate) * up, layer.down)
+            x = x + layer.out(mixed.reshape(prompts, each, count, -1))
+            normed = functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps)
+            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+            x = x + layer.down(functional.silu(gate) * up)
             collected.append((key, value))
         if cache is not None:
             cache.used += count
@@ -240,7 +250,7 @@ class LeanModel:
         """Query (P, K, g, r, C, D), key and value (P, K, g, C, D), rotated."""
         prompts, each, count, _ = x.shape
         normed = functional.rms_norm(x, x.shape[-1:], layer.norm, self._eps)
-        joined = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        joined = layer.qkv(normed)
         joined = joined.view(prompts, each, count, -1, self.head_size)
         few = self.key_value_heads
         turned, value = joined.split([self._heads + few, few], dim=3)
@@ -259,30 +269,46 @@ class LeanModel:
 def _weight(part: _Projection) -> torch.Tensor:
     """What a projection multiplies with, its adapter included where it has one."""
     if not hasattr(part, "lora_A"):
-        return part.weight
+        return part.weight.float()
     from node.policies.adapters import effective_weight  # brings PEFT in
 
     return effective_weight(part)
 
 
-def _join(layer: _Block, heads: int, key_value_heads: int) -> _Layer:
+def _join(*parts: _Projection) -> _Project:
+    """Projections of the same input as one, in fp32."""
+    weights = [_weight(part) for part in parts]
+    biases = [part.bias for part in parts if part.bias is not None]
+    return partial(
+        functional.linear,
+        weight=torch.cat(weights) if len(weights) > 1 else weights[0],
+        bias=torch.cat(biases) if biases else None,
+    )
+
+
+def _apart(*parts: _Projection) -> _Project:
+    """The same, each as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    return lambda x: torch.cat([part(x) for part in parts], dim=-1)
+
+
+def _layer_of(
+    layer: _Block, heads: int, key_value_heads: int, project: Callable[..., _Project]
+) -> _Layer:
     attention, mlp = layer.self_attn, layer.mlp
     head_norms = None
     if hasattr(attention, "q_norm"):
         query, key = attention.q_norm.weight, attention.k_norm.weight
         head_norms = torch.cat([query.expand(heads, -1), key.expand(key_value_heads, -1)])
-    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    biases = [part.bias for part in parts if part.bias is not None]
     return _Layer(
         norm=layer.input_layernorm.weight,
-        qkv=torch.cat([_weight(part) for part in parts]),
-        qkv_bias=torch.cat(biases) if biases else None,
+        qkv=project(attention.q_proj, attention.k_proj, attention.v_proj),
         head_norms=head_norms,
-        out=_weight(attention.o_proj),
-        out_bias=attention.o_proj.bias,
+        out=project(attention.o_proj),
         mlp_norm=layer.post_attention_layernorm.weight,
-        gate_up=torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)]),
-        down=_weight(mlp.down_proj),
+        gate_up=project(mlp.gate_proj, mlp.up_proj),
+        down=project(mlp.down_proj),
     )
 
 

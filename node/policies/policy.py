@@ -1,6 +1,7 @@
 """The policy: a Hugging Face causal LM with its tokenizer, loaded or told off in one line.
 
-Master weights are fp32. On CUDA the forward passes run under bf16 autocast over those masters.
+What is trained is in fp32. On CUDA the forward passes run under bf16 autocast over it. The frozen
+weights under an adapter may be held in fewer bits: see `node.policies.frozen`.
 """
 
 import hashlib
@@ -22,17 +23,22 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
-from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.prompts import NO_TEXT, Message, messages_of, plain_text, takes_system
 from node.interfaces.trainer_spec import Device
-from swarm.errors import ConfigError
+from node.policies import frozen
+from node.policies.weight_diff import kinds_of
+from swarm.errors import ChildFailed, ConfigError
 from swarm.storage.private_files import shared_files
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
 _PLACEHOLDER = "0cd1e2a7{:04}"  # stands for a message in the chat template, by its number
+CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
@@ -42,7 +48,8 @@ class Adapter:
     """What is trained of a policy where not all of it is; see `node.policies.adapters`."""
 
     shape: AdapterShape
-    base: str  # hash of the frozen weights
+    base: str  # hash of the frozen weights, as their files have them
+    held: Held = "float32"  # what they are in here
 
 
 @dataclass(slots=True)
@@ -61,12 +68,19 @@ class Policy:
 
     @property
     def precision(self) -> str:
-        """What it computes in."""
+        """What it computes in, or how its weights are quantised."""
+        if self.adapter is not None and self.adapter.held == "4bit":
+            return "nf4"
         return "bfloat16" if self.device.type == "cuda" else "float32"
 
     @property
+    def is_narrow(self) -> bool:
+        """Whether weights are held in fewer bits than they are computed with."""
+        return self.adapter is not None and self.adapter.held != "float32"
+
+    @property
     def parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
+        return sum(frozen.numel(p) for p in self.model.parameters())
 
     @property
     def vocabulary(self) -> int:
@@ -171,8 +185,16 @@ class Policy:
                 target[name].copy_(value)
 
 
-def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4096) -> Policy:
-    """Load a model directory or hub id in fp32.
+def load_policy(
+    model: str,
+    device: Device = "auto",
+    context_tokens_max: int | None = None,
+    *,
+    narrow: bool = False,
+) -> Policy:
+    """Load a model directory or hub id in fp32. `context_tokens_max` None: the model's own limit,
+    `CONTEXT_TOKENS_MAX` at most. `narrow`: in bf16 where its files hold nothing else, which only
+    computes once `frozen.hold` had it.
 
     Raises:
         ConfigError: no such model, offline without a copy of it, or files that do not load.
@@ -182,7 +204,7 @@ def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4
         with shared_files():  # it may come into a cache that users share
             refuse_quantised(AutoConfig.from_pretrained(model), model)
             tokenizer = AutoTokenizer.from_pretrained(model)
-            network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+            network = _load(model, narrow=narrow)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
     network.eval()  # no dropout anywhere: sampling and training see one distribution
@@ -196,11 +218,30 @@ def load_policy(model: str, device: Device = "auto", context_tokens_max: int = 4
         model=network,
         tokenizer=tokenizer,
         fingerprint=tokenizer_fingerprint(tokenizer),
-        context_tokens=min(_context_of(network), context_tokens_max),
+        context_tokens=min(_context_of(network), context_tokens_max or CONTEXT_TOKENS_MAX),
         eos_ids=eos_ids,
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
     )
+
+
+def _load(model: str, *, narrow: bool) -> PreTrainedModel:
+    if narrow and _kinds(model) == {"BF16"}:
+        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        if all(buffer.dtype != torch.bfloat16 for buffer in network.buffers()):
+            return network  # else it computed in bf16 what is to be in fp32, such as a scale
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+def _kinds(model: str) -> set[str]:
+    """Types of the numbers in a model's files, as these name them; none where its weights are still
+    to be downloaded."""
+    config = cached_file(model, CONFIG_NAME)
+    directory = Path(config).parent if config else Path(model)
+    try:
+        return {kind for kind, _ in kinds_of(directory).values()}
+    except ChildFailed:
+        return set()
 
 
 def move(model: torch.nn.Module, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from node.engines.vllm.engine import open_vllm
 from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
-from node.hosting.models import trainer_spec
+from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import HostsPolicy, PolicyHost
 from node.interfaces.engine import RolloutEngine
 from node.loops.learner_checks import Scorer, VersionDirectory
@@ -183,7 +183,7 @@ class RealWorld(RealNetwork):
                 config.data_dir,
                 adapter=None if merged else policy,
                 threads=await self.threads(config),
-                context_tokens=info.context_tokens,
+                context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
                 quantization=config.engine_quantization,

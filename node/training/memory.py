@@ -1,21 +1,24 @@
 """How much memory training will take, estimated before it starts.
 
 Fixed part: weights, gradients and Adam's two moments, all fp32, next to the runtime itself; where
-an adapter is trained, these are its own, and of the model there are the weights alone. Varying
-part: what one micro-batch keeps for its backward pass, which is linear in its padded tokens; the
-gradients are not there yet when that is most. `scripts/bench/engines/bench_training_memory.py`
-measures a real model against it.
+an adapter is trained, these are its own, and of the model there are the weights alone, in whatever
+they are held. Varying part: what one micro-batch keeps for its backward pass, which is linear in
+its padded tokens, but for the scores of the lean pass, whose number is bounded; the gradients are
+not there yet when that is most.
+`scripts/bench/engines/bench_training_memory.py` measures a real model against it.
 """
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 
 import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.adapter_files import AdapterShape, Held
 from node.interfaces.trainer_spec import Recomputing, TrainerSpec
 from node.methods.chunks import LOGITS_MAX
+from node.policies import frozen, lean
 from node.policies.policy import load_error_line, pick_device, refuse_quantised
 from node.system.machine import free_memory_bytes
 from node.training.ranks import Ranks
@@ -24,8 +27,10 @@ from swarm.errors import ConfigError
 RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a model
 MICRO_BATCH_TOKENS_MIN = 256
 ROW_TOKENS_WANTED = 2048  # that a trainer shall hold at once without computing layers twice
-_FLOAT = 4  # bytes
+_FLOAT, _HALF = 4, 2  # bytes
 _PER_HIDDEN, _PER_INTERMEDIATE = 13, 4  # numbers of a token that a layer keeps for its gradient
+_NORMED = 6  # of those per hidden size, which autocast leaves in fp32: norms and what is added up
+_SCORES = 2.5  # layers' worth of the lean pass's scores, beside those that each layer keeps
 _RECOMPUTED = 9  # layers' worth of them, as measured, while one layer runs again
 _END_GRADIENTS = 2  # of the head's size, beside all others
 _LOGITS = 4  # chunks of them, with their gradient
@@ -48,6 +53,9 @@ class ModelShape:
     heads: int
     vocabulary: int
     adapter_parameters: int = 0  # of an adapter that is trained in place of the model
+    spared_bytes: int = 0  # of the weights under it, for they are held in less than fp32
+    number_bytes: int = _FLOAT  # of what layers compute in
+    is_lean: bool = False  # short texts take the lean pass, which holds its scores in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +77,28 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
     Raises:
         ConfigError: the model cannot be read, or does not fit at the smallest micro-batch.
     """
+    device = pick_device(spec.device)
     available = spec.memory_bytes_max
     if available is None:
-        device = pick_device(spec.device)
         available = int(free_bytes(device) * _USABLE)
         available -= int(spec.gpu_share_left * total_bytes(device))
         if ranks is not None and device.type == "cpu":
             available //= ranks.local_size
-    copies: float = _COPIES
-    if spec.adapter is not None:
-        copies = _FROZEN + _MERGED * spec.writes_merged
+    copies = copies_of(spec)
     if ranks is not None:
         copies = copies / ranks.size + _GATHERED
     mode = spec.activation_checkpointing
     if ranks is not None and mode == "on":
         raise ConfigError("activation_checkpointing = 'on': not yet for a trainer of several ranks")
-    shape = shape_of(spec.model, spec.adapter)
+    held: Held = "float32"
+    if spec.adapter is not None:
+        held = _held(spec, ranks)
+        frozen.check(held, device)
+    shape = shape_of(spec.model, spec.adapter, held)
+    if device.type == "cuda":
+        shape = replace(shape, number_bytes=_HALF, is_lean=False)
+    elif ranks is not None:
+        shape = replace(shape, is_lean=False)
     return fit(
         shape,
         spec.micro_batch_tokens,
@@ -93,6 +107,22 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         copies,
         "off" if ranks is not None else mode,
     )
+
+
+def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:
+    """What the weights under an adapter are held in."""
+    if ranks is None:
+        return spec.held
+    if spec.lora_base == "4bit":
+        raise ConfigError(
+            "lora_base = '4bit': a trainer of several ranks holds the base in float32: set that"
+        )
+    return "float32"
+
+
+def copies_of(spec: TrainerSpec) -> float:
+    """How many numbers there are for each of the model's parameters."""
+    return _COPIES if spec.adapter is None else _FROZEN + _MERGED * spec.writes_merged
 
 
 def fit(
@@ -126,11 +156,12 @@ def fit(
             f"{_mib(available_bytes)} are free: take a smaller model or free memory"
         )
     held = estimate_bytes(shape, 0, copies)
-    free = available_bytes - RUNTIME_BYTES
-    room = (free - _before_tokens(shape, copies)) // _token_bytes(shape, recomputes)
-    if recomputes:
-        end = _at_the_end(shape, copies, 0, recomputes)
-        room = min(room, (free - end) // _again_bytes(shape, recomputes))
+    most = range(1, available_bytes // _token_bytes(shape, recomputes) + 2)
+    room = bisect_right(
+        most,
+        available_bytes,
+        key=lambda row: estimate_bytes(shape, row, copies, recomputes=recomputes),
+    )
     return MemoryPlan(tokens, room, estimate, available_bytes, held, recomputes)
 
 
@@ -140,59 +171,78 @@ def estimate_bytes(
     copies: float = _COPIES,
     *,
     recomputes: bool = False,
+    is_one_row: bool = False,
 ) -> int:
     """Peak bytes of a training process that holds so many numbers for each of the model's
     parameters; without tokens, what it holds between updates. With `recomputes` layers keep their
-    input alone, and one at a time has all of its own."""
+    input alone, and one at a time has all of its own. `is_one_row`: not whatever rows there may be
+    in so many tokens."""
     states = _state_bytes(shape, copies)
     if not micro_batch_tokens:
         return RUNTIME_BYTES + states
-    forward = _before_tokens(shape, copies)
+    forward = _before_tokens(shape, copies, micro_batch_tokens)
     forward += _token_bytes(shape, recomputes) * micro_batch_tokens
+    if not recomputes:
+        forward += _score_bytes(shape, micro_batch_tokens, is_one_row)
     return RUNTIME_BYTES + max(forward, _at_the_end(shape, copies, micro_batch_tokens, recomputes))
 
 
 def _at_the_end(shape: ModelShape, copies: float, tokens: int, recomputes: bool) -> int:
     """What is there when the backward pass ends or the step is made, with all gradients."""
-    held = _state_bytes(shape, copies) + _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
+    held = _state_bytes(shape, copies)
+    if not shape.adapter_parameters:
+        held += _FLOAT * _END_GRADIENTS * shape.vocabulary * shape.hidden
     return held + _again_bytes(shape, recomputes) * tokens
 
 
 def _again_bytes(shape: ModelShape, recomputes: bool) -> int:
     """Of a token, while a layer runs again and its gradients are computed."""
-    return _FLOAT * _RECOMPUTED * _layer_numbers(shape) if recomputes else 0
+    return _RECOMPUTED * _layer_bytes(shape) if recomputes else 0
 
 
 def _state_bytes(shape: ModelShape, copies: float) -> int:
-    return int(_FLOAT * (copies * shape.parameters + _COPIES * shape.adapter_parameters))
+    numbers = copies * shape.parameters + _COPIES * shape.adapter_parameters
+    return int(_FLOAT * numbers) - shape.spared_bytes
 
 
-def _before_tokens(shape: ModelShape, copies: float) -> int:
+def _before_tokens(shape: ModelShape, copies: float, tokens: int) -> int:
     """What is there beside a micro-batch when it takes most, which is where its backward pass
     begins: of a whole model there are no gradients yet, but for the head's."""
     gradients = _FLOAT * shape.parameters if copies == _COPIES else 0
-    return _state_bytes(shape, copies) - gradients + _head_bytes(shape)
+    return _state_bytes(shape, copies) - gradients + _head_bytes(shape, tokens)
 
 
-def _head_bytes(shape: ModelShape) -> int:
+def _score_bytes(shape: ModelShape, tokens: int, is_one_row: bool) -> int:
+    """Of the lean pass, which a single row of too many tokens does not take."""
+    scores = shape.layers * shape.heads * tokens**2
+    if not shape.is_lean or (is_one_row and scores > lean.SCORES_MAX):
+        return 0
+    return int(_FLOAT * min(scores, lean.SCORES_MAX) * (1 + _SCORES / shape.layers))
+
+
+def _head_bytes(shape: ModelShape, tokens: int) -> int:
     """So many times a chunk's logits, and gradients of the head's weights on their way to each
-    other."""
-    chunk = max(LOGITS_MAX, shape.vocabulary)
-    return _FLOAT * (_LOGITS * chunk + _HEAD_GRADIENTS * shape.vocabulary * shape.hidden)
+    other; of a frozen head in bf16, a copy in fp32 while it multiplies."""
+    chunk = min(max(LOGITS_MAX, shape.vocabulary), tokens * shape.vocabulary)
+    head = shape.vocabulary * shape.hidden
+    if not shape.adapter_parameters:
+        return _FLOAT * (_LOGITS * chunk + _HEAD_GRADIENTS * head)
+    return _FLOAT * (_LOGITS * chunk + head * bool(shape.spared_bytes))
 
 
 def _token_bytes(shape: ModelShape, recomputes: bool) -> int:
-    kept = shape.hidden if recomputes else _layer_numbers(shape)
-    return _FLOAT * shape.layers * kept
+    return shape.layers * (_FLOAT * shape.hidden if recomputes else _layer_bytes(shape))
 
 
-def _layer_numbers(shape: ModelShape) -> int:
+def _layer_bytes(shape: ModelShape) -> int:
     """What a layer keeps of a token for its gradient."""
-    return _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate + 8 * shape.heads
+    in_fp32 = _NORMED * shape.hidden
+    numbers = _PER_HIDDEN * shape.hidden + _PER_INTERMEDIATE * shape.intermediate + 8 * shape.heads
+    return _FLOAT * in_fp32 + shape.number_bytes * (numbers - in_fp32)
 
 
-def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
-    """Read a model's shape without its weights.
+def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "float32") -> ModelShape:
+    """Read a model's shape without its weights. `held`: what those under the adapter are in.
 
     Raises:
         ConfigError: the configuration cannot be read, or the model takes no such adapter.
@@ -204,11 +254,15 @@ def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
             network = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(load_error_line(model, error)) from error
-    trained = 0
+    trained, spared = 0, 0.0
     if adapter is not None:
         from node.policies import adapters  # brings PEFT in
 
         trained = adapters.parameters(network, adapter, model)
+        if held != "float32":
+            spared = (_FLOAT - _HALF) * frozen.numbers(network)
+        if held == "4bit":
+            spared += (_HALF - frozen.FOUR_BITS_BYTES) * adapters.covered(network, adapter, model)
     text = config.get_text_config()
     hidden = int(text.hidden_size)
     return ModelShape(
@@ -219,6 +273,8 @@ def shape_of(model: str, adapter: AdapterShape | None = None) -> ModelShape:
         heads=int(getattr(text, "num_attention_heads", 1)),
         vocabulary=int(text.vocab_size),
         adapter_parameters=trained,
+        spared_bytes=int(spared),
+        is_lean=lean.knows(network),
     )
 
 

@@ -30,18 +30,8 @@ from node.policies import checkpoint, lean
 from node.policies.policy import Policy
 from node.training import suited
 from node.training.course import Course, take_back
-from node.training.rows import (
-    FOREIGN_WEIGHT_MAX,
-    Encoder,
-    Prepared,
-    Row,
-    Unit,
-    padded_tokens,
-    weigh,
-)
-
-PROBE_ROWS_MAX = 16
-PROBE_TOKENS_MAX = 8192  # of completions
+from node.training.packing import pack, pieces, probe
+from node.training.rows import FOREIGN_WEIGHT_MAX, Encoder, Prepared, Row, Unit, weigh
 
 
 @dataclass(slots=True)
@@ -179,7 +169,7 @@ class GroupTrainer:
                 prompt, rows = self._encoder.rows(group)
                 unit = Unit(prompt, [row for row in rows if row is not None])
                 found: dict[int, list[Any]] = {}
-                for piece in _pieces(unit, self.micro_batch_tokens):
+                for piece in pieces(unit, self.micro_batch_tokens):
                     for row, values in zip(
                         piece.rows, self._forward([piece], of_logits), strict=True
                     ):
@@ -471,7 +461,8 @@ class GroupTrainer:
 
     def _lean(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """As `_shared`, in a grid of prompts by rows; a missing row is filled by a short one."""
-        model = lean.LeanModel(self.policy.model)
+        # copies in fp32 would cost what fewer bits save
+        model = lean.LeanModel(self.policy.model, joined=not self.policy.is_narrow)
         above, _ = lean.prompt_segments(
             model, [unit.prompt[:-1] for unit in units], self.policy.eos_id
         )
@@ -581,51 +572,3 @@ def _columns(tokens: Tokens, source: int) -> torch.Tensor:
     """(5, T): what a loss decides on, and the source's number."""
     each = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
     return torch.stack([*each, torch.full_like(tokens.logprobs, source)])
-
-
-def probe(batches: Sequence[Sequence[Unit]]) -> list[list[Unit]]:
-    """Of each micro-batch those rows on which a step is measured: own ones where there are any,
-    from all over the batch, at most `PROBE_ROWS_MAX` and about `PROBE_TOKENS_MAX`."""
-    rows = [row for batch in batches for unit in batch for row in unit.rows]
-    rows = [row for row in rows if row.own] or rows
-    chosen: set[int] = set()
-    tokens = 0
-    for row in rows[:: max(1, math.ceil(len(rows) / PROBE_ROWS_MAX))]:
-        tokens += len(row.tokens)
-        if chosen and tokens > PROBE_TOKENS_MAX:
-            break
-        chosen.add(id(row))
-    return [
-        [Unit(unit.prompt, [row for row in unit.rows if id(row) in chosen]) for unit in batch]
-        for batch in batches
-    ]
-
-
-def pack(
-    units: Sequence[Unit], tokens_max: int, kinds: Sequence[Sequence[int]] | None = None
-) -> Iterator[list[Unit]]:
-    """Cut units into micro-batches of at most `tokens_max` padded tokens, where one row allows.
-
-    Units are ordered by prompt length, so that little is padded; a unit too large for one
-    micro-batch is split by rows. With `kinds`, sets of indices, only units of one set meet.
-    """
-    for kind in kinds if kinds is not None else [range(len(units))]:
-        batch: list[Unit] = []
-        for unit in sorted((units[index] for index in kind), key=lambda unit: len(unit.prompt)):
-            for piece in _pieces(unit, tokens_max):
-                if batch and padded_tokens([*batch, piece]) > tokens_max:
-                    yield batch
-                    batch = []
-                batch.append(piece)
-        if batch:
-            yield batch
-
-
-def _pieces(unit: Unit, tokens_max: int) -> Iterator[Unit]:
-    piece: list[Row] = []
-    for row in sorted(unit.rows, key=lambda row: len(row.tokens)):
-        if piece and padded_tokens([Unit(unit.prompt, [*piece, row])]) > tokens_max:
-            yield Unit(unit.prompt, piece)
-            piece = []
-        piece.append(row)
-    yield Unit(unit.prompt, piece)

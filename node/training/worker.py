@@ -20,12 +20,12 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from node.engines.torch_engine import Generation
-from node.interfaces.adapter_files import is_adapter
+from node.interfaces.adapter_files import Held, is_adapter
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
-from node.policies import checkpoint, ipc_weights
-from node.policies.policy import Policy, load_policy
+from node.policies import checkpoint, frozen, ipc_weights
+from node.policies.policy import Policy, load_policy, pick_device
 from node.system.machine import THREADS_DEFAULT_MAX
 from node.training import frames, memory, rescoring
 from node.training.trainer import GroupTrainer
@@ -135,7 +135,7 @@ class TrainerCore:
     def load(self, weights: Path, policy_version: int) -> None:
         """See `RolloutEngine.load`. Generations that have begun go on with these weights. An
         adapter goes onto the model that was loaded at the start."""
-        load_version(self.policy, weights)
+        load_version(self.policy, weights, self.spec.lora_base)
         self.trainer.policy_version = policy_version
         self._weights_changed()
 
@@ -182,8 +182,9 @@ class TrainerCore:
             torch.cuda.empty_cache()
 
 
-def load_version(policy: Policy, weights: Path) -> None:
-    """Take over a version's directory, a whole model or an adapter, or change nothing.
+def load_version(policy: Policy, weights: Path, held: Held | None = None) -> None:
+    """Take over a version's directory, a whole model or an adapter, or change nothing. `held`: see
+    `adapters.load`.
 
     Raises:
         ConfigError: it is damaged, or not for this policy.
@@ -191,7 +192,7 @@ def load_version(policy: Policy, weights: Path) -> None:
     if is_adapter(weights):
         from node.policies import adapters  # brings PEFT in
 
-        adapters.load(policy, weights)
+        adapters.load(policy, weights, held)
     elif policy.adapter is not None:
         raise ConfigError(f"{weights}: a whole model, and this policy takes adapters")
     else:
@@ -204,11 +205,14 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
     Raises:
         ConfigError: the model does not load, or takes no such adapter.
     """
-    policy = load_policy(spec.model, device, spec.context_tokens_max)
-    if spec.adapter is not None:
-        from node.policies import adapters  # brings PEFT in
+    if spec.adapter is None:
+        return load_policy(spec.model, device, spec.context_tokens_max)
+    from node.policies import adapters  # brings PEFT in
 
-        adapters.attach(policy, spec.adapter, spec.seed)
+    place, narrow = pick_device(device), spec.held != "float32"
+    frozen.check(spec.held, place)
+    policy = load_policy(spec.model, "cpu", spec.context_tokens_max, narrow=narrow)
+    adapters.attach(policy, spec.adapter, spec.seed, held=spec.held, device=place)
     return policy
 
 

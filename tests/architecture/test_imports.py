@@ -97,6 +97,10 @@ VIOLATIONS = {
         ("node/system/planted.py", "import peft"),
         ("node/policies/planted.py", "def late():\n    from peft import LoraConfig"),
     ],
+    "bitsandbytes is imported in node.policies.frozen alone": [
+        ("node/system/planted.py", "import bitsandbytes"),
+        ("node/policies/planted.py", "def late():\n    from bitsandbytes import nn"),
+    ],
     "sky is imported in coordinator.providers.skypilot alone": [
         ("coordinator/model/planted.py", "import sky"),
         ("coordinator/providers/planted.py", "def late():\n    from sky import launch"),

@@ -35,7 +35,9 @@ SPECS = {  # each loss, and each option that a micro-batch reads
         foreign_weighting="none",
     ),
     "unlikely": TrainerSpec("test", learning_rate=RATE, foreign_logprob_min=-2.0),
-    "adapter": TrainerSpec("test", learning_rate=RATE, lora_rank=4, warm_up_updates=0),
+    "adapter": TrainerSpec(
+        "test", learning_rate=RATE, lora_rank=4, lora_base="float32", warm_up_updates=0
+    ),
 }
 
 

@@ -136,33 +136,34 @@ def test_a_trainer_of_two_ranks_samples_saves_and_resumes_as_one(
     spec, lora_rank, tmp_path, monkeypatch
 ):
     spec = replace(spec, lora_rank=lora_rank)
+    one = replace(spec, lora_base="float32")  # in which ranks hold a base, whatever is said
     saved, alone_saved, exported = (tmp_path / n for n in ("saved", "alone", "exported"))
     for directory in (saved, alone_saved, exported):
         directory.mkdir()
 
     async def body():
-        alone = InProcessTrainer(spec)
+        alone = InProcessTrainer(one)
         async with two_ranks(spec, tmp_path / "a", monkeypatch) as (trainer, _):
             whole, ours = await alone.info(), await trainer.info()
             assert ours == replace(whole, held_bytes=ours.held_bytes)  # each of its own share
             await same_round(trainer, alone)
             await trainer.save(saved)
             await alone.save(alone_saved)
-            await same_round(InProcessTrainer(spec, saved), trainer)
+            await same_round(InProcessTrainer(one, saved), trainer)
             other = elsewhere(spec, tmp_path / "other")
-            alone = InProcessTrainer(spec)
+            alone = InProcessTrainer(one)
             for each in (trainer, alone):
                 await each.load(other, 7)
             await trainer.export(exported)
             left, right = (load_file(next(d.glob("*.safetensors"))) for d in (exported, other))
             assert left.keys() == right.keys()
             assert all(left[name].equal(right[name]) for name in left)
-            alone = InProcessTrainer(spec)
+            alone = InProcessTrainer(one)
             with pytest.raises(ChildFailed, match="trainer, save"):  # rank 0's own affair
                 await trainer.save(tmp_path / "nowhere")
             assert (await trainer.info()).policy_version == 7
         async with two_ranks(spec, tmp_path / "b", monkeypatch, alone_saved) as (trainer, _):
-            await same_round(trainer, InProcessTrainer(spec, alone_saved))
+            await same_round(trainer, InProcessTrainer(one, alone_saved))
 
     run(body, timeout_s=WAIT_S)
 

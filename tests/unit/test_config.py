@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config.errors import flag_of
-from node.hosting.models import trainer_spec
+from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation, JoinKey
@@ -135,6 +135,18 @@ def test_the_run_file_names_the_loss(tmp_path: Path) -> None:
     assert (spec.loss, spec.loss_parameters().second_moment_max) == ("m2po", 0.1)
     assert trainer_spec(load_config({}, {}), "model").loss == "sapo"
     assert trainer_spec(load_config({}, {}), "model", is_learner=True).loss == "dapo"
+
+
+def test_the_context_is_a_setting_and_vllm_has_no_more_room_than_it_needs(tmp_path: Path) -> None:
+    path = run_file(tmp_path, after="[sampling]\nmax_new_tokens = 100\n")
+    unset = load_config({}, {}, path)
+    assert trainer_spec(unset, "model").context_tokens_max is None
+    assert vllm_context_tokens(unset) == 4096 + 100
+    wide = load_config({"context_tokens_max": "20000"}, {}, path)
+    assert trainer_spec(wide, "model").context_tokens_max == 20_000
+    assert vllm_context_tokens(wide) == 20_000
+    with pytest.raises(ConfigError, match="context"):
+        load_config({"context_tokens_max": "7"}, {}, path)
 
 
 def test_publishers_are_a_set() -> None:

@@ -1,11 +1,14 @@
 """Log-probs without all logits at once, and layers that run twice: losses and gradients stay."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
 from node.methods.chunks import LOGITS_MAX, chunk_tokens, in_chunks, recompute_layers
+from node.policies import lean
 from node.policies.policy import Policy
 from node.training.memory import ModelShape, estimate_bytes, fit
 from node.training.trainer import GroupTrainer
@@ -167,3 +170,34 @@ def test_the_plan_is_near_what_was_measured(tokens, recomputes, measured_mib):
     """SmolLM2 on a CPU; see BENCHMARKS.md."""
     planned = estimate_bytes(SMOL, tokens, recomputes=recomputes) / 2**20
     assert planned == pytest.approx(measured_mib, rel=0.15)
+
+
+# The preset `tiny` with an adapter of rank 16 over a base in bf16, which takes the lean pass.
+TINY = ModelShape(
+    1_058_624, 2, 192, 704, 6, 260,
+    adapter_parameters=126_976, spared_bytes=2_115_072, is_lean=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "measured_mib"), [(TINY, 512, 468), (TINY, 1000, 598), (TINY, 2048, 972)]
+)
+def test_the_plan_of_an_adapter_is_near_what_was_measured(shape, tokens, measured_mib):
+    planned = estimate_bytes(shape, tokens, 1.0, is_one_row=True) / 2**20
+    assert planned == pytest.approx(measured_mib, rel=0.15)
+    without_scores = replace(shape, is_lean=False)
+    missed = estimate_bytes(without_scores, tokens, 1.0, is_one_row=True) / 2**20
+    assert tokens < 1000 or missed != pytest.approx(measured_mib, rel=0.15)
+
+
+def test_scores_are_bounded_and_a_row_that_has_more_takes_another_way():
+    most = 4 * lean.SCORES_MAX * (1 + 2.5 / 2)
+    plain = replace(TINY, is_lean=False)
+    for tokens in (2_300, 2_400, 16_384):
+        more = estimate_bytes(TINY, tokens, 1.0) - estimate_bytes(plain, tokens, 1.0)
+        scores = 2 * 6 * tokens**2
+        assert more == (4 * scores * 2.25 if scores <= lean.SCORES_MAX else most)
+        one = estimate_bytes(TINY, tokens, 1.0, is_one_row=True)
+        assert (one > estimate_bytes(plain, tokens, 1.0)) == (scores <= lean.SCORES_MAX)
+    twice = [estimate_bytes(each, 512, 1.0, recomputes=True) for each in (TINY, plain)]
+    assert twice[0] == twice[1]

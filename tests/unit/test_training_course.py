@@ -19,8 +19,9 @@ from node.training.course import (
     Course,
     take_back,
 )
+from node.training.packing import PROBE_ROWS_MAX, PROBE_TOKENS_MAX, probe
 from node.training.rows import Row, Unit
-from node.training.trainer import PROBE_ROWS_MAX, PROBE_TOKENS_MAX, GroupTrainer, probe
+from node.training.trainer import GroupTrainer
 from tests.unit.monitor_records import round_done
 from tests.unit.training_support import group, open_policy, qwen_directory
 

@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from node.environments.answers import answer_in
 from node.interfaces.prompts import messages_of, plain_text, prompt_of
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
-from node.policies.policy import load_policy
+from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
 from node.training.memory import MICRO_BATCH_TOKENS_MIN, ModelShape, estimate_bytes, fit, plan
 from node.training.trainer import GroupTrainer
+from node.training.worker import opened
 from swarm.errors import ConfigError, LocalProtocolError
 from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
 
@@ -37,6 +39,25 @@ def test_a_local_directory_loads_in_fp32(tmp_path):
     assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
     assert policy.context_tokens == 128
     assert policy.eos_ids == {policy.eos_id}
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "found"),
+    [
+        (8192, None, 8192),
+        (131_072, None, CONTEXT_TOKENS_MAX),
+        (131_072, 100_000, 100_000),
+        (8192, 100_000, 8192),
+        (8192, 4096, 4096),
+    ],
+)
+def test_the_context_is_the_models_own_unless_it_is_set(tmp_path, own, wanted, found):
+    directory = qwen_directory(tmp_path)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"max_position_embeddings": own}))
+    spec = TrainerSpec(str(directory), context_tokens_max=wanted)
+    assert opened(spec, "cpu").context_tokens == found
+    assert opened(replace(spec, lora_rank=2), "cpu").context_tokens == found
 
 
 def test_a_quantised_model_is_refused_in_one_line(tmp_path):
@@ -405,6 +426,18 @@ def test_the_micro_batch_is_halved_until_it_fits():
     assert (made.micro_batch_tokens, made.row_tokens_max) == (2048, 2048)
     assert fit(SHAPE, 256, room, "m").row_tokens_max == 2048
     assert fit(SHAPE, 8192, 2**40, "m").micro_batch_tokens == 8192
+
+
+@pytest.mark.parametrize("vocabulary", [260, 150_000])
+@pytest.mark.parametrize("tokens", [300, 5000, 40_000])
+@pytest.mark.parametrize("adapter", [0, 20_000])
+def test_the_longest_row_is_the_longest_that_fits(vocabulary, tokens, adapter):
+    """Also where its logits are less than a chunk."""
+    shape = replace(SHAPE, vocabulary=vocabulary, adapter_parameters=adapter)
+    copies = 1.0 if adapter else 4.0
+    room = estimate_bytes(shape, tokens, copies)
+    assert fit(shape, 256, room, "m", copies).row_tokens_max == tokens
+    assert fit(shape, 256, room - 1, "m", copies).row_tokens_max == tokens - 1
 
 
 def test_a_model_that_cannot_fit_is_refused_in_one_line():

@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.chunks import OfLogits
 from node.policies.policy import Policy
+from node.training.packing import pack
 from node.training.ranks import Ranks
 from node.training.rows import Unit
-from node.training.trainer import GroupTrainer, Sums, pack
+from node.training.trainer import GroupTrainer, Sums
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's, each of a parameter's shape
 STEP = "step"

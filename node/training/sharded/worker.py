@@ -53,7 +53,7 @@ class ShardedCore(TrainerCore):
     def _open(self, saved: Path | None) -> tuple[Policy, GroupTrainer]:
         """Load on the CPU what may fail on this rank alone; then have the others come."""
         self.plan = plan_of(self.spec, self._team.ranks)
-        whole = opened(self.spec, "cpu")
+        whole = opened(_held_whole(self.spec), "cpu")
         self._parameters = whole.parameters
         trainer = GroupTrainer(whole, self.spec, self.plan.micro_batch_tokens)
         if saved is not None:
@@ -194,7 +194,7 @@ def open_shares(spec: TrainerSpec, team: Team, plan: memory.MemoryPlan) -> Shard
     team.meet(device)
     limits = torch.tensor([plan.micro_batch_tokens, plan.row_tokens_max])
     distributed.all_reduce(limits, distributed.ReduceOp.MIN)
-    policy = opened(spec, "cpu")
+    policy = opened(_held_whole(spec), "cpu")
     policy.device = device
     tokens_max, row_max = limits.tolist()
     return ShardedTrainer(policy, spec, team.ranks, tokens_max, row_max)
@@ -245,6 +245,11 @@ def _obey(
         assert order["op"] == "spread", order
         shares.spread(None, moments=False)
     return shares
+
+
+def _held_whole(spec: TrainerSpec) -> TrainerSpec:
+    """Ranks cut weights of one type; a frozen base is in fp32 there, as what is trained."""
+    return replace(spec, lora_base="float32")
 
 
 def _device(spec: TrainerSpec, ranks: Ranks) -> torch.device:

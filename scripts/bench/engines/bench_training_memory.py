@@ -1,12 +1,14 @@
 """What one training step of a model takes at its peak, and what the planner says it will.
 
     python bench_training_memory.py --model DIRECTORY [--lengths 512,2048] [--ways whole,chunks]
+        [--lora-rank 16 --lora-base bfloat16]
 
 Each line is a process of its own: it loads the model, makes a first small update, so that Adam's
 moments are there, and then one on a single row of so many tokens. `whole`: all logits at once;
 `chunks`: a part of them at a time, computed again for the gradient; `layers`: in chunks, and layers
-keep their input alone. Peaks are resident memory (Linux), the planner's figures those of
-`node.training.memory`; `whole` has none, for no trainer works so any more.
+keep their input alone. With `--lora-rank` an adapter is trained over a frozen base. Peaks are
+resident memory (Linux), the planner's figures those of `node.training.memory`; `whole` has none,
+for no trainer works so any more.
 """
 
 import argparse
@@ -21,9 +23,9 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.policies.policy import load_policy
 from node.training import memory
 from node.training.trainer import GroupTrainer
+from node.training.worker import opened
 from swarm.rollouts import Completion, FinishReason
 
 WAYS = ("whole", "chunks", "layers")
@@ -39,11 +41,10 @@ def row(tokens: int, vocabulary: int) -> TrainingGroup:
     return TrainingGroup("What is 2 + 3?", (completion,), (1.0,), own_tokens=True)
 
 
-def measure(model: str, tokens: int, way: str, threads: int) -> dict[str, float]:
+def measure(spec: TrainerSpec, tokens: int, way: str) -> dict[str, float]:
     """One step in this process."""
-    torch.set_num_threads(threads)
-    policy = load_policy(model, "cpu", context_tokens_max=MANY)
-    spec = TrainerSpec(model, step_guard=True)
+    torch.set_num_threads(spec.threads)
+    policy = opened(spec, "cpu")
     trainer = GroupTrainer(policy, spec, MANY, recomputes=way == "layers")
     if way == "whole":
         trainer.logits_max = MANY
@@ -53,8 +54,10 @@ def measure(model: str, tokens: int, way: str, threads: int) -> dict[str, float]
     trainer.train([row(tokens - prompt, policy.vocabulary)])
     taken_s = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    shape = memory.shape_of(model)
-    planned = memory.estimate_bytes(shape, tokens, recomputes=way == "layers")
+    shape = memory.shape_of(spec.model, spec.adapter, spec.held)
+    copies = memory.copies_of(spec)
+    twice = way == "layers"
+    planned = memory.estimate_bytes(shape, tokens, copies, recomputes=twice, is_one_row=True)
     return {"peak": peak, "planned": planned, "seconds": taken_s}
 
 
@@ -62,6 +65,7 @@ def child(options: argparse.Namespace, tokens: int, way: str) -> dict[str, float
     """One step in a process of its own; None: it did not end well, for want of memory perhaps."""
     command = [sys.executable, __file__, "--one", f"{tokens},{way}"]
     command += ["--model", options.model, "--threads", str(options.threads)]
+    command += ["--lora-rank", str(options.lora_rank), "--lora-base", options.lora_base]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else None
 
@@ -73,11 +77,20 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,2048", help="tokens of the row")
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--lora-rank", type=int, default=0, help="of the adapter; 0: whole model")
+    parser.add_argument("--lora-base", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         tokens, _, way = options.one.partition(",")
-        print(json.dumps(measure(options.model, int(tokens), way, options.threads)))
+        spec = TrainerSpec(
+            options.model,
+            threads=options.threads,
+            context_tokens_max=MANY,
+            lora_rank=options.lora_rank,
+            lora_base=options.lora_base,
+        )
+        print(json.dumps(measure(spec, int(tokens), way)))
         return
     print("| tokens | way | peak, MiB | planned, MiB | off by | step, s |")
     print("|---|---|---|---|---|---|")

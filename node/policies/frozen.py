@@ -1,0 +1,184 @@
+"""The frozen weights under an adapter, held in fewer bits than they are computed with.
+
+In bf16 a weight takes two bytes. Where the forward pass is in fp32, as on CPUs, a layer makes fp32
+of its weight while it runs, and again in the backward pass, and keeps neither: its result is that
+of fp32 numbers which bf16 holds. Under autocast bf16 is what is multiplied anyway. What is summed
+up, normed or looked at in any other way stays in fp32: norms, biases, experts in one tensor, and
+layers of a kind that is not known here.
+
+In four bits (NF4 in blocks of 64, each with a scale in fp32) are the adapted layers alone, by
+bitsandbytes, which this file alone imports.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from node.interfaces.adapter_files import Held
+from swarm.errors import ConfigError
+
+FOUR_BITS_BYTES: Final = 0.5 + 4 / 64  # of a weight, its share of a block's scale included
+NOT_INSTALLED: Final = (
+    "lora_base = '4bit': bitsandbytes is not installed: pip install 'swarm-node[quantised]', or "
+    "set lora_base = 'bfloat16'"
+)
+
+
+def check(held: Held, device: torch.device) -> None:
+    """
+    Raises:
+        ConfigError: weights cannot be held so for this device, or not with what is installed.
+    """
+    if held != "4bit":
+        return
+    if device.type != "cuda":
+        raise ConfigError(
+            "lora_base = '4bit': bitsandbytes computes on an NVIDIA GPU, and this policy is on the "
+            f"{device.type}: set lora_base = 'bfloat16'"
+        )
+    _bitsandbytes()
+
+
+def hold(model: nn.Module) -> None:
+    """Put the frozen weights of linear layers and embeddings into bf16, in place, and all others
+    into fp32. Their layers compute in what comes in."""
+    narrow = {id(weight): owners for weight, owners in _weights(model) if not weight.requires_grad}
+    for parameter in model.parameters():
+        owners = narrow.get(id(parameter), [])
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16 if owners else torch.float32)
+        for owner in owners:
+            owner.forward = partial(_FORWARDS[type(owner)], owner)
+
+
+def numbers(model: nn.Module) -> int:
+    """How many weights `hold` would put into bf16, if all of the model is frozen."""
+    return sum(weight.numel() for weight, _ in _weights(model))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`functional.linear` in the precision of what comes in, for a weight in another one."""
+    if weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight, bias)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return functional.linear(x, weight.to(x.dtype), bias)
+    result: torch.Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps the weight as it is held, and not the copy that it multiplied with."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return functional.linear(x, weight.to(x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (weight,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient @ weight.to(gradient.dtype), None, None
+
+
+def _linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, layer.weight, layer.bias)
+
+
+def _transposed(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return linear(x, layer.weight.t(), layer.bias)
+
+
+def _embedding(layer: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:
+    """In fp32: what is added up over layers begins with it."""
+    return nn.Embedding.forward(layer, ids).float()
+
+
+_FORWARDS: Final[dict[type, Callable[..., torch.Tensor]]] = {
+    nn.Linear: _linear,
+    Conv1D: _transposed,
+    nn.Embedding: _embedding,
+}
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[nn.Parameter, list[nn.Module]]]:
+    """Weights that nothing but layers of known kinds uses, with these: tied ones have several. A
+    subclass may do anything with its weight."""
+    found: dict[int, tuple[nn.Parameter, list[nn.Module]]] = {}
+    others: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if type(module) in _FORWARDS and name == "weight":
+                found.setdefault(id(parameter), (parameter, []))[1].append(module)
+            else:
+                others.add(id(parameter))
+    return (pair for key, pair in found.items() if key not in others)
+
+
+# --- four bits -----------------------------------------------------------------------------------
+
+
+def quantised(layer: nn.Linear, device: torch.device) -> nn.Module:
+    """The same layer in four bits, on a GPU. Only there have its weights ever been whole."""
+    bitsandbytes = _bitsandbytes()
+    made: nn.Module = bitsandbytes.nn.Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        compute_dtype=torch.bfloat16,
+        compress_statistics=False,
+        quant_type="nf4",
+        device="meta",
+    )
+    made.weight = bitsandbytes.nn.Params4bit(
+        layer.weight.data.to(torch.bfloat16),
+        requires_grad=False,
+        compress_statistics=False,
+        quant_type="nf4",
+    ).to(device)
+    made.bias = layer.bias
+    return made
+
+
+def replaced(layer: Any, weight: torch.Tensor) -> nn.Linear:
+    """A plain layer in place of a quantised one, with another weight and the same bias."""
+    made = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+    made.weight, made.bias = nn.Parameter(weight, requires_grad=False), layer.bias
+    return made
+
+
+def is_quantised(layer: nn.Module) -> bool:
+    """Whether a layer's weight is in four bits."""
+    return getattr(layer.weight, "quant_state", None) is not None
+
+
+def exact(layer: Any) -> torch.Tensor:
+    """The weight that a layer multiplies with, in fp32."""
+    weight: torch.Tensor = layer.weight
+    if is_quantised(layer):
+        weight = _bitsandbytes().functional.dequantize_4bit(weight.data, layer.weight.quant_state)
+    return weight.float()
+
+
+def numel(parameter: torch.Tensor) -> int:
+    """How many numbers a parameter stands for; in four bits it holds two in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else int(state.shape.numel())
+
+
+def _bitsandbytes() -> Any:
+    """
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise ConfigError(NOT_INSTALLED) from error
+    return bitsandbytes
