@@ -1,15 +1,16 @@
 """The frozen weights under an adapter, held in fewer bits than they are computed with.
 
 In bf16 a weight takes two bytes. Where the forward pass is in fp32, as on CPUs, a layer makes fp32
-of its weight while it runs, and again in the backward pass, and keeps neither: its result is that
-of fp32 numbers which bf16 holds. Under autocast bf16 is what is multiplied anyway. What is summed
-up, normed or looked at in any other way stays in fp32: norms, biases, experts in one tensor, and
-layers of a kind that is not known here.
+of its weight while it runs, and again in the backward pass, in room that all layers share. Its
+result is that of fp32 numbers which bf16 holds. Under autocast bf16 is what is multiplied anyway.
+What is summed up, normed or looked at in any other way stays in fp32: norms, biases, experts in one
+tensor, and layers of a kind that is not known here.
 
 In four bits (NF4 in blocks of 64, each with a scale in fp32) are the adapted layers alone, by
 bitsandbytes, which this file alone imports.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
@@ -22,6 +23,8 @@ from transformers.pytorch_utils import Conv1D
 from node.interfaces.adapter_files import Held
 from swarm.errors import ConfigError
 
+ROOM_NUMBERS: Final = 2**22  # of a weight at a time, in what is computed: 16 MiB in fp32
+_LOCAL: Final = threading.local()  # that room
 FOUR_BITS_BYTES: Final = 0.5 + 4 / 64  # of a weight, its share of a block's scale included
 NOT_INSTALLED: Final = (
     "lora_base = '4bit': bitsandbytes is not installed: pip install 'swarm-node[quantised]', or "
@@ -51,7 +54,9 @@ def hold(model: nn.Module) -> None:
     for parameter in model.parameters():
         owners = narrow.get(id(parameter), [])
         if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.bfloat16 if owners else torch.float32)
+            kind = torch.bfloat16 if owners else torch.float32
+            # none of the others keeps a file mapped that is not held as it is
+            parameter.data = parameter.data.to(kind, copy=not owners)
         for owner in owners:
             owner.forward = partial(_FORWARDS[type(owner)], owner)
 
@@ -66,7 +71,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
         return functional.linear(x, weight, bias)
     if not (torch.is_grad_enabled() and x.requires_grad):
-        return functional.linear(x, weight.to(x.dtype), bias)
+        return _multiplied(x, weight, bias)
     result: torch.Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
@@ -79,12 +84,43 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(weight)
-        return functional.linear(x, weight.to(x.dtype), bias)
+        return _multiplied(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (weight,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient @ weight.to(gradient.dtype), None, None
+        parts = [
+            gradient[..., rows] @ _wide(weight[rows], gradient.dtype) for rows in _parts(weight)
+        ]
+        return sum(parts[1:], parts[0]), None, None
+
+
+def _multiplied(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    parts = _parts(weight)
+    if len(parts) == 1:
+        return functional.linear(x, _wide(weight, x.dtype), bias)
+    made = x.new_empty(*x.shape[:-1], weight.shape[0])
+    for rows in parts:
+        some = None if bias is None else bias[rows]
+        made[..., rows] = functional.linear(x, _wide(weight[rows], x.dtype), some)
+    return made
+
+
+def _parts(weight: torch.Tensor) -> list[slice]:
+    """Rows of a weight, as many at a time as there is room for."""
+    count = max(1, ROOM_NUMBERS // weight.shape[1])
+    return [slice(begin, begin + count) for begin in range(0, weight.shape[0], count)]
+
+
+def _wide(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A weight in another type, until the next call of this thread."""
+    rooms: dict[Any, torch.Tensor] = _LOCAL.__dict__
+    key = f"{weight.device} {dtype}"
+    numbers = max(ROOM_NUMBERS, weight.numel())
+    if key not in rooms or rooms[key].numel() < numbers:
+        with torch.inference_mode(mode=False):  # else nobody could write to it outside of that
+            rooms[key] = torch.empty(numbers, dtype=dtype, device=weight.device)
+    return rooms[key][: weight.numel()].view(weight.shape).copy_(weight)
 
 
 def _linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,14 @@ Each node holds a lock on a file of its own in shared memory. What a node that w
 there is removed by the next one that counts.
 """
 
+import ctypes
 import fcntl
 import os
 import secrets
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,8 @@ import psutil
 SHARED_MEMORY: Final = Path("/dev/shm")
 THREADS_DEFAULT_MAX: Final = 8  # more than that, small models hardly gain by
 NODES_MAX: Final = 64  # that are counted
+LARGE_PIECE_BYTES: Final = 2**20  # of memory, see `give_back_at_once`
+_M_MMAP_THRESHOLD: Final = -3  # of glibc
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 _FILE_CACHE: Final = frozenset({"inactive_file", "active_file"})  # in `memory.stat`; without shmem
 
@@ -40,6 +43,14 @@ def core_count() -> int:
     if quota.isdigit() and period.isdigit() and int(period) > 0:
         cores = min(cores, int(quota) // int(period))
     return max(1, cores)
+
+
+def give_back_at_once() -> None:
+    """From now on this process's large pieces of memory go back to the system when they are freed.
+    glibc, left alone, soon takes them from one heap, in which activations of many sizes leave
+    holes: of an adapter's step on 2,048 tokens a third of the peak. Nothing where there is none."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(_M_MMAP_THRESHOLD, LARGE_PIECE_BYTES)
 
 
 def free_memory_bytes() -> int:

@@ -222,12 +222,14 @@ def _score_bytes(shape: ModelShape, tokens: int, is_one_row: bool) -> int:
 
 def _head_bytes(shape: ModelShape, tokens: int) -> int:
     """So many times a chunk's logits, and gradients of the head's weights on their way to each
-    other; of a frozen head in bf16, a copy in fp32 while it multiplies."""
+    other; of a frozen head in bf16, a part in fp32 while it multiplies."""
     chunk = min(max(LOGITS_MAX, shape.vocabulary), tokens * shape.vocabulary)
     head = shape.vocabulary * shape.hidden
     if not shape.adapter_parameters:
         return _FLOAT * (_LOGITS * chunk + _HEAD_GRADIENTS * head)
-    return _FLOAT * (_LOGITS * chunk + head * bool(shape.spared_bytes))
+    largest = max(head, shape.hidden * shape.intermediate)
+    room = min(largest, frozen.ROOM_NUMBERS) if shape.spared_bytes else 0
+    return _FLOAT * (_LOGITS * chunk + room)
 
 
 def _token_bytes(shape: ModelShape, recomputes: bool) -> int:

@@ -26,7 +26,7 @@ from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
-from node.system.machine import THREADS_DEFAULT_MAX
+from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.training import frames, memory, rescoring
 from node.training.trainer import GroupTrainer
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError
@@ -211,6 +211,8 @@ def opened(spec: TrainerSpec, device: Device) -> Policy:
 
     place, narrow = pick_device(device), spec.held != "float32"
     frozen.check(spec.held, place)
+    if narrow and place.type == "cpu":  # whoever does so wants the memory
+        give_back_at_once()
     policy = load_policy(spec.model, "cpu", spec.context_tokens_max, narrow=narrow)
     adapters.attach(policy, spec.adapter, spec.seed, held=spec.held, device=place)
     return policy

@@ -162,6 +162,16 @@ def test_the_lean_pass_and_the_module_have_the_same_gradients(tmp_path, monkeypa
 
 
 @KINDS
+def test_a_weight_in_parts_gives_the_same_gradients(tmp_path, make, monkeypatch):
+    model = make(tmp_path / "m")
+    whole, before = gradients(adapted(model, "bfloat16")), logits(adapted(model, "bfloat16"))
+    monkeypatch.setattr(frozen, "ROOM_NUMBERS", 200)  # a few rows of a layer
+    assert len(frozen._parts(torch.zeros(48, 32))) == 8
+    torch.testing.assert_close(logits(adapted(model, "bfloat16")), before, rtol=1e-4, atol=1e-5)
+    assert_close(gradients(adapted(model, "bfloat16")), whole)
+
+
+@KINDS
 def test_chunks_and_layers_that_run_twice_change_no_gradient(tmp_path, make):
     model = make(tmp_path / "m")
     whole = gradients(adapted(model, "bfloat16"))

