@@ -11,6 +11,7 @@ from tests.unit.tasks_support import ALICE, BOB, make_group
 from tests.unit.training_support import qwen_directory
 
 script("attack_kinds")  # which it imports
+script("on_record")
 attacks = script("attacks")
 PAYLOADS = {name: attack for name, attack in attacks.ATTACKS.items() if attack.payload}
 ANSWERS = ("16", "107", "4")

@@ -82,8 +82,10 @@ def test_every_problem_has_a_right_answer_and_a_wrong_one_scores_less(
 ) -> None:
     for task in tasks_of(name, prompt=style):
         problem = environment(name).problem(task)
-        scored = score_group(task, [f" {problem.answer}\n", "~" + problem.answer, ""], "exact")
-        assert scored.rewards == (1.0, 0.0, 0.0), problem
+        answer = problem.answer
+        texts = [answer, f" {answer}", f"{answer}\n", "~" + answer, ""]
+        scored = score_group(task, texts, "exact")
+        assert scored.rewards == (1.0, 1.0, 0.0, 0.0, 0.0), problem
         assert problem.prompt
 
 
