@@ -100,6 +100,9 @@ def test_no_plan_says_why_and_is_no_success(
         ("[run]\n", "[settings]\nmargin = 0.5\n[run]\n", "settings: margin = 0.5: must be from 1"),
         ("[run]\n", "[run]\ndelta_bytes = [1, 2]\n", "must be a list of [steps, bytes]"),
         ("[run]\n", "[run]\ndelta_bytes = [[2, 9], [1, 9]]\n", "does not rise"),
+        ("train_s = 100.0", "train_s = 1979-05-27", "train_s = 1979-05-27: must be a number"),
+        ("up_mbit_per_s = 100\n", "up_mbit_per_s = inf\n", "workers 1: up_mbit_per_s = inf: must"),
+        ("[run]\n", f"x = {'[' * 290}{']' * 290}\n[run]\n", "too deeply nested"),
         ("count = 3", "relayed = 1", "relayed = 1: must be true or false"),
     ],
 )
