@@ -5,7 +5,6 @@ Token columns are packed because they are the bulk. No weights pass here: they g
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from node.interfaces.trainer import TrainingGroup
@@ -37,9 +36,12 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
 def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:
     return [
         {
-            **asdict(group),
-            "advantages": list(group.advantages),
+            "prompt": group.prompt,
             "completions": [completion_record(c) for c in group.completions],
+            "advantages": group.advantages,
+            "own_tokens": group.own_tokens,
+            "source": group.source,
+            "tokenizer": group.tokenizer,
         }
         for group in groups
     ]

@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from math import ceil, inf
 from random import Random
-from typing import Any
 
 import trio
 
@@ -187,8 +186,8 @@ class Exchange:
             created_at_s=created_at_s,
             expires_at_s=expires_at_s,
         )
-        record = codec.sign_advert(body, self._identity)
-        self._shelf.put(codec.decode_advert(record)[0], record, body)
+        advert_id, record = codec.sign_advert(body, self._identity)
+        self._shelf.put(advert_id, record, body)
         return record
 
     async def _advertise_again(self) -> None:
@@ -271,10 +270,10 @@ class Exchange:
         heard = await self._transport.subscribe(
             topic, self._judge_gossip, self._admits, self._sampler.asks
         )
+        heard.close()  # the validator takes each advert in
         async with trio.open_nursery() as nursery:
             if self._runs_warden:
                 nursery.start_soon(self.warden.run)
-            nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._expire_forever)
             nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
@@ -419,10 +418,6 @@ class Exchange:
     def _next_round(self) -> None:
         self._sampler.next_round()
         self._round_began = trio.current_time()
-
-    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
-        async for _ in heard:  # the validator has taken each advert in already
-            pass
 
     async def _catch_up_forever(self) -> None:
         """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while

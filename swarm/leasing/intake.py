@@ -393,8 +393,7 @@ class Intake:
         """The answer to a submission, and the group where it is new to the account."""
         worker = str(peer)
         lease = self._book.lease(lease_id)
-        place = group.task.index
-        seed = lease.seeds[place] if lease is not None and place < lease.groups else -1
+        seed = -1 if lease is None else lease.seed(group.task.index)
         submission = SubmittedGroup(lease_id, worker, seed, group_id, _versions(group))
         answer = self._book.judge(submission, self._now_s())
         if answer is not None or lease is None:

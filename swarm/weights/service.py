@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -230,18 +230,14 @@ class WeightsService:
             self._hear_own(record)
         topic = weights_topic(self.rules.heads.run_id)
         heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
+        heard.close()  # the validator takes each head in
         async with trio.open_nursery() as nursery:
             self.sharing.nursery = nursery
             await self.share_held()
-            nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._ask_for_heads)
             if self.rules.follows:
                 nursery.start_soon(self._follow)
             task_status.started()
-
-    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
-        async for _ in heard:  # the validator has taken each head in already
-            pass
 
     def progress(self) -> VersionProgress | None:
         """Of the version on its way; None: there is none."""

@@ -586,6 +586,32 @@ def test_full_subscription_queue_drops_and_counts(maker: TransportMaker) -> None
     check(maker, 2, body)
 
 
+def test_a_subscription_whose_channel_is_closed_judges_and_forwards(
+    maker: TransportMaker,
+) -> None:
+    async def body(nodes: Sequence[Transport]) -> None:
+        a, b, c = nodes
+        await link(a, b)
+        await link(b, c)
+        judged = []
+
+        def judge(peer: PeerId, payload: bytes) -> bool:
+            judged.append(payload)
+            return True
+
+        await a.subscribe(TOPIC, accept)
+        (await b.subscribe(TOPIC, judge)).close()
+        end = await c.subscribe(TOPIC, accept)
+        await warm_up(a, [end])
+        await a.publish(TOPIC, b"news")
+        await until(lambda: end.statistics().current_buffer_used >= 1)
+        assert [m.payload for m in drain(end)] == [b"news"]
+        assert b"news" in judged
+        assert b.counters.dropped[TOPIC] == 0
+
+    check(maker, 3, body)
+
+
 def test_oversize_publish_is_our_fault(maker: TransportMaker) -> None:
     async def body(nodes: Sequence[Transport]) -> None:
         (a,) = nodes

@@ -38,6 +38,8 @@ def test_the_tasks_of_a_lease_are_the_same_for_whoever_has_it_and_for_no_other()
     lease = granted(open_book())
     assert lease.seeds == task_seeds(lease.stream, 4) == granted(open_book()).seeds
     assert all(0 <= seed < 2**62 for seed in lease.seeds)
+    assert tuple(lease.seed(place) for place in range(4)) == lease.seeds
+    assert lease.seed(-1) == lease.seed(4) == -1
     others = [
         granted(open_book(), worker="x"),
         granted(open_book(run_id="other")),
