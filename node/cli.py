@@ -505,7 +505,7 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from node.roles.app import examine_here
+    from node.commands.doctor import examine_here
 
     return examine_here(_config(options, joins=True), _say)
 

@@ -27,7 +27,7 @@ from node.roles.world import Listener, SamplingTrainer, World
 from node.system.leaving import unless
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.telemetry import reports
 
 RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row

@@ -19,7 +19,7 @@ import trio
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.exchange.advert_cache import AdvertShelf
 from swarm.exchange.advert_sampling import ProducerSampler
-from swarm.exchange.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
+from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
 from swarm.exchange.offers import OfferTable
 from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
@@ -29,6 +29,7 @@ from swarm.peers.address_book import of_peer, plausible
 from swarm.peers.connection_gater import Warden
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -54,7 +55,7 @@ from swarm.wire.messages import (
     adverts_topic,
 )
 
-__all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
+__all__ = ["Exchange", "ExchangeRules", "Verify"]
 
 Rewards = tuple[float, ...]
 

@@ -31,8 +31,9 @@ from swarm.errors import (
 )
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, of_peer, plausible
+from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
 from swarm.peers.connection_gater import Warden
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (

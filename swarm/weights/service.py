@@ -30,8 +30,8 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import RunSync
 from swarm.peers.connection_gater import Warden
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing

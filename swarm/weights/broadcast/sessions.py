@@ -15,8 +15,8 @@ import trio
 
 from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull, first_of
 from swarm.identity import PeerId
-from swarm.peers.address_book import RunSync
 from swarm.peers.ledger import Ledger
+from swarm.storage.files import RunSync
 from swarm.weights.broadcast.broadcast import Broadcast
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
