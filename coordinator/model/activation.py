@@ -200,7 +200,7 @@ class _Search:
         return found.cost_per_h if isinstance(found, Choice) else float("inf")
 
     def rank(self, chosen: frozenset[int]) -> tuple[float, list[int]]:
-        """By cost, and equals always in the same order."""
+        """Ranks by cost, and equals always in the same order."""
         return self.cost(chosen), sorted(chosen)
 
     def _weigh(self, chosen: frozenset[int]) -> Choice | Infeasible | None:
@@ -244,7 +244,7 @@ def cheapest_set(
 
 
 def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
-    """By price for each admissible group, from pools without the slowest links, until it suffices.
+    """Sets of the cheapest for each admissible group, from pools without the slowest links.
     Also each with its last worker exchanged for the cheapest that still suffices."""
     by_link = sorted(
         range(len(search.workers)), key=lambda index: search.workers[index].down_bytes_per_s

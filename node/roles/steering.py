@@ -273,7 +273,7 @@ def _amount(value: float) -> float:
 
 
 def _kept(path: Path) -> SetPlan | None:
-    """The plan of before the restart; a damaged one is none."""
+    """The plan from before the restart; a damaged one is none."""
     try:
         return codec.decode(path.read_bytes()[: PLAN_BYTES_MAX + 1], SetPlan, PLAN_BYTES_MAX)
     except (FileNotFoundError, RemoteProtocolError):

@@ -107,7 +107,7 @@ class ChildChannel:
 
     @property
     def next_number(self) -> int:
-        """Of the request that is sent next."""
+        """The number of the request that is sent next."""
         return self._sent + 1
 
     async def send(self, frame: bytes) -> None:

@@ -172,8 +172,8 @@ class InlineVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Of one call. The CPU time is the text's to use up; the wall-clock time is what a machine that
-    is busy with other things may take over it."""
+    """The limits of one call. The CPU time is the text's to use up; the wall-clock time is what a
+    machine that is busy with other things may take over it."""
 
     cpu_s: float
     wall_s: float

@@ -81,7 +81,7 @@ def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
 
 
 class _SharedNumber:
-    """Of the request that a fork is at work on, for who forked it; 0: none."""
+    """The number of the request that a fork is at work on, for who forked it; 0: none."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NUMBER.size)
@@ -154,7 +154,7 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """Of each group what was found, and the CPU seconds that it took; of the first ones only, where
+    """What was found of each group, and the CPU seconds that it took; only of the first ones where
     those took `enough_s`: who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []

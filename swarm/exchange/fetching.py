@@ -7,7 +7,7 @@ for a while, so that silence costs the swarm a few seconds now and then.
 A batch has the time that its size needs over a slow link before it counts as not delivered. One
 that is later than expected no longer keeps a place from others nor counts as stock to come, and
 its groups are looked for at other holders meanwhile: whoever delivers first is taken. How many late
-ones there may be, and for whom, is bounded (`late.py`).
+ones there may be, and for whom, is bounded (`stragglers.py`).
 """
 
 from collections import Counter

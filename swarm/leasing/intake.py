@@ -108,7 +108,7 @@ class Admitted:
 
     @property
     def oldest_version(self) -> int:
-        """Of any of its tokens."""
+        """The oldest version that made one of its tokens."""
         return min(_versions(self.group))
 
 
@@ -144,7 +144,7 @@ class _Standing:
     passed: int = 0
 
     def share(self, least: float) -> float:
-        """Of its groups that are looked at closely: all at first, less the more have passed."""
+        """The share of its groups to look at closely: all at first, less the more have passed."""
         return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
 
 
@@ -215,7 +215,7 @@ class Intake:
 
     @property
     def version(self) -> int:
-        """Of the learner's policy."""
+        """The version of the learner's policy."""
         return self._book.account.version
 
     async def take(self) -> list[Admitted]:

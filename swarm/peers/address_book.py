@@ -165,9 +165,9 @@ _NAME = re.compile(r"/dns(?:4|6|addr)?/[^/]")
 
 
 def reach_of(address: str) -> int:
-    """From how far an address can be dialled; of one through a relay: from how far the relay. A
-    name is GLOBAL. What is written in another way than we write addresses is NOWHERE: those who
-    parse multiaddrs for us overlook slashes that are missing or too many.
+    """How widely an address can be dialled, or the relay that it goes through. A name is
+    GLOBAL. What is written in another way than we write addresses is NOWHERE: those who parse
+    multiaddrs for us overlook slashes that are missing or too many.
     """
     numbers = _NUMBERS.fullmatch(address)
     if numbers is None:

@@ -240,7 +240,7 @@ class Discovery:
                 await self._transport.disconnect(peer)
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Of those that may be dialled the first, which its owner prefers, and any other ones."""
+        """The first that may be dialled, which its owner prefers, and any others of them."""
         able = list(filter(self._warden.may_dial(), addresses))
         number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
         return (*able[:1], *self._rng.sample(able[1:], number))

@@ -100,7 +100,7 @@ class Outcome:
 
     @classmethod
     def of_current(cls, version: int) -> "Outcome":
-        """Of a version that serves already."""
+        """The outcome for a version that serves already."""
         return cls(Applied(version, version, None))
 
 
@@ -240,7 +240,7 @@ class WeightsService:
             task_status.started()
 
     def progress(self) -> VersionProgress | None:
-        """Of the version on its way; None: there is none."""
+        """How far the version on its way is; None: there is none."""
         current = self._try
         if current is None:
             return None

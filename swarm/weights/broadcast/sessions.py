@@ -340,7 +340,7 @@ class Sharing:
             running.ended.set()
 
     async def _tell_publisher(self, broadcast: Broadcast) -> None:
-        """That all is here: it counts who has it, and peers tell it nothing else."""
+        """Tell the publisher that all is here, so that it knows who has it. It is told no more."""
         if broadcast.publisher != self._chunks.transport.peer_id:
             await broadcast.tell(broadcast.publisher)
 
