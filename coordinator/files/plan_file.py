@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.files.tables import Tables, checked, numbered, parse_tables, read_tables
+from coordinator.files.tables import Tables, checked, numbered, read_tables
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import WORKERS_MAX, Run, Worker, check_workers
 from swarm.errors import ConfigError
@@ -93,14 +93,6 @@ def load_plan(path: Path) -> PlanFile:
         return _plan_of(read_tables(path))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def parse_plan(text: str) -> PlanFile:
-    """
-    Raises:
-        ConfigError: no TOML, or a table or key that is missing, unknown, or has a wrong value.
-    """
-    return _plan_of(parse_tables(text))
 
 
 def _plan_of(tables: dict[str, Any]) -> PlanFile:

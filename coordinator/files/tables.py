@@ -66,18 +66,9 @@ def read_tables(path: Path) -> dict[str, Any]:
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"more than {FILE_BYTES_MAX} bytes")
     try:
-        return parse_tables(content.decode())
+        return tomllib.loads(content.decode())
     except UnicodeDecodeError:
         raise ConfigError("is no text in UTF-8") from None
-
-
-def parse_tables(text: str) -> dict[str, Any]:
-    """
-    Raises:
-        ConfigError: no TOML.
-    """
-    try:
-        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"no TOML: {error}") from None
 

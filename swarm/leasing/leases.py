@@ -566,10 +566,6 @@ class LeaseBook:
             waiting=self._line.count(now),
         )
 
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do; None without an open lease."""
-        return min((held.lease.deadline for held in self._open.values()), default=None)
-
     # --- across a restart --------------------------------------------------------------------
 
     def to_record(self, now: float) -> dict[str, Any]:

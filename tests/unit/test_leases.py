@@ -150,7 +150,7 @@ def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
     lease = granted(book)
     book.submit(group_of(lease, 0), 1.0)
     assert book.account.credits_left == 60
-    assert book.next_deadline() == lease.deadline == 30.0
+    assert lease.deadline == 30.0
     assert book.expire(29.9) == []
     assert book.expire(30.0) == [lease]
     assert (book.account.credits_left, book.account.discarded) == (63, {Discard.EXPIRED: 3})
@@ -159,7 +159,7 @@ def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
     assert book.give_back("w", 31.0) == [second]
     assert book.account.discarded[Discard.RETURNED] == second.groups
     assert book.open_leases("x") == [other]
-    assert book.next_deadline() == other.deadline
+    assert book.expire(other.deadline) == [other]
 
 
 def test_denials_have_names_and_are_counted() -> None:
