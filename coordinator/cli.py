@@ -101,12 +101,18 @@ def _add_dashboard(commands: Any) -> None:
         "--broker", required=True, metavar="URL", help="mqtt[s]://[user@]host:port; its password "
         f"comes from {PASSWORD_VARIABLE}",
     )  # fmt: skip
-    dashboard.add_argument("--broker-ca", type=Path, metavar="FILE", help="it is known by these")
+    dashboard.add_argument(
+        "--broker-ca", type=Path, metavar="FILE", help="certificates that mqtts:// trusts"
+    )
     dashboard.add_argument(
         "--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="default: 127.0.0.1:8080"
     )
     dashboard.add_argument(
-        "--web-name", action="append", default=[], metavar="NAME", help="it may be asked by this"
+        "--web-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name to call it by",
     )
     dashboard.add_argument(
         "--token-env",

@@ -33,7 +33,7 @@ from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
 from swarm.leasing import coordination
 from swarm.leasing.coordination import ControlClient, ReportedWorker
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.wire.messages import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost

@@ -103,7 +103,7 @@ def is_known(data_dir: Path, name: str) -> bool:
 
 
 def known_names(data_dir: Path) -> list[str]:
-    """By which names the workers that it has seen can be told apart, in order."""
+    """The names that tell apart the workers that the coordinator has seen, in order."""
     return sorted({row["name"] or row["peer"] for row in _rows(data_dir)})
 
 

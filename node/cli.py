@@ -155,7 +155,7 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer Prometheus there")
     parser.add_argument(
-        "--web-name", dest="web_names", action="append", metavar="NAME", help="it may ask by this"
+        "--web-name", dest="web_names", action="append", metavar="NAME", help="a name to ask by"
     )
 
 
@@ -166,7 +166,7 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
     parser.add_argument("--learning-rate", metavar="LR")
-    parser.add_argument("--threads", metavar="N", help="of torch; 0: a share of the cores")
+    parser.add_argument("--threads", metavar="N", help="torch's threads; 0: a share of the cores")
     parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
     parser.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
 
@@ -206,7 +206,7 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument("--model", help="test whether it can be read and fits")
     _add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")
-    doctor.add_argument("--telemetry-ca", metavar="FILE", help="of who may vouch for it")
+    doctor.add_argument("--telemetry-ca", metavar="FILE", help="certificates that mqtts:// trusts")
     doctor.add_argument("--run", metavar="FILE", help="a run file, a packaged run, or a run's id")
     doctor.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
     doctor.set_defaults(run_command=_doctor)
@@ -240,7 +240,7 @@ def _add_status(commands: Any) -> None:
 
 def _add_samples(commands: Any) -> None:
     samples = commands.add_parser(
-        "samples", help="what the policy said lately, what of it was its answer, and its reward"
+        "samples", help="what the policy said lately, with the answer found in it and its reward"
     )
     samples.add_argument("--data-dir", type=Path, default=Path("swarm-data"), metavar="DIR")
     order = samples.add_mutually_exclusive_group()
@@ -265,7 +265,7 @@ def _add_top(commands: Any) -> None:
     top.add_argument(
         "--broker", metavar="URL", help="all nodes that report to mqtt[s]://[user@]host:port"
     )
-    top.add_argument("--broker-ca", type=Path, metavar="FILE", help="certificates it is known by")
+    top.add_argument("--broker-ca", type=Path, metavar="FILE", help="what mqtts:// trusts")
     top.set_defaults(run_command=_top)
 
 
@@ -279,16 +279,16 @@ def _add_monitor(commands: Any) -> None:
         "--broker", metavar="URL", help="embedded (default), or mqtt[s]://[user@]host:port"
     )
     monitor.add_argument(
-        "--broker-listen", metavar="HOST:PORT", help="of the embedded one; default: 127.0.0.1:1883"
+        "--broker-listen", metavar="HOST:PORT", help="the embedded one's; default: 127.0.0.1:1883"
     )
     monitor.add_argument(
-        "--broker-ca", type=Path, metavar="FILE", help="certificates it is known by"
+        "--broker-ca", type=Path, metavar="FILE", help="certificates that mqtts:// trusts"
     )
     monitor.add_argument(
-        "--listen", metavar="HOST:PORT", help="of the page; default: 127.0.0.1:8080"
+        "--listen", metavar="HOST:PORT", help="where the page is; default: 127.0.0.1:8080"
     )
     monitor.add_argument(
-        "--web-name", dest="names", action="append", metavar="NAME", help="it may be asked by this"
+        "--web-name", dest="names", action="append", metavar="NAME", help="a name to call it by"
     )
     monitor.add_argument("--run-id", metavar="ID", help="default: all runs that the broker has")
     monitor.set_defaults(run_command=_monitor)
@@ -315,16 +315,16 @@ def _add_export(commands: Any) -> None:
         "--precision",
         choices=("float32", "bfloat16"),
         default="float32",
-        help="of a whole model's numbers; default: float32, as they were trained",
+        help="what a whole model's numbers are rounded to; default: float32, as they were trained",
     )
     export.set_defaults(run_command=_export)
 
 
 def _add_chat(commands: Any) -> None:
     chat = commands.add_parser("chat", help="talk to a model directory, such as export writes")
-    chat.add_argument("directory", type=Path, metavar="DIR", help="of the model")
-    chat.add_argument("--system", default="", metavar="TEXT", help="what comes before all else")
-    chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="of a reply")
+    chat.add_argument("directory", type=Path, metavar="DIR", help="the model")
+    chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    chat.add_argument("--max-new-tokens", type=int, default=256, metavar="N", help="in a reply")
     chat.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the likeliest"
     )
@@ -333,7 +333,7 @@ def _add_chat(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="plots and a page from data directories")
-    report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR", help="of a node")
+    report.add_argument("data_dirs", nargs="+", type=Path, metavar="DATA_DIR", help="a node's data")
     report.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"
     )
@@ -382,7 +382,7 @@ def _add_weights(commands: Any) -> None:
     ls.add_argument("data_dir", nargs="?", type=Path, default=Path("swarm-data"), metavar="DIR")
     ls.set_defaults(run_command=_list_weights)
     verify = actions.add_parser("verify", help="hash weights, compare them bit for bit")
-    verify.add_argument("directory", type=Path, metavar="DIR", help="of safetensors files")
+    verify.add_argument("directory", type=Path, metavar="DIR", help="with safetensors files")
     _add_publish(actions)
     _add_fetch(actions)
     wanted = verify.add_mutually_exclusive_group()
@@ -404,13 +404,13 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
     parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
     parser.add_argument(
-        "--store-bytes", type=int, metavar="N", help="for chunks, at most; default: 64 GiB"
+        "--store-bytes", type=int, metavar="N", help="the most that chunks take; default: 64 GiB"
     )
 
 
 def _add_publish(actions: Any) -> None:
     publish = actions.add_parser("publish", help="offer weights to a swarm, and serve them")
-    publish.add_argument("directory", type=Path, metavar="DIR", help="of safetensors files")
+    publish.add_argument("directory", type=Path, metavar="DIR", help="with safetensors files")
     publish.add_argument(
         "--once", action="store_true", help="leave when all peers that came have everything"
     )
@@ -505,7 +505,7 @@ def _invite(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from node.roles.app import examine_here
+    from node.commands.doctor import examine_here
 
     return examine_here(_config(options, joins=True), _say)
 

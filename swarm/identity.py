@@ -20,7 +20,6 @@ from swarm.errors import ConfigError, Reject, RemoteProtocolError
 
 PeerId = NewType("PeerId", str)
 
-SIGNATURE_BYTES = 64
 # multihash "identity", 36 bytes; protobuf: field 1 (type) = 1 (Ed25519), field 2 (data), 32 bytes
 _PEER_ID_PREFIX = bytes([0x00, 0x24, 0x08, 0x01, 0x12, 0x20])
 _PEER_ID_TEXT_MAX = 64

@@ -4,6 +4,7 @@ They are plain values. How they travel is in `swarm.wire.messages`, how foreign 
 them is in `swarm.wire.codec`, and what a prompt or an answer is, only the node's `tasks` know.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -14,6 +15,7 @@ from swarm.identity import PeerId
 
 GroupId = NewType("GroupId", bytes)  # SHA-256 of the domain-tagged payload; 32 bytes
 PLAIN_PRECISIONS = frozenset({"", "float32", "float16", "bfloat16"})  # "": unsaid
+REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
 Spans = tuple[tuple[int, int], ...]  # (policy version, how many tokens in a row it made)
 
 
@@ -89,6 +91,11 @@ class VerifiedGroup:
     group: RolloutGroup
     prompt: str  # regenerated from the task
     rewards: tuple[float, ...]  # one for each completion, by this node's own verifier, in [0, 1]
+
+
+def informative(rewards: Sequence[float]) -> bool:
+    """Whether a group's rewards differ, so that its advantages are not all zero."""
+    return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
 
 
 def is_quantised(precision: str) -> bool:

@@ -535,7 +535,7 @@ def sample_messages() -> dict[str, WireModel]:
         ),
         "recent_adverts": RecentAdverts(type="recent_adverts", run_id="sample-1"),
         "adverts": AdvertsReply(
-            type="adverts", records=(codec.sign_advert(sample_advert(), ALICE),)
+            type="adverts", records=(codec.sign_advert(sample_advert(), ALICE)[1],)
         ),
         "want": Want(type="want", run_id="sample-1", group_ids=(bytes(32), bytes([255]) * 32)),
         "groups": GroupsReply(type="groups", records=(codec.sign_group(sample_group(), ALICE)[1],)),

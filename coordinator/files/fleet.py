@@ -8,25 +8,30 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
-from coordinator.files.tables import counted, known, list_of, made, read_tables, shown, table_of
+from pydantic import Field
+
+from coordinator.files.tables import Tables, checked, numbered, read_tables, shown
 from coordinator.model.activation import Settings
-from coordinator.model.capacity import (
-    WORKERS_MAX,
+from coordinator.model.capacity import WORKERS_MAX
+from coordinator.model.pacing import PacingRules
+from coordinator.model.ranges import (
+    Downlink,
+    Uplink,
+    WrongSetting,
     require_above_0,
     require_not_negative,
     require_unlike,
 )
-from coordinator.model.pacing import PacingRules
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 
 PEERS_MAX: Final = 64
 ARGUMENTS_MAX: Final = 64
 SETUP_MAX: Final = 64
-CLOUD_CHARS_MAX: Final = 4_096  # of one text about a machine in a cloud
 PROVIDERS: Final = ("local", "static", "skypilot")
+CloudText = Annotated[str, Field(max_length=4_096)]
 GUESS_BYTES_PER_S: Final = 2.5e6  # of a link of which nothing is known: 20 Mbit/s
 
 EXAMPLE = """\
@@ -85,47 +90,36 @@ class Cloud:
     """What to rent, as SkyPilot words it, and what to run there. Empty texts: whatever it takes.
 
     Raises:
-        ConfigError: a value is out of its range.
+        WrongSetting: it has no command.
     """
 
-    infra: str = ""
+    infra: CloudText = ""
     """`cloud`, `cloud/region` or `cloud/region/zone`."""
-    accelerators: str = ""
+    accelerators: CloudText = ""
     """The accelerators to rent, such as `RTX4090:1`."""
-    instance_type: str = ""
+    instance_type: CloudText = ""
     """The cloud's name of the kind of machine."""
-    cpus: str = ""
+    cpus: CloudText = ""
     """How many CPUs the machine has, such as `8+`."""
     use_spot: bool = False
     """Rent on the spot market, which is cheaper and may take the machine back at any time."""
-    disk_gb: int = 64
+    disk_gb: Annotated[int, Field(ge=1, le=65_536)] = 64
     """The size of the disk in GB."""
-    image: str = ""
+    image: CloudText = ""
     """The image that the machine starts from. Empty: SkyPilot's."""
-    setup: tuple[str, ...] = ()
+    setup: Annotated[tuple[CloudText, ...], Field(max_length=SETUP_MAX)] = ()
     """Shell commands that run once, before the worker starts."""
-    command: str = "swarm-node"
+    command: CloudText = "swarm-node"
     """How `swarm-node` is called there."""
-    idle_min: int = 5
+    idle_min: Annotated[int, Field(ge=1, le=1_440)] = 5
     """The minutes after its worker has ended at which the machine is given back."""
-    life_h: float = 24.0
+    life_h: Annotated[float, Field(gt=0, le=8_760)] = 24.0
     """The hours after its worker's start at which the machine is given back, whatever became
     of the coordinator."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.disk_gb <= 65_536:
-            raise ConfigError(f"disk_gb = {self.disk_gb}: must be from 1 to 65536")
-        if not 1 <= self.idle_min <= 1_440:
-            raise ConfigError(f"idle_min = {self.idle_min}: must be from 1 to 1440")
-        if not 0.0 < self.life_h <= 8_760.0:
-            raise ConfigError(f"life_h = {self.life_h:g}: must be above 0, at most 8760")
         if not self.command.strip():
-            raise ConfigError("command: must name swarm-node as it is called there")
-        if len(self.setup) > SETUP_MAX:
-            raise ConfigError(f"setup: must be at most {SETUP_MAX} commands")
-        texts = (self.infra, self.accelerators, self.instance_type, self.cpus, self.image)
-        if any(len(each) > CLOUD_CHARS_MAX for each in (*texts, self.command, *self.setup)):
-            raise ConfigError(f"no text may be longer than {CLOUD_CHARS_MAX} characters")
+            raise WrongSetting("command: must name swarm-node as it is called there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ class Machine:
     """One machine that could generate, whether it does or not.
 
     Raises:
-        ConfigError: a value is out of its range, or does not go with the provider.
+        WrongSetting: a value is out of its range, or does not go with the provider.
     """
 
     name: str
@@ -150,16 +144,16 @@ class Machine:
     """A guess of the groups that it generates in a second."""
     generation_s: float = 30.0
     """A guess of the seconds from the first token of a group to its last."""
-    up_bytes_per_s: float = GUESS_BYTES_PER_S
+    up_bytes_per_s: Uplink = GUESS_BYTES_PER_S
     """A guess of its uplink."""
-    down_bytes_per_s: float = GUESS_BYTES_PER_S
+    down_bytes_per_s: Downlink = GUESS_BYTES_PER_S
     """A guess of its downlink."""
     start_s: float = 0.0
     """The seconds from its start until it generates."""
     lifetime_s: float | None = None
     """The mean seconds until a spot market takes it back. Left out: it stays until it is
     released."""
-    arguments: tuple[str, ...] = ()
+    arguments: Annotated[tuple[str, ...], Field(max_length=ARGUMENTS_MAX)] = ()
     """Arguments for `swarm-node join`."""
     cloud: Cloud | None = None
     """What to rent, for the provider `skypilot`: the table `[workers.cloud]`."""
@@ -170,23 +164,21 @@ class Machine:
         require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "start_s")
         require_above_0(self, "lifetime_s")
-        if len(self.arguments) > ARGUMENTS_MAX:
-            raise ConfigError(f"arguments: must be at most {ARGUMENTS_MAX}")
 
     def _check_provider(self) -> None:
         """What goes with one provider alone is there with it."""
         if self.provider not in PROVIDERS:
-            raise ConfigError(
+            raise WrongSetting(
                 f"provider = {shown(self.provider)}: must be one of {', '.join(PROVIDERS)}"
             )
         if (self.provider == "static") != bool(self.peer):
-            raise ConfigError(
+            raise WrongSetting(
                 f"peer = {shown(self.peer)}: a worker of provider static has one, others have none"
             )
         if self.peer:
             check_peer(self.peer)
         if (self.provider == "skypilot") != (self.cloud is not None):
-            raise ConfigError(
+            raise WrongSetting(
                 "[workers.cloud]: a worker of provider skypilot has it, others do not"
             )
 
@@ -194,7 +186,7 @@ class Machine:
 def _check_name(name: str) -> None:
     good = name.replace("-", "").replace("_", "").replace(".", "").isalnum() and name.isascii()
     if not good or len(name) > 64 or name.startswith("."):
-        raise ConfigError(
+        raise WrongSetting(
             f"name = {shown(name)}: must be up to 64 letters, digits, hyphens, underscores and dots"
         )
 
@@ -202,12 +194,12 @@ def _check_name(name: str) -> None:
 def check_peer(peer: str, field: str = "peer") -> None:
     """
     Raises:
-        ConfigError: the text is no peer id.
+        WrongSetting: the text is no peer id.
     """
     try:
         public_key_of(peer)
     except RemoteProtocolError as error:
-        raise ConfigError(
+        raise WrongSetting(
             f"{field} = {shown(peer)}: {error.detail}; swarm-node status prints a node's id"
         ) from None
 
@@ -217,7 +209,7 @@ class LearnerCosts:
     """What the learner costs, and what is guessed of it until it is measured.
 
     Raises:
-        ConfigError: a value is out of its range.
+        WrongSetting: a value is out of its range.
     """
 
     price_per_h: float = 0.0
@@ -228,7 +220,7 @@ class LearnerCosts:
     """Steps need not be faster than this. Left out: as fast as the learner trains."""
     train_s: float | None = None
     """A guess of the seconds of one update."""
-    up_bytes_per_s: float = 5.0 * GUESS_BYTES_PER_S
+    up_bytes_per_s: Uplink = 5.0 * GUESS_BYTES_PER_S
     """A guess of the learner's uplink."""
     latency_s: float = 0.05
     """A guess of the seconds one way between two machines."""
@@ -238,6 +230,22 @@ class LearnerCosts:
     def __post_init__(self) -> None:
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "latency_s", "load_s")
         require_above_0(self, "step_s", "train_s", "up_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Machines(Machine):
+    """One machine, or `count` of them by number."""
+
+    count: int | None = None
+
+
+class _FleetTables(Tables):
+    run: str = ""
+    peers: tuple[str, ...] = ()
+    learner: LearnerCosts = LearnerCosts()
+    settings: Settings = Settings()
+    pacing: PacingRules = PacingRules()
+    workers: tuple[_Machines, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,13 +293,10 @@ def load_fleet(path: Path, peers: Sequence[str] = ()) -> Fleet:
 
 
 def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
-    known(tables, ("run", "peers", "learner", "settings", "pacing", "workers"), "")
-    run, peers = tables.get("run"), tables.get("peers", [])
-    if not isinstance(run, str) or not run:
+    file = checked(_FleetTables, tables)
+    if not file.run:
         raise ConfigError("run: must name the run file that workers join with")
-    if not isinstance(peers, list) or not all(isinstance(each, str) for each in peers):
-        raise ConfigError("peers: must be a list of addresses")
-    addresses = tuple(dict.fromkeys((*more, *peers)))
+    addresses = tuple(dict.fromkeys((*more, *file.peers)))
     if not 0 < len(addresses) <= PEERS_MAX:
         raise ConfigError(
             f"peers: {len(addresses)} addresses; name where the learner listens, here or with "
@@ -299,31 +304,18 @@ def _fleet(tables: dict[str, Any], folder: Path, more: Sequence[str]) -> Fleet:
         )
     machines: list[Machine] = []
     unpriced: set[str] = set()
-    for number, table in enumerate(list_of(tables, "workers"), 1):
-        has_price = "price_per_h" in table
-        made_here = _machines(table, f"workers {number}", WORKERS_MAX - len(machines))
+    for number, entry in enumerate(file.workers, 1):
+        made_here = numbered(entry, Machine, number, WORKERS_MAX - len(machines))
         machines += made_here
-        if not has_price:
-            unpriced |= {each.name for each in made_here if each.cloud is not None}
+        if entry.cloud is not None and "price_per_h" not in tables["workers"][number - 1]:
+            unpriced |= {each.name for each in made_here}
     require_unlike([each.name for each in machines])
     return Fleet(
-        run_file=folder / run,
+        run_file=folder / file.run,
         peers=addresses,
         machines=tuple(machines),
-        learner=made(LearnerCosts, table_of(tables, "learner", {}), "learner"),
-        settings=made(Settings, table_of(tables, "settings", {}), "settings"),
-        pacing=made(PacingRules, table_of(tables, "pacing", {}), "pacing"),
+        learner=file.learner,
+        settings=file.settings,
+        pacing=file.pacing,
         unpriced=frozenset(unpriced),
     )
-
-
-def _machines(table: dict[str, Any], where: str, room: int) -> list[Machine]:
-    count = counted(table, where, room, WORKERS_MAX)
-    cloud = None
-    if "cloud" in table:
-        cloud = made(Cloud, table_of(table, "cloud"), f"{where}: cloud")
-        del table["cloud"]
-    one = made(Machine, table, where, ("count",), {"cloud": cloud})
-    if count is None:
-        return [one]
-    return [dataclasses.replace(one, name=f"{one.name}-{n}") for n in range(1, count + 1)]

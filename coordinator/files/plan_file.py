@@ -1,19 +1,10 @@
 """The plan file: what a learner does and which workers there are, as TOML."""
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.files.tables import (
-    counted,
-    known,
-    list_of,
-    made,
-    parse_tables,
-    read_tables,
-    table_of,
-)
+from coordinator.files.tables import Tables, checked, numbered, read_tables
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import WORKERS_MAX, Run, Worker, check_workers
 from swarm.errors import ConfigError
@@ -72,6 +63,19 @@ egress_price_per_gb = 0.09
 
 
 @dataclass(frozen=True, slots=True)
+class _Workers(Worker):
+    """One worker, or `count` of them by number."""
+
+    count: int | None = None
+
+
+class _PlanTables(Tables):
+    run: Run
+    workers: tuple[_Workers, ...] = ()
+    settings: Settings = Settings()
+
+
+@dataclass(frozen=True, slots=True)
 class PlanFile:
     """What a plan is made of."""
 
@@ -91,29 +95,10 @@ def load_plan(path: Path) -> PlanFile:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def parse_plan(text: str) -> PlanFile:
-    """
-    Raises:
-        ConfigError: no TOML, or a table or key that is missing, unknown, or has a wrong value.
-    """
-    return _plan_of(parse_tables(text))
-
-
 def _plan_of(tables: dict[str, Any]) -> PlanFile:
-    known(tables, ("run", "workers", "settings"), "")
-    run = made(Run, table_of(tables, "run"), "run")
-    settings = made(Settings, table_of(tables, "settings", {}), "settings")
+    file = checked(_PlanTables, tables)
     workers: list[Worker] = []
-    for number, table in enumerate(list_of(tables, "workers"), 1):
-        workers += _workers(table, f"workers {number}", WORKERS_MAX - len(workers))
+    for number, entry in enumerate(file.workers, 1):
+        workers += numbered(entry, Worker, number, WORKERS_MAX - len(workers))
     check_workers(workers)
-    return PlanFile(run, tuple(workers), settings)
-
-
-def _workers(table: dict[str, Any], where: str, room: int) -> list[Worker]:
-    """One worker, or `count` of them by number."""
-    count = counted(table, where, room, WORKERS_MAX)
-    one = made(Worker, table, where, ("count",))
-    if count is None:
-        return [one]
-    return [dataclasses.replace(one, name=f"{one.name}-{n}") for n in range(1, count + 1)]
+    return PlanFile(file.run, tuple(workers), file.settings)

@@ -37,7 +37,7 @@ from coordinator.model.capacity import (
     check_workers,
     worker_cost_per_s,
 )
-from swarm.errors import ConfigError
+from coordinator.model.ranges import WrongSetting
 
 POOLS = (0.0, 0.25, 0.5, 0.75)  # of the workers, those with the slowest downlinks, are left out
 WEIGHED_MAX = 40_000  # workers in all sets that are assessed for one choice
@@ -60,7 +60,7 @@ class Settings:
     """How sure and how patient to be.
 
     Raises:
-        ConfigError: a value is out of its range.
+        WrongSetting: a value is out of its range.
     """
 
     margin: float = 1.1
@@ -86,14 +86,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.margin <= 10.0:
-            raise ConfigError(f"margin = {self.margin}: must be from 1 to 10")
+            raise WrongSetting(f"margin = {self.margin}: must be from 1 to 10")
         if not 0.0 <= self.saving_share < 1.0:
-            raise ConfigError(f"saving_share = {self.saving_share}: must be from 0 to below 1")
+            raise WrongSetting(f"saving_share = {self.saving_share}: must be from 0 to below 1")
         times = ("shortage_s", "saving_s", "dwell_s", "cooldown_s", "cooldown_max_s", "join_s_max")
         for name in times:
             value = getattr(self, name)
             if not 0.0 <= value <= 1e9:
-                raise ConfigError(f"{name} = {value}: must be from 0 to 1e9")
+                raise WrongSetting(f"{name} = {value}: must be from 0 to 1e9")
 
 
 class Phase(StrEnum):
@@ -200,7 +200,7 @@ class _Search:
         return found.cost_per_h if isinstance(found, Choice) else float("inf")
 
     def rank(self, chosen: frozenset[int]) -> tuple[float, list[int]]:
-        """By cost, and equals always in the same order."""
+        """Ranks by cost, and equals always in the same order."""
         return self.cost(chosen), sorted(chosen)
 
     def _weigh(self, chosen: frozenset[int]) -> Choice | Infeasible | None:
@@ -244,7 +244,7 @@ def cheapest_set(
 
 
 def _greedy(search: _Search, kept: frozenset[int]) -> Iterable[frozenset[int]]:
-    """By price for each admissible group, from pools without the slowest links, until it suffices.
+    """Sets of the cheapest for each admissible group, from pools without the slowest links.
     Also each with its last worker exchanged for the cheapest that still suffices."""
     by_link = sorted(
         range(len(search.workers)), key=lambda index: search.workers[index].down_bytes_per_s

@@ -33,6 +33,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from coordinator.model.ranges import (
+    VALUE_MIN,
+    Downlink,
+    Uplink,
+    WrongSetting,
+    require_above_0,
+    require_not_negative,
+    require_unlike,
+)
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
 from swarm.weights.format.artifacts import suggested_chunk_bytes
@@ -42,7 +51,6 @@ WORKERS_MAX = 512  # in one plan, as many as a broadcast is planned for
 STALENESS_MAX = 64
 DELTA_SIZES_MAX = 16
 INFLIGHT_SLACK = 1.1  # times the groups that are being generated on average
-VALUE_MIN, VALUE_MAX = 1e-12, 1e18  # of any input: quotients of these stay finite
 BROADCAST_MARGIN = 1.05  # of a period over a broadcast: a worker drops a version that the next one
 # overtakes, so one that takes a little longer than was predicted would never get any
 ROUNDING = 1e-9  # of a step: what arithmetic adds to a whole number of steps is not one more
@@ -81,7 +89,7 @@ class Worker:
     """One machine that generates, active or not.
 
     Raises:
-        ConfigError: a value is no finite number in its range.
+        WrongSetting: a value is no finite number in its range.
     """
 
     name: str
@@ -90,9 +98,9 @@ class Worker:
     """The groups that it generates in a second, with all its slots busy."""
     generation_s: float
     """The seconds from the first token of a group to its last, of all but the slowest groups."""
-    up_bytes_per_s: float
+    up_bytes_per_s: Uplink
     """Its uplink."""
-    down_bytes_per_s: float
+    down_bytes_per_s: Downlink
     """Its downlink."""
     price_per_h: float = 0.0
     """Dollars an hour."""
@@ -110,11 +118,11 @@ class Worker:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigError("name: must not be empty")
+            raise WrongSetting("name: must not be empty")
         require_above_0(self, "groups_per_s", "generation_s", "up_bytes_per_s", "down_bytes_per_s")
         require_not_negative(self, "price_per_h", "egress_price_per_gb", "failed_share", "start_s")
         if self.failed_share >= 1.0:
-            raise ConfigError(f"failed_share = {self.failed_share}: must be below 1")
+            raise WrongSetting(f"failed_share = {self.failed_share}: must be below 1")
         if self.lifetime_s is not None:
             require_above_0(self, "lifetime_s")
 
@@ -135,7 +143,7 @@ class Run:
     """What the learner does. R, T and S of the paper, and what is published.
 
     Raises:
-        ConfigError: a value is no finite number in its range.
+        WrongSetting: a value is no finite number in its range.
     """
 
     groups_per_step: int
@@ -146,7 +154,7 @@ class Run:
     """S: how many steps old a group may be when it is consumed."""
     weights_bytes: int
     """The bytes of a whole version."""
-    up_bytes_per_s: float
+    up_bytes_per_s: Uplink
     """The learner's uplink."""
     delta_bytes: tuple[tuple[int, int], ...] = ()
     """Pairs of steps and bytes, rising: what a version differs by from one so many steps
@@ -169,16 +177,16 @@ class Run:
         require_not_negative(self, "staleness_max", "latency_s", "load_s", "group_bytes")
         require_not_negative(self, "price_per_h", "egress_price_per_gb")
         if self.staleness_max > STALENESS_MAX:
-            raise ConfigError(
+            raise WrongSetting(
                 f"staleness_max = {self.staleness_max}: must be at most {STALENESS_MAX}"
             )
         require_above_0(self, "inflight_groups_max")
         if len(self.delta_bytes) > DELTA_SIZES_MAX:
-            raise ConfigError(f"delta_bytes: must be at most {DELTA_SIZES_MAX} sizes")
+            raise WrongSetting(f"delta_bytes: must be at most {DELTA_SIZES_MAX} sizes")
         before = (0, 0)
         for entry in self.delta_bytes:
             if not (entry[0] > before[0] and entry[1] > before[1]):
-                raise ConfigError(f"delta_bytes: {list(entry)} after {list(before)} does not rise")
+                raise WrongSetting(f"delta_bytes: {list(entry)} after {list(before)} does not rise")
             before = entry
 
     def published_bytes(self, period_steps: int) -> int:
@@ -483,37 +491,3 @@ def _cost(
 
 def _least(limit_bytes: int, size_bytes: float) -> int:
     return min(limit_bytes, max(1, round(size_bytes)))
-
-
-def require_above_0(owner: object, *names: str) -> None:
-    """
-    Raises:
-        ConfigError: a field is neither None nor a number above 0.
-    """
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not VALUE_MIN <= value <= VALUE_MAX:
-            raise ConfigError(f"{name} = {value}: must be a number above 0 (up to {VALUE_MAX:.0e})")
-
-
-def require_not_negative(owner: object, *names: str) -> None:
-    """
-    Raises:
-        ConfigError: a field is no number from 0 up.
-    """
-    for name in names:
-        value = getattr(owner, name)
-        if not 0.0 <= value <= VALUE_MAX:
-            raise ConfigError(f"{name} = {value}: must be a number from 0 up (to {VALUE_MAX:.0e})")
-
-
-def require_unlike(names: Sequence[str]) -> None:
-    """
-    Raises:
-        ConfigError: two workers have one name.
-    """
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise ConfigError(f"name = {name}: two workers have it")
-        seen.add(name)

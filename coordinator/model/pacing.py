@@ -12,7 +12,7 @@ learner is not tried again for ever longer times, so that it does not go up and 
 
 from dataclasses import dataclass, replace
 
-from swarm.errors import ConfigError
+from coordinator.model.ranges import WrongSetting
 
 BACKOFF_DOUBLINGS_MAX = 10
 DEPTH_MAX = 1_024
@@ -21,10 +21,10 @@ DEPTH_MAX = 1_024
 def check_depth(value: object) -> int:
     """
     Raises:
-        ConfigError: it is no pacing depth.
+        WrongSetting: it is no pacing depth.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= DEPTH_MAX:
-        raise ConfigError(f"depth = {value}: must be a whole number from 0 to {DEPTH_MAX}")
+        raise WrongSetting(f"depth = {value}: must be a whole number from 0 to {DEPTH_MAX}")
     return value
 
 
@@ -33,7 +33,7 @@ class PacingRules:
     """When to move.
 
     Raises:
-        ConfigError: a value is out of its range.
+        WrongSetting: a value is out of its range.
     """
 
     effective_share_min: float = 0.5
@@ -56,12 +56,12 @@ class PacingRules:
             check_depth(self.depth)
         for name in ("effective_share_min", "idle_share_max"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be from 0 to 1")
+                raise WrongSetting(f"{name} = {getattr(self, name)}: must be from 0 to 1")
         if not self.mismatch_k3_max >= 0.0:
-            raise ConfigError(f"mismatch_k3_max = {self.mismatch_k3_max}: must be 0 or more")
+            raise WrongSetting(f"mismatch_k3_max = {self.mismatch_k3_max}: must be 0 or more")
         for name in ("steps", "calm_steps"):
             if not 1 <= getattr(self, name) <= 1_000_000:
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be from 1 to 1000000")
+                raise WrongSetting(f"{name} = {getattr(self, name)}: must be from 1 to 1000000")
 
 
 @dataclass(frozen=True, slots=True)

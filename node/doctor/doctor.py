@@ -161,7 +161,7 @@ def _is_known(transport: Libp2pTransport) -> bool:
 
 
 def check_addresses(own: Sequence[str], announce: Sequence[str]) -> Finding:
-    """From how far this machine's own addresses can be dialled."""
+    """How widely this machine's own addresses can be dialled."""
     if announce or any(reach_of(address) == GLOBAL for address in own):
         return Finding("addresses", "ok", "a public one")
     local = [address for address in own if reach_of(address) == LOCAL]

@@ -58,7 +58,7 @@ class _Row:
         return self.running
 
     def credit(self, policy_version: int) -> None:
-        """That version made all tokens that no version has made yet."""
+        """Put all tokens that have no version yet down to this one."""
         count = len(self.tokens) - sum(count for _, count in self.spans)
         if count and self.spans and self.spans[-1][0] == policy_version:
             self.spans[-1] = (policy_version, self.spans[-1][1] + count)

@@ -1,4 +1,4 @@
-"""What an environment is, and which task a producer has at an index.
+"""What an environment is.
 
 An environment turns a `Task` into a `Problem` (prompt and whatever its verifier needs) and scores
 a completion's text. It must be a pure function of the task: two nodes with the same environment

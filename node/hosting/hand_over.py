@@ -38,7 +38,7 @@ class DevicePlan:
 
 
 def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
-    """Of an engine beside a trainer that is loaded.
+    """The plan of an engine beside a trainer that is loaded.
 
     Raises:
         ConfigError: the trainer leaves it no room.
@@ -57,7 +57,7 @@ def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
 
 
 def share_left(config: NodeConfig) -> float:
-    """Of its GPU's memory, what a trainer plans to leave to the engine of this node."""
+    """The share of its GPU's memory that a trainer plans to leave to the engine of this node."""
     if config.engine != "vllm" or is_cpu_build():
         return 0.0
     if config.engine_sleep:

@@ -96,7 +96,7 @@ def invitation_of(data_dir: Path) -> Invitation:
 
 
 def _reach(address: str) -> int:
-    """From how far an address can be dialled: 0 the internet, 1 a local network, 2 this machine."""
+    """How widely an address can be dialled: 0 the internet, 1 a local network, 2 this machine."""
     parts = address.split("/")
     try:
         ip = ipaddress.ip_address(parts[2])

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from swarm.errors import SwarmError
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.weights.publisher import Published, Publisher
 from swarm.weights.service import WeightsService
 

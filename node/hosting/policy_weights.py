@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from node.config import NodeConfig
 from node.hosting.weights import POLICIES, STORE
 from swarm.identity import PeerId
-from swarm.peers.address_book import RunSync
 from swarm.peers.connection_gater import Warden
+from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.weights.heads import HeadRules
 from swarm.weights.hot_swap import Engine

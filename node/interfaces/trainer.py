@@ -1,5 +1,5 @@
-"""What the round needs from a trainer. `trainer_process` is the real one, in a process of its own;
-`scripted` stands in where a simulation needs none of the learning."""
+"""What the round needs from a trainer. `node.training.process` has the real one, in a process of
+its own; `node.engines.scripted` stands in where a simulation needs none of the learning."""
 
 import math
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ import trio
 from node.interfaces.trainer import Trainer
 from node.loops.sapo import Progress
 from swarm.errors import ConfigError
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 
 STATE_FILE = "state.json"
 POSITION_FILE = "next-index"

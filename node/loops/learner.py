@@ -41,11 +41,11 @@ from node.records.records import HeldOut, SampledGroup, StepDone
 from node.records.samples import bounded
 from node.system.leaving import unless
 from node.verification.verifier import Verifier
-from swarm.exchange.service import Exchange, informative
+from swarm.exchange.service import Exchange
 from swarm.leasing.intake import Admitted, Intake, IntakeRules
 from swarm.leasing.leases import LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
-from swarm.rollouts import VerifiedGroup
+from swarm.rollouts import VerifiedGroup, informative
 
 FIRST_VERSION = 1
 LOOK_S = 0.5  # whether the time is over, while there is nothing to train on

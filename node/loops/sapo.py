@@ -40,9 +40,9 @@ from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
 from node.verification.held_out import Assignment, HeldOutGuard
 from node.verification.verifier import Verifier
-from swarm.exchange.service import Exchange, informative
+from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, is_quantised
+from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, informative, is_quantised
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import GROUP_BYTES_MAX, TOKENS_MAX
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from random import Random
 
 from swarm.exchange.pool import Candidate
-from swarm.exchange.service import informative
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId
+from swarm.rollouts import GroupId, informative
 
 
 def draw_foreign(

@@ -51,7 +51,7 @@ History = Sequence[NodeReport]  # of one process, the oldest first
 
 @dataclass(frozen=True, slots=True)
 class AlarmCondition:
-    """What is so. `subject`: the peer that it is about; `advice` None: that of the alarm."""
+    """What is wrong now. `subject`: the peer that it is about; `advice` None: that of the alarm."""
 
     level: Level
     text: str
@@ -78,7 +78,7 @@ class Past:
         return _in_order((*self.rounds, *self.recent))
 
     def since(self, rounds: int, span_s: float) -> History:
-        """From that many rounds ago, and that many seconds; empty: it does not go back so far."""
+        """The reports of that many rounds and seconds; empty: the history is not as long."""
         now, history = self.now, self.all
         for index in range(len(history) - 1, -1, -1):
             was = history[index]
@@ -88,7 +88,7 @@ class Past:
 
 
 def past_of(history: History) -> Past:
-    """Of the process of the last report."""
+    """The past of the process that sent the last report."""
     now = history[-1]
     ours = _in_order([each for each in history if each.instance == now.instance])
     recent = [each for each in ours if now.sent_at_s - HISTORY_S <= each.sent_at_s]

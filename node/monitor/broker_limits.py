@@ -42,7 +42,7 @@ class Header:
 
     @property
     def packet_type(self) -> int:
-        """Of a header that has begun."""
+        """The type in a header that has begun."""
         return self.raw[0] >> 4
 
     def take(self, byte: int) -> None:

@@ -274,7 +274,7 @@ def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
 
 
 def _pool_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
-    """Of shared rollouts, in which learners may and workers do not take part."""
+    """Lines on shared rollouts, in which learners may and workers do not take part."""
     if s.role != "node" and not (s.pool_groups or s.accepted or s.rejected):
         return []
     return [

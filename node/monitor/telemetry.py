@@ -20,7 +20,7 @@ from node.monitor.reporting import Extras, MachineResources, Reporter, Traffic
 from node.records.records import StatusSnapshot
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.telemetry import metrics as m
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.mqtt import MqttPublisher, Outgoing

@@ -271,7 +271,7 @@ class Banned:
     is_block: bool
     why: str
     until_s: float  # unix time
-    number: int  # how manyeth ban of the subject this is
+    number: int  # of the subject's bans, from 1
 
 
 @dataclass(frozen=True, slots=True)

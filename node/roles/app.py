@@ -24,9 +24,8 @@ import psutil
 import trio
 
 from node.config import NodeConfig, run_argument
-from node.doctor.doctor import examine
 from node.hosting.membership import Membership, load_identity
-from node.hosting.models import resolve_model, resolved_model, trainer_spec
+from node.hosting.models import resolve_model
 from node.monitor.console.live import LiveView
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Reporter, Traffic
@@ -58,14 +57,6 @@ EVENTS_FILE = "events.jsonl"
 VIEW_INTERVAL_S = 0.5
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
-
-
-def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
-    """What `swarm-node doctor` does. Returns the exit status."""
-    model, _ = resolved_model(config)
-    is_worker = config.run.learner is not None and config.role == "worker"
-    spec = None if is_worker else trainer_spec(config, model)
-    return examine(config, spec, say, time.time)
 
 
 def run_node(

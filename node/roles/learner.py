@@ -328,7 +328,7 @@ class LearnerRole:
         return False
 
     def _secret(self) -> bytes:
-        """Kept, so that leases of before a restart stay unforeseen; written whole or not at all."""
+        """The secret, kept so that leases that were granted before a restart stay unforeseen."""
         path = self._config.data_dir / SECRET_FILE
         if not path.exists() or path.stat().st_size != SECRET_BYTES:
             write_whole(path, self._world.secret(SECRET_BYTES), mode=0o600)

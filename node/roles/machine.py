@@ -38,7 +38,7 @@ from node.training.ranks import Ranks
 from node.verification.verifier import ProcessVerifier
 from swarm.errors import ConfigError
 from swarm.identity import Identity
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules

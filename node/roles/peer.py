@@ -28,7 +28,7 @@ LONELY_PEERS: Final = 4  # of the run; with fewer, more are looked for everywher
 
 
 class Network(Clock, Protocol):
-    """Of a world, what a peer must not reach for by itself."""
+    """The part of a world that a peer must not reach for by itself."""
 
     @property
     def agent(self) -> str:

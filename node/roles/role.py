@@ -27,7 +27,7 @@ from node.roles.world import Listener, SamplingTrainer, World
 from node.system.leaving import unless
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.telemetry import reports
 
 RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row
@@ -50,7 +50,7 @@ class Role(Protocol):
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """By the settings and the node's key.
+        """What the role needs, by the settings and the node's key.
 
         Raises:
             ConfigError: they are none of this role.
@@ -219,7 +219,7 @@ class Training:
         return [Work("loading the policy")] if self.is_loading else []
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """With what is trained, and how far that is."""
+        """The snapshot with what is trained, and how far that is."""
         policy, progress = self.policy, self.progress
         return replace(
             snapshot,

@@ -26,7 +26,7 @@ def pool_limits(config: NodeConfig) -> PoolLimits:
 
 
 def exchange_rules(config: NodeConfig, draws: int) -> ExchangeRules:
-    """Of a role that draws so many groups in a round or step, at most."""
+    """The rules of a role that draws at most so many groups in a round or step."""
     limits = config.run.limits
     return ExchangeRules(
         run_id=config.run.run_id,

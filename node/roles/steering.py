@@ -23,8 +23,7 @@ from swarm.leasing import coordination
 from swarm.leasing.coordination import ReportedWorker
 from swarm.leasing.intake import Intake
 from swarm.leasing.known_worker import WorkerAccount
-from swarm.peers.address_book import RunSync
-from swarm.storage.files import write_whole
+from swarm.storage.files import RunSync, write_whole
 from swarm.telemetry import metrics as m
 from swarm.transport.base import Transport
 from swarm.weights.publisher import Published, Spread
@@ -274,7 +273,7 @@ def _amount(value: float) -> float:
 
 
 def _kept(path: Path) -> SetPlan | None:
-    """The plan of before the restart; a damaged one is none."""
+    """The plan from before the restart; a damaged one is none."""
     try:
         return codec.decode(path.read_bytes()[: PLAN_BYTES_MAX + 1], SetPlan, PLAN_BYTES_MAX)
     except (FileNotFoundError, RemoteProtocolError):

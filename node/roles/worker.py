@@ -224,7 +224,7 @@ class WorkerRole:
             self._node.notes.put("clock", self._clock_note())
 
     def _clock_note(self) -> str | None:
-        """Of two clocks nobody can tell which is wrong: both are named, and no alarm is raised."""
+        """Nobody can tell which of two clocks is wrong: both are named, and no alarm is raised."""
         ahead = self._service.ahead if self._service else None
         if ahead is None:
             return None

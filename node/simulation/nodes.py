@@ -28,8 +28,9 @@ from node.verification.verifier import InlineVerifier, Verifier
 from swarm.exchange.pool import Pool
 from swarm.exchange.service import Exchange
 from swarm.identity import Identity
-from swarm.peers.address_book import AddressBook, RunSync
+from swarm.peers.address_book import AddressBook
 from swarm.simulation.world import SimulatedWorld
+from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.transport.memory.network import MemoryTransport
 

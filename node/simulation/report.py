@@ -63,7 +63,7 @@ class Report:
 
     @property
     def delivery_ratio(self) -> float:
-        """Of the groups that were due; 1.0 where none was."""
+        """The share of the groups due that came; 1.0 where none was due."""
         return self.deliveries.ratio
 
     def latency_s(self, share: float) -> float:

@@ -304,7 +304,7 @@ class _Simulation:
 
     @property
     def _scenario_hosts(self) -> int:
-        """Of a learner and its workers; they come after all others."""
+        """How many hosts a learner and its workers are; they come after all others."""
         return 0 if self._scenario.learner is None else self._scenario.learner.hosts
 
     def _with_learner(self, hosts: range) -> LearnerCase | None:

@@ -35,7 +35,7 @@ def threads_of(cores: int, nodes: int) -> int:
 
 
 def core_count() -> int:
-    """Of those that this process may use: by its affinity, and by its control group's quota."""
+    """How many this process may use: by its affinity, and by its control group's quota."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -144,7 +144,7 @@ def _control_group(name: str) -> str:
 
 
 def _file_cache_bytes() -> int:
-    """Of the control group: part of what it uses."""
+    """The file cache of the control group: part of what it uses."""
     lines = (line.split() for line in _control_group("memory.stat").splitlines())
     return sum(
         int(line[1])

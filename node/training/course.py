@@ -53,7 +53,7 @@ class Course:
         return max(MOVE_TIMES_MAX * median(self.moves), MOVE_MIN)
 
     def note_norm(self, norm: float) -> None:
-        """Of one gradient; one that is not finite teaches nothing."""
+        """Note one gradient's norm; one that is not finite teaches nothing."""
         if math.isfinite(norm):
             self.norms.append(norm)
 

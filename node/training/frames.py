@@ -1,56 +1,14 @@
-"""Frames between the node and its trainer process, and the records inside them.
+"""The records inside the frames between the node and its trainer process.
 
-A frame is four bytes of length, big-endian, and one MessagePack map. Both ends are ours and on
-one machine; token columns are packed because they are the bulk. No weights pass here: they go
-through files.
+Token columns are packed because they are the bulk. No weights pass here: they go through files.
 """
 
-import struct
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import msgpack
-
 from node.interfaces.trainer import TrainingGroup
-from swarm.errors import LocalProtocolError
 from swarm.rollouts import Completion, FinishReason
-
-FRAME_BYTES_MAX = 256 * 2**20
-HEADER = struct.Struct(">I")
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """One frame.
-
-    Raises:
-        LocalProtocolError: it is over `FRAME_BYTES_MAX`.
-    """
-    body: bytes = msgpack.packb(message)
-    if len(body) > FRAME_BYTES_MAX:
-        raise LocalProtocolError(f"a frame of {len(body)} bytes to or from the trainer process")
-    return HEADER.pack(len(body)) + body
-
-
-def decode(body: bytes) -> dict[str, Any]:
-    """The message in a frame without its header."""
-    message = msgpack.unpackb(body, strict_map_key=True)
-    if not isinstance(message, dict):
-        raise LocalProtocolError("a frame of the trainer process holds no map")
-    return message
-
-
-def body_length(header: bytes) -> int:
-    """The length that a header announces.
-
-    Raises:
-        LocalProtocolError: it is over `FRAME_BYTES_MAX`: something else wrote into the pipe.
-    """
-    length: int = HEADER.unpack(header)[0]
-    if length > FRAME_BYTES_MAX:
-        raise LocalProtocolError(f"a frame of {length} bytes announced by the trainer process")
-    return length
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
@@ -78,9 +36,12 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
 def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:
     return [
         {
-            **asdict(group),
-            "advantages": list(group.advantages),
+            "prompt": group.prompt,
             "completions": [completion_record(c) for c in group.completions],
+            "advantages": group.advantages,
+            "own_tokens": group.own_tokens,
+            "source": group.source,
+            "tokenizer": group.tokenizer,
         }
         for group in groups
     ]

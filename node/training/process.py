@@ -8,8 +8,6 @@ A generation is made of segments, each a request of its own; other requests come
 weights can be loaded in the middle of one, and its completions say which version made which tokens.
 """
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict
@@ -22,7 +20,7 @@ import trio
 from node.interfaces.engine import Maker, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
 from node.interfaces.trainer_spec import Precision, TrainerSpec
-from node.system.child_environment import child_environ
+from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.system.pause_gate import Gate
 from node.training import frames
 from node.training.ranks import Ranks
@@ -36,108 +34,24 @@ SHARDED_WORKER = "node.training.sharded.worker"
 SEGMENT_STEPS = 16  # tokens of each row in one segment of a generation
 STOP_TIMEOUT_S = 10.0  # for a polite end, before the child is killed
 _WRITE_TIMEOUT_S = 20.0  # a cancelled call may still finish writing its request for this long
-_RECEIVE_BYTES = 262_144
 T = TypeVar("T")
 
 
-class _Channel:
-    """One child process and its frames. Not for use by two tasks at a time.
+async def _called(channel: ChildChannel, request: dict[str, Any]) -> Any:
+    """The result of one request. Cancelling does not stop it from being written.
 
-    A call that is cancelled after its request was written leaves an answer behind; the next call
-    waits for it and drops it. A request that could not be written whole ends the child.
+    Raises:
+        ChildFailed: the child ended, or answered with an error.
+        ConfigError: it answered that something configured is wrong.
     """
-
-    def __init__(self, process: trio.Process) -> None:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self.process = process
-        self._stdin, self._stdout = process.stdin, process.stdout
-        self._buffer = bytearray()
-        self._sent = 0  # id of the last request
-        self._answered = 0  # id of the last one answered in full
-
-    async def call(self, request: dict[str, Any]) -> Any:
-        """The result of one request.
-
-        Raises:
-            ChildFailed: the child ended, or answered with an error.
-            ConfigError: it answered that something configured is wrong.
-        """
-        frame = await trio.to_thread.run_sync(frames.encode, {**request, "id": self._sent + 1})
-        while self._answered < self._sent:
-            await self._next_answer()
-        await self._write(frame)
-        return _result(await self._next_answer(), request["op"])
-
-    async def post(self, request: dict[str, Any]) -> None:
-        """Write a small request and leave its answer to the next call, which drops it.
-
-        Raises:
-            ChildFailed: the child ended.
-        """
-        await self._write(frames.encode({**request, "id": self._sent + 1}))
-
-    async def _write(self, frame: bytes) -> None:
-        whole = False
-        try:
-            with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True):
-                await self._stdin.send_all(frame)
-                whole = True
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            raise ChildFailed(await self.obituary()) from None
-        finally:
-            if not whole:
-                self.process.kill()
-        if not whole:
-            raise ChildFailed("the trainer process took no request and was ended")
-        self._sent += 1
-
-    async def _next_answer(self) -> dict[str, Any]:
-        message = await self._receive()
-        self._answered = message["id"]
-        return message
-
-    async def _receive(self) -> dict[str, Any]:
-        """Cancelling loses no bytes: they are taken from the buffer when the frame is whole."""
-        await self._fill(frames.HEADER.size)
-        end = frames.HEADER.size + frames.body_length(bytes(self._buffer[: frames.HEADER.size]))
-        await self._fill(end)
-        body = bytes(self._buffer[frames.HEADER.size : end])
-        del self._buffer[:end]
-        with trio.CancelScope(shield=True):  # the bytes are gone from the buffer: finish
-            message: dict[str, Any] = await trio.to_thread.run_sync(frames.decode, body)
-        return message
-
-    async def _fill(self, count: int) -> None:
-        while len(self._buffer) < count:
-            try:
-                part = await self._stdout.receive_some(_RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                part = b""
-            if not part:
-                raise ChildFailed(await self.obituary())
-            self._buffer += part
-
-    async def obituary(self) -> str:
-        """One line on how the child ended; it is waited for, since its pipes are closed."""
-        with trio.move_on_after(STOP_TIMEOUT_S, shield=True):
-            await self.process.wait()
-        if self.process.returncode is None:
-            self.process.kill()
-        code = self.process.returncode
-        killed = f"killed by signal {-code}" if code is not None and code < 0 else f"status {code}"
-        return f"the trainer process ended ({killed})"
-
-    async def close(self) -> None:
-        """End the child: its input ends, then it is killed if it stays."""
-        with trio.CancelScope(shield=True):
-            await self._stdin.aclose()
-            with trio.move_on_after(STOP_TIMEOUT_S):
-                await self.process.wait()
-            if self.process.returncode is None:
-                self.process.kill()
-                await self.process.wait()
-            await self._stdout.aclose()
+    numbered = {**request, NUMBER: channel.next_number}
+    frame = await trio.to_thread.run_sync(encode, numbered)
+    await channel.settle()
+    with trio.move_on_after(_WRITE_TIMEOUT_S, shield=True) as patience:
+        await channel.send(frame)
+    if patience.cancelled_caught:
+        raise ChildFailed("the trainer process took no request and was ended")
+    return _result(await channel.answer(), request["op"])
 
 
 def _result(answer: dict[str, Any], op: str) -> Any:
@@ -165,7 +79,7 @@ class TrainerProcess:
         self._module = WORKER if ranks is None else SHARDED_WORKER
         self._log = data_directory / LOG_NAME
         self._lock = trio.Lock()
-        self._channel: _Channel | None = None
+        self._channel: ChildChannel | None = None
         self._generating = trio.Lock()
         self._gate = Gate()  # for segments
         self._session = 0  # of the last generation
@@ -190,14 +104,15 @@ class TrainerProcess:
         """
         async with self._lock:
             await self._close()
-            self._channel = _Channel(await _spawn(self._module, self._log))
+            self._channel = await _spawn(self._module, self._log)
             try:
-                loaded = await self._channel.call(
+                loaded = await _called(
+                    self._channel,
                     {
                         "op": "load",
                         "spec": self._spec.to_record(),
                         "checkpoint": str(checkpoint) if checkpoint is not None else None,
-                    }
+                    },
                 )
             except BaseException:
                 await self._close()
@@ -208,7 +123,7 @@ class TrainerProcess:
         """End the child; also in the middle of a request. Does nothing if none runs."""
         channel = self._channel
         if channel is not None and channel.process.returncode is None:
-            await channel.close()
+            await channel.close(STOP_TIMEOUT_S)
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -258,8 +173,9 @@ class TrainerProcess:
         """With the lock held: ask for the end of what was left behind."""
         session, self._left = self._left, None
         if session is not None and self._channel is not None and self.alive:
-            with suppress(ChildFailed), trio.CancelScope(shield=True):  # gone with the child
-                await self._channel.post({"op": "end", "session": session})
+            request = {"op": "end", "session": session, NUMBER: self._channel.next_number}
+            with suppress(ChildFailed), trio.move_on_after(_WRITE_TIMEOUT_S, shield=True):
+                await self._channel.send(encode(request))  # its answer is the next call's to drop
 
     async def pause(self) -> None:
         """See `RolloutEngine.pause`."""
@@ -353,13 +269,13 @@ class TrainerProcess:
             if not self.alive:
                 raise ChildFailed(await self._channel.obituary())
             try:
-                return await self._channel.call({"op": op, **arguments})
+                return await _called(self._channel, {"op": op, **arguments})
             finally:
                 await self._end_session()
 
     async def _close(self) -> None:
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(STOP_TIMEOUT_S)
 
 
 @asynccontextmanager
@@ -486,16 +402,9 @@ def _completions(groups: Sequence[Sequence[dict[str, Any]]]) -> list[tuple[Compl
     return [tuple(frames.completion_of(record) for record in group) for group in groups]
 
 
-async def _spawn(module: str, log: Path) -> trio.Process:
+async def _spawn(module: str, log: Path) -> ChildChannel:
     with await trio.to_thread.run_sync(_open_log, log) as stderr:
-        return await trio.lowlevel.open_process(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=child_environ(),
-            start_new_session=True,  # Ctrl-C in the terminal is the node's to handle
-        )
+        return await ChildChannel.start("trainer", module, stderr)
 
 
 def _open_log(log: Path) -> BinaryIO:

@@ -172,7 +172,7 @@ class Encoder:
         return len(row.tokens) if row.own else min(len(row.tokens), self._tokens_max())
 
     def _tokens_max(self) -> int:
-        """Of a foreign completion, EOS included."""
+        """The most tokens of a foreign completion, EOS included."""
         most = self._spec.completion_tokens_max
         return self._policy.context_tokens if most is None else most + 1
 

@@ -26,6 +26,7 @@ from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
+from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.training import frames, memory, rescoring
 from node.training.trainer import GroupTrainer
@@ -280,7 +281,7 @@ class _Server:
             return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
         except Exception as error:  # noqa: BLE001 - boundary: reported to the parent, in full
             return _failure(request, "error", f"{type(error).__name__}: {_line(error)}")
-        return {"id": request["id"], "ok": result}
+        return {NUMBER: request[NUMBER], "ok": result}
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         spec = TrainerSpec.from_record(request["spec"])
@@ -317,10 +318,10 @@ def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda:
     threading.Thread(target=_read_requests, args=(requests, on_end), daemon=True).start()
     server = _Server(open_core)
     while True:
-        request = frames.decode(requests.get())
+        request = decode(requests.get())
         if request["op"] == "stop":
             on_end()
-            _write(answers, {"id": request["id"], "ok": None})
+            _write(answers, {NUMBER: request[NUMBER], "ok": None})
             return
         _write(answers, server.answer(request))
         if server.is_over:
@@ -328,7 +329,7 @@ def main(open_core: OpenCore = TrainerCore, on_end: Callable[[], None] = lambda:
 
 
 def _write(answers: BinaryIO, message: dict[str, Any]) -> None:
-    answers.write(frames.encode(message))
+    answers.write(encode(message))
     answers.flush()
 
 
@@ -336,8 +337,8 @@ def _read_requests(requests: "queue.Queue[bytes]", on_end: Callable[[], None]) -
     """Fill the queue; end the process when the pipe ends or the parent is another one."""
     try:
         while True:
-            header = _read_exactly(frames.HEADER.size)
-            requests.put(_read_exactly(frames.body_length(header)))
+            header = _read_exactly(HEADER.size)
+            requests.put(_read_exactly(body_length(header)))
     except (EOFError, OSError, LocalProtocolError):
         try:
             on_end()
@@ -362,7 +363,7 @@ def _failure(request: dict[str, Any], kind: str, message: str) -> dict[str, Any]
     detail = traceback.format_exc()
     sys.stderr.write(detail)
     sys.stderr.flush()
-    return {"id": request["id"], "error": kind, "message": message, "traceback": detail}
+    return {NUMBER: request[NUMBER], "error": kind, "message": message, "traceback": detail}
 
 
 def _line(error: BaseException) -> str:

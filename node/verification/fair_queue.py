@@ -56,7 +56,7 @@ class QueueFull(Exception):
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[Item]):
-    """What waits, for whom, and the how manyeth it came."""
+    """What waits, and for whom. `number`: its place in the order in which all came."""
 
     producer: PeerId
     item: Item
@@ -166,7 +166,7 @@ class FairQueue(Generic[Item]):
         return self.is_proven(ticket.producer) and not ticket.last and not ticket.alone
 
     def _levels(self, producer: PeerId, shared: float, now: float) -> tuple[float, float]:
-        """Of the account that a producer waits on, and what it has used itself."""
+        """The levels of the account that a producer waits on and of the producer itself."""
         account = self._proven.get(producer)
         if account is not None:
             own = account.level(now)

@@ -9,7 +9,6 @@ again one by one. `InlineVerifier` computes right where it is called, for simula
 experiments with environments that are trusted.
 """
 
-import json
 import math
 import os
 import signal
@@ -23,25 +22,26 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 import trio
-import trio.abc
 
 from node.config import NodeConfig, RunConfig
 from node.environments.answers import AnswerRule
 from node.environments.scoring import GroupScore, PosedProblem, check_format, pose, score_group
+from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.system.child_environment import child_environ
 from node.verification.assignment import assigned_task, format_samples, sample_tasks
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
-from node.verification.verifier_worker import FRAME_BYTES_MAX, OUT_OF_CPU, OUT_OF_TIME, encode
+from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup, Task
 
+WORKER = "node.verification.verifier_worker"
+ANSWER_BYTES_MAX = 64 * 2**20
 START_TIMEOUT_S = 60.0  # imports on a busy machine
 FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
 BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
 SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
-_RECEIVE_BYTES = 65_536
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
@@ -172,8 +172,8 @@ class InlineVerifier:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """Of one call. The CPU time is the text's to use up; the wall-clock time is what a machine that
-    is busy with other things may take over it."""
+    """The limits of one call. The CPU time is the text's to use up; the wall-clock time is what a
+    machine that is busy with other things may take over it."""
 
     cpu_s: float
     wall_s: float
@@ -217,9 +217,7 @@ class _Worker:
     def __init__(self, prepare: Mapping[str, Any], counters: VerifierCounters) -> None:
         self._prepare = prepare
         self._counters = counters
-        self._process: trio.Process | None = None
-        self._received = bytearray()
-        self._number = 0  # of the last request
+        self._channel: ChildChannel | None = None
         self._owed_until: float | None = None  # its answer, which a cancelled caller left behind
 
     async def call(self, request: Mapping[str, Any], limits: _Limits) -> tuple[_Answer, float]:
@@ -233,9 +231,9 @@ class _Worker:
             ChildFailed: it got no time, or something else ended the worker.
         """
         await self._settle()
-        if self._process is not None and self._process.poll() is not None:
+        if self._channel is not None and self._channel.process.poll() is not None:
             await self.close()  # it ended while it had nothing to do
-        if self._process is None:
+        if self._channel is None:
             await self._start()
         answer = await self._exchange(request, limits)
         if "ended" in answer:
@@ -244,17 +242,10 @@ class _Worker:
 
     async def close(self) -> None:
         """End the child and its fork, if there are any."""
-        process, self._process, self._owed_until = self._process, None, None
-        self._received.clear()
-        if process is None:
-            return
-        with trio.CancelScope(shield=True):
-            if process.returncode is None:  # its number is not somebody else's by now
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-            for pipe in _pipes(process):
-                await pipe.aclose()
+        channel, self._channel, self._owed_until = self._channel, None, None
+        if channel is not None:
+            channel.kill()
+            await channel.close(0.0)
 
     async def _start(self) -> None:
         limits = _Limits(START_TIMEOUT_S, START_TIMEOUT_S)
@@ -272,91 +263,44 @@ class _Worker:
             raise
 
     async def _start_process(self) -> None:
-        self._process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "node.verification.verifier_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_worker_environ(),
-            start_new_session=True,  # Ctrl-C is the node's to handle; a group to be killed as one
+        self._channel = await ChildChannel.start(
+            "verifier", WORKER, subprocess.DEVNULL, _worker_environ(), ANSWER_BYTES_MAX
         )
         self._counters.starts += 1
 
     async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
+        assert self._channel is not None
         wall_s = limits.wall_s + _SELF_DESTRUCTION_S
-        self._number += 1
-        numbered = {**request, "number": self._number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
-        with trio.move_on_after(limits.wall_s) as patience:
-            await self._send(encode(numbered))
-            self._owed_until = trio.current_time() + limits.wall_s
-            answer = await self._answer()
-            self._owed_until = None
-        if patience.cancelled_caught:
+        more = {NUMBER: self._channel.next_number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
+        answer: _Answer | None = None
+        try:
+            with trio.move_on_after(limits.wall_s):
+                await self._channel.send(encode({**request, **more}))
+                self._owed_until = trio.current_time() + limits.wall_s
+                answer = await self._channel.answer()
+                self._owed_until = None
+        except BaseException as error:
+            if isinstance(error, ChildFailed) or self._owed_until is None:  # not sent whole
+                await self.close()
+            raise
+        if answer is None:
             self._counters.starved += 1
             await self.close()
             raise ChildFailed(
                 f"a verifier got less than {limits.cpu_s:g} s of CPU time in {limits.wall_s:g} s"
             )
-        if answer is None:
-            await self.close()
-            raise ChildFailed("a verifier process ended")
         return answer
-
-    async def _send(self, frame: bytes) -> None:
-        assert self._process is not None
-        sent = False
-        try:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # `_line` sees it
-                await _pipes(self._process)[0].send_all(frame)
-            sent = True
-        finally:
-            if not sent:  # half a frame: its pipe is of no more use
-                await self.close()
-
-    async def _answer(self) -> _Answer | None:
-        """The answer to the last request; None if there will be none."""
-        while True:
-            try:
-                answer: _Answer = json.loads(await self._line())
-            except ValueError:  # nothing, or half a line of a process that something ended
-                return None
-            if answer["number"] == self._number:
-                return answer
-
-    async def _line(self) -> bytes:
-        """The next line; what there is of it if the process ended."""
-        assert self._process is not None
-        stdout = _pipes(self._process)[1]
-        while (end := self._received.find(b"\n") + 1) == 0:
-            try:
-                part = await stdout.receive_some(_RECEIVE_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                part = b""
-            if not part or len(self._received) + len(part) > FRAME_BYTES_MAX:
-                end = len(self._received)
-                break
-            self._received += part
-        line = bytes(self._received[:end])
-        del self._received[:end]
-        return line
 
     async def _settle(self) -> None:
         """Wait for what a cancelled caller left behind: ending the worker would cost more, and
         anybody who may end a call could have it ended again and again."""
-        if self._owed_until is None:
+        if self._channel is None or self._owed_until is None:
             return
-        answer = None
-        with trio.move_on_at(self._owed_until):
-            answer = await self._answer()
+        with suppress(ChildFailed), trio.move_on_at(self._owed_until):
+            await self._channel.settle()
             self._owed_until = None
-        if answer is None:
+        if self._owed_until is not None:
             await self.close()
-
-
-def _pipes(process: trio.Process) -> tuple[trio.abc.SendStream, trio.abc.ReceiveStream]:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    return process.stdin, process.stdout
 
 
 def _why_ended(status: int) -> Exception:

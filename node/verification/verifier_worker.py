@@ -11,11 +11,9 @@ A fork bounds itself, by means that the kernel enforces whatever code is running
 another one, so that it does not outlive a parent that died. By which signal it ended tells the
 parent whether the text had used up what it may use, or the machine had no time for us.
 
-Frames are lines of JSON. Each answer has its request's number: a fork may be killed just after it
-has answered.
+Each answer has its request's number: a fork may be killed just after it has answered.
 """
 
-import json
 import mmap
 import os
 import resource
@@ -29,10 +27,10 @@ from typing import Any, BinaryIO, Final
 
 from node.environments.answers import AnswerRule
 from node.environments.scoring import check_format, pose, score_group
+from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
-FRAME_BYTES_MAX: Final = 64 * 2**20
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
@@ -42,29 +40,24 @@ _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 Request = Mapping[str, Any]
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
-    """One frame: a line."""
-    return json.dumps(message).encode() + b"\n"
-
-
 def main() -> None:
     """Serve requests until the input ends."""
     requests, answers = sys.stdin.buffer, _claim_stdout()
     os.nice(NICENESS)
     for each in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(each, signal.SIG_DFL)  # a parent may have had them ignored
-    line = requests.readline(FRAME_BYTES_MAX)
-    if not line:
+    body = _read(requests)
+    if not body:
         return
-    prepare = json.loads(line)
+    prepare = decode(body)
     signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
-    _tell(answers, {**_answer(prepare), "number": prepare["number"]})
+    _tell(answers, {**_answer(prepare), NUMBER: prepare[NUMBER]})
     signal.setitimer(signal.ITIMER_REAL, 0)
     at_work_on = _SharedNumber()
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
     while (status := _serve_in_fork(requests, answers, prepare, at_work_on)) != _INPUT_ENDED:
         if number := at_work_on.get():  # else the next fork does what was to come
-            _tell(answers, {"ended": status, "number": number})
+            _tell(answers, {"ended": status, NUMBER: number})
             at_work_on.set(0)
 
 
@@ -76,13 +69,19 @@ def _claim_stdout() -> BinaryIO:
     return pipe
 
 
+def _read(requests: BinaryIO) -> bytes:
+    """The next frame without its header; empty where the input ended."""
+    header = requests.read(HEADER.size)
+    return requests.read(body_length(header)) if len(header) == HEADER.size else b""
+
+
 def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:
     answers.write(encode(answer))
     answers.flush()
 
 
 class _SharedNumber:
-    """Of the request that a fork is at work on, for who forked it; 0: none."""
+    """The number of the request that a fork is at work on, for who forked it; 0: none."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _NUMBER.size)
@@ -113,17 +112,17 @@ def _serve_in_fork(
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> None:
-    while line := requests.readline(FRAME_BYTES_MAX):
+    while body := _read(requests):
         started = time.process_time()
-        request = json.loads(line)
-        at_work_on.set(request["number"])
+        request = decode(body)
+        at_work_on.set(request[NUMBER])
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
         answer = _answer(request)
         for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
-            signal.setitimer(each, 0)  # before it tells: no half line is followed by another
+            signal.setitimer(each, 0)  # before it tells: no half frame is followed by another
         used_s = time.process_time() - started
-        _tell(answers, {**answer, "number": request["number"], "cpu_s": used_s})
+        _tell(answers, {**answer, NUMBER: request[NUMBER], "cpu_s": used_s})
         at_work_on.set(0)
 
 
@@ -155,7 +154,7 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """Of each group what was found, and the CPU seconds that it took; of the first ones only, where
+    """What was found of each group, and the CPU seconds that it took; only of the first ones where
     those took `enough_s`: who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []

@@ -23,10 +23,10 @@ from pydantic_core import PydanticUndefined
 
 from coordinator.cli import parser as coordinator_parser
 from coordinator.files import fleet, plan_file
-from coordinator.files.tables import FILE_NAMES, MBIT
 from coordinator.model.activation import Settings
 from coordinator.model.capacity import Run, Worker
 from coordinator.model.pacing import PacingRules
+from coordinator.model.ranges import MBIT
 from node.cli import _parser as node_parser
 from node.config.node import NodeConfig
 from node.config.run import (
@@ -123,8 +123,10 @@ def settings_of(model: Model) -> list[Setting]:
 
 
 def _of_dataclass(model: Model, field: dataclasses.Field[Any], told: Mapping[str, str]) -> Setting:
-    kind, default = kind_of(get_type_hints(model)[field.name]), field.default
-    name = FILE_NAMES.get(field.name, field.name)
+    annotation, default = get_type_hints(model, include_extras=True)[field.name], field.default
+    aliases = [getattr(each, "alias", None) for each in getattr(annotation, "__metadata__", ())]
+    name = next((each for each in aliases if each), field.name)
+    kind = kind_of(annotation)
     if name != field.name:
         kind += ", Mbit/s"
         default = default if default is dataclasses.MISSING else default / MBIT

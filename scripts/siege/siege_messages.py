@@ -164,7 +164,7 @@ class Producer:
             created_at_s=now_s,
             expires_at_s=now_s + min(LIFE_S, self.run.limits.record_life_s),
         )
-        return codec.sign_advert(body, self.identity)
+        return codec.sign_advert(body, self.identity)[1]
 
     def answer_want(self, payload: bytes) -> bytes:
         """The records that are wanted."""

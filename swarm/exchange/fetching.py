@@ -7,7 +7,7 @@ for a while, so that silence costs the swarm a few seconds now and then.
 A batch has the time that its size needs over a slow link before it counts as not delivered. One
 that is later than expected no longer keeps a place from others nor counts as stock to come, and
 its groups are looked for at other holders meanwhile: whoever delivers first is taken. How many late
-ones there may be, and for whom, is bounded (`late.py`).
+ones there may be, and for whom, is bounded (`stragglers.py`).
 """
 
 from collections import Counter
@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from random import Random
-from typing import Any
 
 import trio
 
@@ -34,7 +33,8 @@ from swarm.exchange.stragglers import BATCHES_FACTOR, Trials, to_give_up
 from swarm.identity import PeerId
 from swarm.limits.byte_budget import ByteBudget
 from swarm.peers.connection_gater import Warden
-from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, informative
+from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -51,9 +51,6 @@ Verify = Callable[[RolloutGroup], Awaitable[tuple[str, tuple[float, ...]]]]
 Raises `RemoteProtocolError` if the task is not the producer's or cannot be verified, and
 `ChildFailed` if the fault is our own.
 """
-
-RunSync = Callable[..., Awaitable[Any]]
-"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
 
 POOL_REJECTS = {
     AddResult.DUPLICATE_TASK: Reject.DUPLICATE_TASK,
@@ -73,7 +70,6 @@ HOLDERS_TRIED_MAX = 3  # for one batch, after the producer
 REQUESTS_PER_PEER_MAX = 4  # open at a time; PROTOCOL.md
 EXPECTED_S, EXPECTED_BYTES_PER_S = 2.0, 262_144.0  # in which an ordinary peer answers
 TAKEN_IN_AT_ONCE = 8  # groups of one answer, of a producer whose groups were good so far
-REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +96,6 @@ class ExchangeRules:
     def timeout_s(self, size_bytes: int) -> float:
         """How long to wait for an answer of this size."""
         return self.fetch_timeout_s + size_bytes / self.fetch_bytes_per_s_min
-
-
-def informative(rewards: Sequence[float]) -> bool:
-    """Whether a group's rewards differ, so that its advantages are not all zero."""
-    return max(rewards) - min(rewards) > REWARD_SPREAD_MIN
 
 
 _Checked = tuple[bytes, VerifiedGroup]  # a signed record and what this node found in it

@@ -39,7 +39,7 @@ from typing import NamedTuple, Self
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarm.identity import PeerId
 from swarm.rollouts import GroupId, Task, VerifiedGroup
-from swarm.wire.codec import decode_group
+from swarm.wire.codec import kept_group
 
 SCHEMA_VERSION = 1
 OWN_NEWEST_MAX = 256
@@ -352,10 +352,8 @@ class Pool:
             if row is None:
                 continue
             try:
-                decoded_id, group = decode_group(bytes(row[0]))
+                group = kept_group(bytes(row[0]), group_id)
             except RemoteProtocolError:
-                decoded_id = None
-            if decoded_id != group_id:
                 self._drop_damaged(group_id)
                 continue
             verified.append(VerifiedGroup(group_id, group, row[1], _rewards(row[2])))

@@ -13,14 +13,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from math import ceil, inf
 from random import Random
-from typing import Any
 
 import trio
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
 from swarm.exchange.advert_cache import AdvertShelf
 from swarm.exchange.advert_sampling import ProducerSampler
-from swarm.exchange.fetching import ExchangeRules, Fetcher, RunSync, Verify, informative
+from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
 from swarm.exchange.offers import OfferTable
 from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
@@ -30,6 +29,7 @@ from swarm.peers.address_book import of_peer, plausible
 from swarm.peers.connection_gater import Warden
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -55,7 +55,7 @@ from swarm.wire.messages import (
     adverts_topic,
 )
 
-__all__ = ["Exchange", "ExchangeRules", "RunSync", "Verify", "informative"]
+__all__ = ["Exchange", "ExchangeRules", "Verify"]
 
 Rewards = tuple[float, ...]
 
@@ -187,8 +187,8 @@ class Exchange:
             created_at_s=created_at_s,
             expires_at_s=expires_at_s,
         )
-        record = codec.sign_advert(body, self._identity)
-        self._shelf.put(codec.decode_advert(record)[0], record, body)
+        advert_id, record = codec.sign_advert(body, self._identity)
+        self._shelf.put(advert_id, record, body)
         return record
 
     async def _advertise_again(self) -> None:
@@ -271,10 +271,10 @@ class Exchange:
         heard = await self._transport.subscribe(
             topic, self._judge_gossip, self._admits, self._sampler.asks
         )
+        heard.close()  # the validator takes each advert in
         async with trio.open_nursery() as nursery:
             if self._runs_warden:
                 nursery.start_soon(self.warden.run)
-            nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._expire_forever)
             nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
@@ -419,10 +419,6 @@ class Exchange:
     def _next_round(self) -> None:
         self._sampler.next_round()
         self._round_began = trio.current_time()
-
-    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
-        async for _ in heard:  # the validator has taken each advert in already
-            pass
 
     async def _catch_up_forever(self) -> None:
         """Ask a new peer at once, and now and then any peer, for adverts that gossip lost, while

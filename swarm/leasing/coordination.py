@@ -154,7 +154,7 @@ class Steered(Protocol):
 
     @property
     def plan_number(self) -> int:
-        """Of the plan in force; 0: none."""
+        """The number of the plan in force; 0: none."""
         ...
 
     def report(self) -> LearnerReport:

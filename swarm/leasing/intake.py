@@ -108,7 +108,7 @@ class Admitted:
 
     @property
     def oldest_version(self) -> int:
-        """Of any of its tokens."""
+        """The oldest version that made one of its tokens."""
         return min(_versions(self.group))
 
 
@@ -144,7 +144,7 @@ class _Standing:
     passed: int = 0
 
     def share(self, least: float) -> float:
-        """Of its groups that are looked at closely: all at first, less the more have passed."""
+        """The share of its groups to look at closely: all at first, less the more have passed."""
         return max(least, 1.0 / (1.0 + self.passed / FIRST_RESCORED))
 
 
@@ -215,7 +215,7 @@ class Intake:
 
     @property
     def version(self) -> int:
-        """Of the learner's policy."""
+        """The version of the learner's policy."""
         return self._book.account.version
 
     async def take(self) -> list[Admitted]:
@@ -393,8 +393,7 @@ class Intake:
         """The answer to a submission, and the group where it is new to the account."""
         worker = str(peer)
         lease = self._book.lease(lease_id)
-        place = group.task.index
-        seed = lease.seeds[place] if lease is not None and place < lease.groups else -1
+        seed = -1 if lease is None else lease.seed(group.task.index)
         submission = SubmittedGroup(lease_id, worker, seed, group_id, _versions(group))
         answer = self._book.judge(submission, self._now_s())
         if answer is not None or lease is None:

@@ -57,7 +57,8 @@ class Proof:
 
     @classmethod
     def from_record(cls, record: list[Any] | None, admitted: int, most: int, now: float) -> "Proof":
-        """As it was. None: of before there were any, when `admitted` groups spoke for a worker."""
+        """The proof in a record. None: the record is older than proofs, and `admitted` groups speak
+        for the worker."""
         if record is None:
             return cls(float(min(admitted, most)), at=now if admitted else None)
         standing, wasted_s, ago_s = record
@@ -183,7 +184,7 @@ class WorkerAccount:
 
     @classmethod
     def of(cls, worker: str, known: KnownWorker, leased: int) -> "WorkerAccount":
-        """Of a worker with so many groups in its hands."""
+        """The account of a worker with so many groups in its hands."""
         return cls(
             worker=worker,
             version=known.version,

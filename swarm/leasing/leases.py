@@ -90,7 +90,7 @@ class LeaseRules:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a worker is told. `stream` decides the tasks: see `task_seeds`."""
+    """What a worker is told. Each task follows from `stream` and its place."""
 
     lease_id: bytes
     worker: str
@@ -102,7 +102,12 @@ class Lease:
 
     @property
     def seeds(self) -> tuple[int, ...]:
+        """The seeds of all places."""
         return task_seeds(self.stream, self.groups)
+
+    def seed(self, place: int) -> int:
+        """The seed of a place; -1 where the lease has no such place."""
+        return _seed(self.stream, place) if 0 <= place < self.groups else -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,8 @@ class TrialState:
 
 
 def task_seeds(stream: str, count: int) -> tuple[int, ...]:
-    """The seeds of a lease's tasks, 0 <= seed < 2**`SEED_BITS`, for whoever has the lease."""
+    """The numbers that stand for a lease's places in the books, 0 <= seed < 2**`SEED_BITS`. No
+    task is made from them: what a place asks is for whoever makes tasks from the stream."""
     return tuple(_seed(stream, place) for place in range(count))
 
 
@@ -559,10 +565,6 @@ class LeaseBook:
             places=len(self._trials_out().by_place),
             waiting=self._line.count(now),
         )
-
-    def next_deadline(self) -> float | None:
-        """When `expire` has something to do; None without an open lease."""
-        return min((held.lease.deadline for held in self._open.values()), default=None)
 
     # --- across a restart --------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class Room:
 
 
 def staleness(versions: Iterable[int], learner_version: int) -> int:
-    """Of a group with tokens of these versions (at least one), consumed at the learner's."""
+    """The staleness of a group with tokens of these versions (at least one) at the learner's."""
     return learner_version - min(versions)
 
 
@@ -161,7 +161,7 @@ class Account:
         return len(self._buffer)
 
     def buffered_ids(self) -> set[bytes]:
-        """Of the groups that wait to be consumed."""
+        """The ids of the groups that wait to be consumed."""
         return set(self._buffer)
 
     @property
@@ -182,7 +182,7 @@ class Account:
 
     @property
     def next_version(self) -> int:
-        """The version that the next batch will be consumed at: that of a step under way is over."""
+        """The version that will consume the next batch: a step under way has its own already."""
         return self.version + self.training
 
     def step_s(self, now: float) -> float | None:

@@ -65,7 +65,7 @@ class TrialsOut:
 
     @classmethod
     def of(cls, held: Iterable[tuple[Trial, int]]) -> "TrialsOut":
-        """Of leases on trial, each with its groups that are not in."""
+        """What is out in leases on trial, each with its number of groups that are not in."""
         out = cls()
         for trial, groups in held:
             out.by_place[trial.place.name] += groups

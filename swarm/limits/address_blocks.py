@@ -74,7 +74,7 @@ def plain_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def reach_of_ip(ip: str) -> int:
-    """From how far an address can be dialled; LOCAL are private, link-local and carrier-grade NAT
+    """How widely an address can be dialled; LOCAL are private, link-local and carrier-grade NAT
     addresses."""
     parsed = plain_ip(ip)  # none with a zone, which means something on one machine alone
     if parsed is None or parsed.is_unspecified or parsed.is_multicast:

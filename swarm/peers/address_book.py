@@ -4,19 +4,16 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, NOWHERE, THIS_MACHINE, reach_of_ip
 from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
+from swarm.storage.files import RunSync
 from swarm.wire.messages import ADDRESSES_MAX
-
-RunSync = Callable[..., Awaitable[Any]]
-"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
 
 BOOK_PEERS_MAX = 512  # that we were connected to
 HEARSAY_PEERS_MAX = 128
@@ -168,9 +165,9 @@ _NAME = re.compile(r"/dns(?:4|6|addr)?/[^/]")
 
 
 def reach_of(address: str) -> int:
-    """From how far an address can be dialled; of one through a relay: from how far the relay. A
-    name is GLOBAL. What is written in another way than we write addresses is NOWHERE: those who
-    parse multiaddrs for us overlook slashes that are missing or too many.
+    """How widely an address can be dialled, or the relay that it goes through. A name is
+    GLOBAL. What is written in another way than we write addresses is NOWHERE: those who parse
+    multiaddrs for us overlook slashes that are missing or too many.
     """
     numbers = _NUMBERS.fullmatch(address)
     if numbers is None:

@@ -208,7 +208,7 @@ class Warden:
         raise PeerUnreachable("the peer answers at none of its addresses")
 
     def _note_failure(self, address: str) -> None:
-        """Of a dial through a relay, the first part that did not come about has failed."""
+        """Note a failed dial. Through a relay, the first part that did not come about failed."""
         connected, now_s = self._transport.peers(), trio.current_time()
         failed = hops_of(address, connected)[0]
         # with nobody to be reached, the fault may be our own link's

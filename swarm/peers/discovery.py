@@ -31,8 +31,9 @@ from swarm.errors import (
 )
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, RunSync, of_peer, plausible
+from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
 from swarm.peers.connection_gater import Warden
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -239,7 +240,7 @@ class Discovery:
                 await self._transport.disconnect(peer)
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
-        """Of those that may be dialled the first, which its owner prefers, and any other ones."""
+        """The first that may be dialled, which its owner prefers, and any others of them."""
         able = list(filter(self._warden.may_dial(), addresses))
         number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
         return (*able[:1], *self._rng.sample(able[1:], number))

@@ -75,7 +75,7 @@ RULES: Final = ReputationRules()
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """Who, why, until when (of the caller's clock), and the how manyeth it is."""
+    """Who is banned, why, and until when by the caller's clock. `number`: of its bans, from 1."""
 
     subject: PeerId | Block
     is_block: bool

@@ -2,7 +2,12 @@
 
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
+
+RunSync = Callable[..., Awaitable[Any]]
+"""Runs a blocking call off the event loop: `trio.to_thread.run_sync`, or inline in simulation."""
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:

@@ -28,7 +28,7 @@ class Metric:
 
 _METRICS: Final[dict[str, Metric]] = {}
 METRICS: Final[Mapping[str, Metric]] = _METRICS
-"""By name, in the order in which they are shown."""
+"""All metrics by name, in the order in which they are shown."""
 
 
 def _metric(metric: Metric) -> str:
@@ -155,7 +155,7 @@ class RoundFigures:
     paused_s: float | None = _figure()  # of the engine, for the new policy; None: it needs none
 
     def with_figures(self, record: object) -> Self:
-        """With those that a record has; None has none."""
+        """These figures with those that a record has; None has none."""
         found: dict[str, Any] = figures_of(record)
         return replace(self, **found)
 

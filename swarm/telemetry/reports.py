@@ -290,15 +290,6 @@ def encode_alarms(alarms: AlarmsReport, identity: Identity) -> bytes:
     return _seal(alarms, ALARMS_DOMAIN, identity)
 
 
-def decode_alarms(payload: bytes, peer: PeerId) -> AlarmsReport:
-    """Alarms that came under the name of `peer`.
-
-    Raises:
-        RemoteProtocolError: as of `decode_report`.
-    """
-    return _open(payload, peer, ALARMS_DOMAIN, AlarmsReport, REPORT_BYTES_MAX)
-
-
 _PartT = TypeVar("_PartT", bound=_Part)
 
 

@@ -1,4 +1,4 @@
-"""By which names a web server of ours may be called. Pure.
+"""The names by which a web server of ours may be called. Pure.
 
 A page of any host on the internet can have its own name lead to this machine (DNS rebinding), and
 a browser then lets it read what is answered under that name. The browser says in `Host` which name

@@ -274,7 +274,8 @@ class Transport(Protocol):
     ) -> trio.MemoryReceiveChannel[GossipMessage]:
         """Start to receive a topic. The channel is bounded: when full, new messages are dropped
         and counted. While `asks` says no, messages that peers offer are not asked for; those that
-        they send are heard all the same. At most once for each topic."""
+        they send are heard all the same. Where the channel is closed, what is heard goes to
+        `validate` alone. At most once for each topic."""
         ...
 
 

@@ -64,7 +64,7 @@ class Arrivals:
 
     @property
     def held_bytes(self) -> int:
-        """Of all requests."""
+        """The bytes that all requests hold."""
         return self._held.total()
 
     def enter(self, share: Share, size: int) -> Arrival | None:

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 import trio
 
 from swarm.errors import ChildFailed, StorageFailed, StoreFull, SwarmError
-from swarm.peers.address_book import RunSync
+from swarm.storage.files import RunSync
 from swarm.weights.store.versions import LocalVersion, Versions
 
 LOAD_TIMEOUT_S: Final = 600.0

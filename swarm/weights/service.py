@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -30,8 +30,8 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import RunSync
 from swarm.peers.connection_gater import Warden
+from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
 from swarm.weights.broadcast.sessions import Sharing
@@ -100,7 +100,7 @@ class Outcome:
 
     @classmethod
     def of_current(cls, version: int) -> "Outcome":
-        """Of a version that serves already."""
+        """The outcome for a version that serves already."""
         return cls(Applied(version, version, None))
 
 
@@ -230,21 +230,17 @@ class WeightsService:
             self._hear_own(record)
         topic = weights_topic(self.rules.heads.run_id)
         heard = await self._transport.subscribe(topic, self._judge_gossip, self._admits)
+        heard.close()  # the validator takes each head in
         async with trio.open_nursery() as nursery:
             self.sharing.nursery = nursery
             await self.share_held()
-            nursery.start_soon(self._drain, heard)
             nursery.start_soon(self._ask_for_heads)
             if self.rules.follows:
                 nursery.start_soon(self._follow)
             task_status.started()
 
-    async def _drain(self, heard: trio.MemoryReceiveChannel[Any]) -> None:
-        async for _ in heard:  # the validator has taken each head in already
-            pass
-
     def progress(self) -> VersionProgress | None:
-        """Of the version on its way; None: there is none."""
+        """How far the version on its way is; None: there is none."""
         current = self._try
         if current is None:
             return None

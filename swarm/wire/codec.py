@@ -138,6 +138,18 @@ def decode_group(record: bytes, *, columns: bool = True) -> tuple[GroupId, Rollo
         raise
 
 
+def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
+    """The group in a record whose signature held when it came, and that was kept under this id.
+
+    Raises:
+        RemoteProtocolError: it is no longer the record that it was, but for its signature.
+    """
+    payload = decode(record, Signed, GROUP_BYTES_MAX).payload
+    if _group_id(payload) != group_id:
+        raise RemoteProtocolError(Reject.MALFORMED, "another content than that of its id")
+    return _rollout_group(decode(payload, GroupBody, GROUP_BYTES_MAX), columns=True)
+
+
 def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
     """A group of ours that was generated under a lease (16 bytes), signed, with its spans.
 
@@ -197,15 +209,16 @@ def with_spans(group: RolloutGroup, column: bytes) -> RolloutGroup:
     return replace(group, completions=tuple(completions))
 
 
-def sign_advert(body: AdvertBody, identity: Identity) -> bytes:
-    """The signed record of our own advert, ready to gossip.
+def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
+    """The 32-byte id of our own advert, and its signed record, ready to gossip.
 
     Raises:
         LocalProtocolError: the advert is not ours, or too large.
     """
     if body.producer != identity.peer_id:
         raise LocalProtocolError(f"cannot sign an advert of {body.producer}")
-    return _sign(encode(body), ADVERT_DOMAIN, identity, ADVERT_BYTES_MAX)
+    payload = encode(body)
+    return _advert_id(payload), _sign(payload, ADVERT_DOMAIN, identity, ADVERT_BYTES_MAX)
 
 
 def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
@@ -222,7 +235,7 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
     except RemoteProtocolError as error:
         error.signer = signer
         raise
-    return hashlib.sha256(ADVERT_DOMAIN + payload).digest(), body
+    return _advert_id(payload), body
 
 
 def sign_hello(body: Hello, identity: Identity) -> bytes:
@@ -425,6 +438,10 @@ def _check_producer(signer: PeerId, producer: str) -> None:
 
 def _group_id(payload: bytes) -> GroupId:
     return GroupId(hashlib.sha256(GROUP_DOMAIN + payload).digest())
+
+
+def _advert_id(payload: bytes) -> bytes:
+    return hashlib.sha256(ADVERT_DOMAIN + payload).digest()
 
 
 def _group_body(group: RolloutGroup) -> GroupBody:

@@ -522,7 +522,8 @@ def test_equal_payloads_are_delivered_each_time(maker: TransportMaker) -> None:
     check(maker, 2, body)
 
 
-def test_a_false_validator_stops_forwarding(maker: TransportMaker) -> None:
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_false_validator_stops_forwarding(maker: TransportMaker, is_open: bool) -> None:
     async def body(nodes: Sequence[Transport]) -> None:
         a, b, c = nodes
         await link(a, b)
@@ -537,12 +538,16 @@ def test_a_false_validator_stops_forwarding(maker: TransportMaker) -> None:
         middle = await b.subscribe(TOPIC, judge)
         end = await c.subscribe(TOPIC, accept)
         await warm_up(a, [middle, end])
+        if not is_open:
+            middle.close()
         for payload in (b"bad 1", b"good", b"bad 2"):
             await a.publish(TOPIC, payload)
         await until(lambda: end.statistics().current_buffer_used >= 1)
         await until(lambda: (a.peer_id, b"bad 2") in judged)
         await trio.sleep(1.5)  # past a heartbeat, so that lazy gossip has its chance
-        assert [m.payload for m in drain(middle)] == [b"good"]
+        assert b.counters.dropped[TOPIC] == 0
+        if is_open:
+            assert [m.payload for m in drain(middle)] == [b"good"]
         assert [m.payload for m in drain(end)] == [b"good"]
 
     check(maker, 3, body)

@@ -74,7 +74,7 @@ SEALED: dict[int, tuple[bytes, type[WireModel], Decoder]] = {
 }
 RECORDS = {
     GROUP: codec.sign_group(sample_group(), ALICE)[1],
-    ADVERT: codec.sign_advert(sample_advert(), ALICE),
+    ADVERT: codec.sign_advert(sample_advert(), ALICE)[1],
     HELLO: codec.sign_hello(sample_hello(), ALICE),
     HEAD: codec.sign_head(sample_head(), ALICE),
 }

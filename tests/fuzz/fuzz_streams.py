@@ -221,7 +221,7 @@ def offer() -> bytes:
     """An advert of Alice's sample group."""
     group_id, record = codec.sign_group(sample_group(), ALICE)
     entry = AdvertEntry(group_id=group_id, size_bytes=len(record))
-    return codec.sign_advert(sample_advert().model_copy(update={"groups": (entry,)}), ALICE)
+    return codec.sign_advert(sample_advert().model_copy(update={"groups": (entry,)}), ALICE)[1]
 
 
 def _signed_inside(data: bytes, protocol: str) -> bytes:

@@ -57,16 +57,11 @@ def test_the_verifiers() -> None:
 
 def test_the_trainers(tmp_path: Path) -> None:
     async def body() -> None:
-        process = await _spawn("node.training.worker", tmp_path / "log")
+        channel = await _spawn("node.training.worker", tmp_path / "log")
         try:
-            check(await environ_of(psutil.Process(process.pid)))
+            check(await environ_of(psutil.Process(channel.process.pid)))
         finally:
-            process.kill()
-            await process.wait()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            await process.stdin.aclose()
-            await process.stdout.aclose()
+            await channel.close(0.0)
 
     run(body)
 

@@ -59,7 +59,7 @@ RECORD_DECODERS: tuple[Callable[[bytes], Any], ...] = (
 )
 SIGNED_SAMPLES = (
     codec.sign_group(sample_group(), ALICE)[1],
-    codec.sign_advert(sample_advert(), ALICE),
+    codec.sign_advert(sample_advert(), ALICE)[1],
     codec.sign_hello(sample_hello(), ALICE),
 )
 SAMPLES = (*SIGNED_SAMPLES, *(codec.encode(value) for value in sample_messages().values()))
@@ -108,7 +108,8 @@ def test_group_round_trip(case: tuple[Identity, Any]) -> None:
 
 @given(adverts(ALICE.peer_id))
 def test_advert_round_trip(advert: AdvertBody) -> None:
-    assert codec.decode_advert(codec.sign_advert(advert, ALICE))[1] == advert
+    advert_id, record = codec.sign_advert(advert, ALICE)
+    assert codec.decode_advert(record) == (advert_id, advert)
 
 
 @given(hellos)

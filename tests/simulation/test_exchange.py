@@ -101,7 +101,9 @@ class Setting:
             created_at_s=int(now_s()),
             expires_at_s=int(now_s()) + 900,
         )
-        await self.transport.publish(adverts_topic(RUN_ID), codec.sign_advert(body, self.identity))
+        await self.transport.publish(
+            adverts_topic(RUN_ID), codec.sign_advert(body, self.identity)[1]
+        )
         return records
 
     def serve(self, handle: Callable[[PeerId, bytes], Awaitable[bytes]]) -> None:
@@ -517,7 +519,7 @@ def test_only_what_a_forwarder_can_know_of_a_producer_is_dialled(
                 raise PeerUnreachable(address)
 
             transport.connect = dial  # type: ignore[method-assign]
-            record = codec.sign_advert(body, away)
+            record = codec.sign_advert(body, away)[1]
             await here.transport.publish(adverts_topic(RUN_ID), record)
             with trio.fail_after(60):
                 while not dialled:  # noqa: ASYNC110

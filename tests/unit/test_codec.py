@@ -255,7 +255,9 @@ def test_record_over_its_limit() -> None:
 def test_signed_by_another_than_the_producer() -> None:
     stolen = sealed(group_fields(), BOB)
     assert refused(lambda: codec.decode_group(stolen)) is Reject.WRONG_PRODUCER
-    advert = msgpack.unpackb(msgpack.unpackb(codec.sign_advert(sample_advert(), ALICE))["payload"])
+    advert = msgpack.unpackb(
+        msgpack.unpackb(codec.sign_advert(sample_advert(), ALICE)[1])["payload"]
+    )
     stolen = sealed(advert, BOB, ADVERT_DOMAIN)
     assert refused(lambda: codec.decode_advert(stolen)) is Reject.WRONG_PRODUCER
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import main
-from coordinator.files.plan_file import EXAMPLE, parse_plan
+from coordinator.files.plan_file import EXAMPLE, PlanFile, load_plan
 from coordinator.files.tables import FILE_BYTES_MAX
 from coordinator.model.capacity import Form
 from coordinator.plan import make_report, render_plan
@@ -36,6 +36,12 @@ def plan(tmp_path: Path, text: str, *flags: str) -> int:
     path = tmp_path / "plan.toml"
     path.write_text(text)
     return main(["plan", "--file", str(path), *flags])
+
+
+def plan_of(tmp_path: Path, text: str) -> PlanFile:
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return load_plan(path)
 
 
 def test_the_example_is_a_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -100,6 +106,9 @@ def test_no_plan_says_why_and_is_no_success(
         ("[run]\n", "[settings]\nmargin = 0.5\n[run]\n", "settings: margin = 0.5: must be from 1"),
         ("[run]\n", "[run]\ndelta_bytes = [1, 2]\n", "must be a list of [steps, bytes]"),
         ("[run]\n", "[run]\ndelta_bytes = [[2, 9], [1, 9]]\n", "does not rise"),
+        ("train_s = 100.0", "train_s = 1979-05-27", "train_s = 1979-05-27: must be a number"),
+        ("up_mbit_per_s = 100\n", "up_mbit_per_s = inf\n", "workers 1: up_mbit_per_s = inf: must"),
+        ("[run]\n", f"x = {'[' * 290}{']' * 290}\n[run]\n", "too deeply nested"),
         ("count = 3", "relayed = 1", "relayed = 1: must be true or false"),
     ],
 )
@@ -114,10 +123,10 @@ def test_a_bad_file_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_two_workers_of_one_name_are_refused() -> None:
+def test_two_workers_of_one_name_are_refused(tmp_path: Path) -> None:
     twice = SMALL + SMALL[SMALL.index("[[workers]]") :]
     with pytest.raises(ConfigError, match="name = a-1: two workers have it"):
-        parse_plan(twice)
+        plan_of(tmp_path, twice)
 
 
 def test_files_that_cannot_be_read_are_one_line(
@@ -135,8 +144,9 @@ def test_files_that_cannot_be_read_are_one_line(
     )
 
 
-def test_a_worker_that_stands_by_says_why() -> None:
-    file = parse_plan(
+def test_a_worker_that_stands_by_says_why(tmp_path: Path) -> None:
+    file = plan_of(
+        tmp_path,
         SMALL
         + """
 [[workers]]
@@ -146,7 +156,7 @@ generation_s = 40.0
 up_mbit_per_s = 1
 down_mbit_per_s = 1
 price_per_h = 0.0
-"""
+""",
     )
     report = make_report(file)
     modem = next(each for each in report.workers if each.name == "modem")

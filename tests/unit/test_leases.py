@@ -38,6 +38,8 @@ def test_the_tasks_of_a_lease_are_the_same_for_whoever_has_it_and_for_no_other()
     lease = granted(open_book())
     assert lease.seeds == task_seeds(lease.stream, 4) == granted(open_book()).seeds
     assert all(0 <= seed < 2**62 for seed in lease.seeds)
+    assert tuple(lease.seed(place) for place in range(4)) == lease.seeds
+    assert lease.seed(-1) == lease.seed(4) == -1
     others = [
         granted(open_book(), worker="x"),
         granted(open_book(run_id="other")),
@@ -148,7 +150,7 @@ def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
     lease = granted(book)
     book.submit(group_of(lease, 0), 1.0)
     assert book.account.credits_left == 60
-    assert book.next_deadline() == lease.deadline == 30.0
+    assert lease.deadline == 30.0
     assert book.expire(29.9) == []
     assert book.expire(30.0) == [lease]
     assert (book.account.credits_left, book.account.discarded) == (63, {Discard.EXPIRED: 3})
@@ -157,7 +159,7 @@ def test_expiry_and_leaving_return_the_credits_of_what_is_missing() -> None:
     assert book.give_back("w", 31.0) == [second]
     assert book.account.discarded[Discard.RETURNED] == second.groups
     assert book.open_leases("x") == [other]
-    assert book.next_deadline() == other.deadline
+    assert book.expire(other.deadline) == [other]
 
 
 def test_denials_have_names_and_are_counted() -> None:

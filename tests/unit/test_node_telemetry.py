@@ -33,11 +33,11 @@ from swarm.telemetry.reports import (
     Alarm,
     AlarmReport,
     Topic,
-    decode_alarms,
     decode_report,
     decode_status,
 )
 from swarm.transport.base import TransportCounters
+from tests.alarms_reader import decode_alarms
 from tests.support import run
 from tests.unit.monitor_records import snapshot
 

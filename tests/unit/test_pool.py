@@ -11,6 +11,8 @@ import pytest
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.exchange.pool import DAMAGED_KEPT_MAX, AddResult, Pool, PoolLimits
 from swarm.rollouts import GroupId
+from swarm.wire.codec import decode
+from swarm.wire.messages import GROUP_BYTES_MAX, GroupBody, Signed
 from tests.pool_samples import CREATED_AT_S, EXPIRES_AT_S, PRODUCERS, make_group
 
 NOW_S = 1_500.0
@@ -322,12 +324,23 @@ def test_a_file_of_another_kind_is_left_alone(tmp_path: Path, sql: str) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_record_that_no_longer_decodes_is_dropped_and_counted(tmp_path: Path) -> None:
+def kept_temperature(record: bytes) -> float:
+    payload = decode(record, Signed, GROUP_BYTES_MAX).payload
+    return decode(payload, GroupBody, GROUP_BYTES_MAX).temperature
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_record_that_was_damaged_is_dropped_and_counted(tmp_path: Path, whole: bool) -> None:
     path = tmp_path / "pool.sqlite"
     with Pool(path, LIMITS) as pool:
         ids = [put(pool, 0, index) for index in range(2)]
     db = sqlite3.connect(path)
-    db.execute("UPDATE records SET record = ? WHERE seq = 1", (b"rot",))
+    (record,) = db.execute("SELECT record FROM records WHERE seq = 1").fetchone()
+    at = record.index(b"temperature") + len(b"temperature") + 3  # a byte of a number
+    changed = record[:at] + bytes([record[at] ^ 1]) + record[at + 1 :]
+    assert kept_temperature(changed) != kept_temperature(record)  # it still decodes
+    rot = b"rot" if whole else changed
+    db.execute("UPDATE records SET record = ? WHERE seq = 1", (rot,))
     db.commit()
     db.close()
     with Pool(path, LIMITS) as pool:

@@ -31,7 +31,6 @@ from swarm.telemetry.reports import (
     Status,
     Topic,
     WorkerRow,
-    decode_alarms,
     decode_report,
     decode_status,
     encode_alarms,
@@ -39,6 +38,7 @@ from swarm.telemetry.reports import (
     encode_status,
 )
 from swarm.transport.base import TrafficByPeer
+from tests.alarms_reader import decode_alarms
 
 NODE = Identity(b"n" * 32)
 OTHER = Identity(b"o" * 32)

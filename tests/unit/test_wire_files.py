@@ -36,7 +36,7 @@ def golden() -> dict[str, bytes]:
     records = {
         "signed_group": codec.sign_group(sample_group(), ALICE)[1],
         "signed_made_group": codec.sign_group(sample_made_group(), ALICE)[1],
-        "signed_advert": codec.sign_advert(sample_advert(), ALICE),
+        "signed_advert": codec.sign_advert(sample_advert(), ALICE)[1],
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
         "signed_weights": codec.sign_head(sample_head(), ALICE),
     }

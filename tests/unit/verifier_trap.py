@@ -113,6 +113,6 @@ def with_process(
 
 def fork_of(verifier: ProcessVerifier) -> psutil.Process:
     """The process that scores strangers' text."""
-    assert verifier._foreign._process is not None
-    (fork,) = psutil.Process(verifier._foreign._process.pid).children()
+    assert verifier._foreign._channel is not None
+    (fork,) = psutil.Process(verifier._foreign._channel.process.pid).children()
     return fork

@@ -159,7 +159,7 @@ class VllmEngine:
 
     @property
     def directory(self) -> Path:
-        """Of the weights that serve."""
+        """Where the weights are that serve."""
         return self._directory
 
     @property

@@ -218,7 +218,7 @@ class VllmServer:
 
     @property
     def pid(self) -> int:
-        """Of the process group of the server."""
+        """The number of the server's process group."""
         return self._process.pid
 
     async def post(self, route: str, body: dict[str, Any] | None = None) -> bytes:
@@ -404,7 +404,7 @@ def _environment(settings: ServerSettings, scratch: Path) -> dict[str, str]:
 
 
 def _lines(log: Path) -> list[str]:
-    """Of the present log, which is bounded."""
+    """The lines of the present log, which is bounded."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -51,7 +51,7 @@ class ReloadExtension:
 
 
 def _pack_experts_at_each_load(method: Any) -> None:
-    """Of a layer of experts, whose kernel packs their weights where it is made."""
+    """For a layer of experts, whose kernel packs their weights when it is made."""
     if getattr(method, "moe_kernel", None) is None or hasattr(method, "packs_at_each_load"):
         return
     pack = method.process_weights_after_loading

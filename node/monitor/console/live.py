@@ -122,7 +122,7 @@ class LiveView:
             )
 
     def _held_out_first(self) -> float | None:
-        """Of the node's first start where the node knows it, else of this process."""
+        """The figure of the node's first start where it knows that, else of this process."""
         known = None if self._snapshot is None else self._snapshot.held_out_first
         return self._first_held_out if known is None else known
 

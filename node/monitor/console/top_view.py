@@ -25,7 +25,7 @@ ROWS_PLAIN: Final = 32  # of the table, where there is no terminal whose height 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Of the table below the figures."""
+    """A column of the table below the figures."""
 
     name: str
     is_text: bool = False

@@ -71,7 +71,7 @@ class WorkSummary:
 
     @property
     def accepted(self) -> int:
-        """Of these, those that the learner took."""
+        """How many of these the learner took."""
         return self.verdicts.get("accepted", 0)
 
     def cells(self) -> tuple[str, ...]:

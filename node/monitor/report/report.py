@@ -611,7 +611,7 @@ def _nodes_tables(summaries: Sequence[NodeSummary]) -> str:
 
 
 def _role_tables(summaries: Sequence[NodeSummary]) -> str:
-    """Of a run with a learner; empty without one."""
+    """The tables of a run with a learner; empty without one."""
     placed = list(enumerate(summaries))
     steps = [(_node_cell(at, node), *node.steps.cells()) for at, node in placed if node.steps]
     work = [(_node_cell(at, node), *node.work.cells()) for at, node in placed if node.work]

@@ -18,7 +18,7 @@ from torch import distributed
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from node.training import frames
+from node.system.child_channel import HEADER, decode, encode
 from node.training.ranks import Ranks
 from swarm.errors import ChildFailed
 
@@ -103,7 +103,7 @@ class Team:
     def tell(self, op: str, body: bytes = b"", **arguments: Any) -> None:
         """Have the other ranks do this; `body`, of any size, once all have met."""
         order = {"op": op, "body_bytes": len(body), **arguments}
-        self._store.set(self._key(self._orders), frames.encode(order))
+        self._store.set(self._key(self._orders), encode(order))
         if self._orders:  # everybody took part in the one before, so everybody has read it
             self._store.delete_key(self._key(self._orders - 1))
         self._orders += 1
@@ -123,7 +123,7 @@ class Team:
         while self._wait_for_order(is_leaving):
             frame = self._store.get(self._key(self._orders))
             self._orders += 1
-            order = frames.decode(bytes(frame)[frames.HEADER.size :])
+            order = decode(bytes(frame)[HEADER.size :])
             column = torch.empty(order.pop("body_bytes"), dtype=torch.uint8)
             if column.numel():
                 distributed.broadcast(column, 0)

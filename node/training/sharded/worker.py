@@ -24,6 +24,7 @@ from node.interfaces.engine import Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
+from node.system.child_channel import HEADER, decode, encode
 from node.training import frames, memory
 from node.training.course import Course
 from node.training.ranks import Ranks
@@ -113,7 +114,7 @@ class ShardedCore(TrainerCore):
         with self._common("train"):
             version = self.trainer.policy_version
             message = {"groups": frames.group_records(groups), "policy_version": version}
-            self._team.tell("train", frames.encode(message))
+            self._team.tell("train", encode(message))
             self._shares.policy_version = version
             report = self._shares.train(groups)
         self.trainer.policy_version = report.policy_version
@@ -236,7 +237,7 @@ def _obey(
         return shares
     assert shares is not None
     if order["op"] == "train":
-        message = frames.decode(body[frames.HEADER.size :])
+        message = decode(body[HEADER.size :])
         shares.policy_version = message["policy_version"]
         shares.train(frames.groups_of(message["groups"]))
     elif order["op"] == "collect":

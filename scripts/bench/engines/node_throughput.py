@@ -278,7 +278,7 @@ def _advert(group: RolloutGroup, identity: Identity, round_: int, size_bytes: in
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
     )
-    return codec.sign_advert(body, identity)
+    return codec.sign_advert(body, identity)[1]
 
 
 # --- the codec alone ----------------------------------------------------------------------------

@@ -279,7 +279,7 @@ async def _advertise(
             created_at_s=now_s,
             expires_at_s=now_s + LIFE_S,
         )
-        await peer.publish(adverts_topic(RUN.run_id), codec.sign_advert(body, identity))
+        await peer.publish(adverts_topic(RUN.run_id), codec.sign_advert(body, identity)[1])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ class Away:
 
     @classmethod
     def of(cls, joined_s: Mapping[int, float], events: Collection[FaultEvent]) -> "Away":
-        """By when each host is there for the first time, and the plan of faults."""
+        """Who is away when, from each host's first time there and the plan of faults."""
         intervals: dict[int, list[tuple[float, float]]] = {
             host: [(0.0, at_s)] for host, at_s in joined_s.items()
         }
@@ -105,7 +105,7 @@ class Deliveries:
 
     @property
     def ratio(self) -> float:
-        """Of what was due; 1.0 where nothing was."""
+        """The share of what was due that came; 1.0 where nothing was due."""
         return self.delivered / self.due if self.due else 1.0
 
 

@@ -182,7 +182,7 @@ class Liar:
     ) -> None:
         """Gossip an advert that is honest but for the changes."""
         await self.publish(
-            codec.sign_advert(self.advert(entries, round_, **changes), self.identity)
+            codec.sign_advert(self.advert(entries, round_, **changes), self.identity)[1]
         )
 
     async def publish(self, payload: bytes) -> None:

@@ -353,7 +353,7 @@ async def silence(liar: Liar) -> None:
 
 
 def _advert_of(liar: Liar, **changes: Any) -> bytes:
-    return codec.sign_advert(liar.advert([liar.entry()], **changes), liar.identity)
+    return codec.sign_advert(liar.advert([liar.entry()], **changes), liar.identity)[1]
 
 
 def _raw_advert(liar: Liar, change: Callable[[Body], object]) -> bytes:
@@ -398,7 +398,7 @@ _gossip(
     lambda liar: codec.sign_advert(
         liar.advert([liar.entry()], producer=liar.victim.peer_id, run_id="another-run"),
         liar.victim,
-    ),
+    )[1],
 )
 _gossip(
     "advert_with_no_groups",

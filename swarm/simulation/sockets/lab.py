@@ -54,7 +54,7 @@ class Lab:
 
     @property
     def pid(self) -> int:
-        """Of the process that carries the packets."""
+        """The number of the process that carries the packets."""
         return self._process.pid
 
     def hosts(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ hearing of the version and fetching its manifest, is taken as three times the la
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -31,7 +31,6 @@ GIVE_UP_BOUNDS = 60.0  # times the bound, after which a broadcast has failed
 GIVE_UP_S = 60.0
 WARM_S = 2.0
 PIECE_BYTES = 16_384  # of an answer, before the next connection has its turn
-Planner = Callable[[int, int, float, Sequence[PeerLink], float], Plan]
 
 
 class Nominal(bytes):

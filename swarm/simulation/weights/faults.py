@@ -85,7 +85,7 @@ def _line(host: SimulatedHost) -> str:
 
 
 async def publisher_killed(hosts: Hosts) -> FaultRow:
-    """It dies once its peers together hold every chunk, and none of them all."""
+    """The publisher dies once its peers together hold every chunk, and no single one holds all."""
     peers = range(1, 5)
     await hosts.start(PUBLISHER)
     for number in peers:

@@ -50,7 +50,7 @@ def broadcast_rows(present: Sequence[NodeView]) -> dict[str, Any] | None:
 
 
 def _took(present: Sequence[NodeView]) -> dict[str, float | None]:
-    """Of the last version that arrived: seconds, over the bound, and of pause; the worst node's."""
+    """Seconds that the last version took, over the bound, and of pause; the worst node's."""
     names = (m.BROADCAST_S, m.BROADCAST_BOUND_RATIO, m.PAUSED_S)
     return {
         name: max(

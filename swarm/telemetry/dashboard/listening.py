@@ -41,11 +41,11 @@ class Listening:
 
     @property
     def failure(self) -> str:
-        """Of the last try to connect; empty: it went well."""
+        """Why the last try to connect failed; empty: it went well."""
         return self._subscriber.failure
 
     def counters(self) -> Mapping[str, int]:
-        """Of messages, by what became of them before the watch saw them."""
+        """Counts messages by what became of them before the watch saw them."""
         return {
             "messages_received": self._subscriber.received,
             "messages_dropped": self._subscriber.dropped,

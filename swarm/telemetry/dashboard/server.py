@@ -297,7 +297,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def hosts_of(listener: socket.socket, names: Sequence[str] = ()) -> WebHosts:
-    """By which names it may be called; see `WebHosts`."""
+    """The names by which it may be called; see `WebHosts`."""
     return WebHosts(listener.getsockname()[0], [socket.gethostname(), *names])
 
 

@@ -75,7 +75,7 @@ class ReportSource:
 
 
 class DashboardState:
-    """From what is watched to what is shown. Holds history, in bounds; see `history.py`."""
+    """Makes what is shown of what is watched. Holds history, in bounds; see `history.py`."""
 
     def __init__(self, *, can_act: bool = False) -> None:
         self._series = Series(HISTORY)
@@ -322,7 +322,7 @@ def _node_row(node: NodeView, rates: Mapping[str, float]) -> list[Any]:
 
 
 def _workers(present: Sequence[NodeView]) -> dict[str, Any]:
-    """Of the coordinator, who knows prices, and of the learner, who knows what was handed in."""
+    """Workers by the coordinator, who knows prices, and the learner, who knows their groups."""
     newest = max(metrics(present, m.PUBLISHED_VERSION), default=None)
     rows: dict[str, dict[str, Any]] = {}
     left_out = 0

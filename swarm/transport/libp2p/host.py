@@ -547,7 +547,9 @@ class Libp2pTransport:
             return False
         try:
             subscription.send.send_nowait(GossipMessage(peer, payload))
-        except (trio.WouldBlock, trio.BrokenResourceError):
+        except trio.BrokenResourceError:  # its reader has closed it
+            pass
+        except trio.WouldBlock:
             self._counters.dropped[topic] += 1
         return True
 

@@ -265,7 +265,9 @@ class MemoryGossip:
     ) -> None:
         try:
             subscription.channel.send_nowait(heard)
-        except (trio.WouldBlock, trio.BrokenResourceError):  # full, or its reader is gone
+        except trio.BrokenResourceError:  # its reader has closed it
+            pass
+        except trio.WouldBlock:
             host.counters.dropped[topic] += 1
 
     # --- offers of what was heard -----------------------------------------------------------

@@ -1,7 +1,8 @@
 """An artifact on its way through the swarm: what one node sends, asks for and believes.
 
 A `Broadcast` asks, verifies each chunk before it is stored, served or counted, and is complete when
-all are there. Others get chunks through `answering`; what goes to whom is decided in `picking`.
+all are there. Others get chunks through `chunk_server`; what goes to whom is decided in
+`piece_selection`.
 
 A peer that sends a chunk that is none of the artifact's costs one chunk of traffic: it is blamed
 and not asked again in this broadcast.
@@ -133,7 +134,7 @@ class Broadcast:
             raise LocalProtocolError(f"{len(refs)} chunks: must be 1 to {CHUNKS_MAX}")
         self.key = key
         self.refs = tuple(refs)
-        self.source = source
+        self._source = source
         self.publisher = publisher
         self._size_bytes = sum(ref.size_bytes for ref in refs)
         self.chunk_bytes = max(ref.size_bytes for ref in refs)
@@ -214,6 +215,16 @@ class Broadcast:
             return self.picker.fresh_for(peer, now_s)
         spare = self._is_last_lacking or self._service.pacer.is_idle(now_s)
         return self.picker.relayed_for(peer, now_s, spare=spare)
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here, to be sent."""
+        data = await self._source.read(chunk)
+        self.counters.bytes_out += len(data)
+        return data
+
+    def not_sent(self, peer: PeerId, chunk: int) -> None:
+        """A chunk that `find` gave for a peer did not leave."""
+        self.picker.failed(peer, chunk)
 
     # --- life ------------------------------------------------------------------------------
 
@@ -529,7 +540,7 @@ class Broadcast:
         writes waits for its turn, several times for each chunk."""
         counters, picker = self.counters, self.picker
         try:
-            await self.source.write(chunk, data)
+            await self._source.write(chunk, data)
         finally:
             picker.arrived &= ~(1 << chunk)
             self._writing_bytes -= len(data)

@@ -6,7 +6,7 @@ faster than it takes them, and who was sent least has its turn first.
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import trio
 
@@ -16,6 +16,7 @@ from swarm.limits.quotas import Kind as Quota
 from swarm.peers.connection_gater import Warden
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.pacing import Pacer
+from swarm.weights.format.manifest import ChunkRef
 from swarm.wire import codec
 from swarm.wire.messages import (
     CHUNK_BYTES_MAX,
@@ -23,9 +24,6 @@ from swarm.wire.messages import (
     CHUNKS_PROTOCOL,
     ChunkRequest,
 )
-
-if TYPE_CHECKING:
-    from swarm.weights.broadcast.broadcast import Broadcast
 
 PARK_S = 10.0  # how long a request waits for a chunk
 ANSWER_S = 60.0  # for the bytes of an answer, once it is on its way
@@ -55,6 +53,34 @@ class ArtifactKey:
     artifact: int
 
 
+class ChunkGiver(Protocol):
+    """An artifact whose chunks are given: a `Broadcast`."""
+
+    key: ArtifactKey
+    refs: tuple[ChunkRef, ...]
+    chunk_bytes: int
+
+    def hear(self, peer: PeerId, request: ChunkRequest) -> None:
+        """Learn how far a peer is from what it asks."""
+        ...
+
+    def holds_back(self, peer: PeerId, request: ChunkRequest) -> bool:
+        """Whether to send nothing, for what is asked will come from elsewhere."""
+        ...
+
+    def find(self, peer: PeerId, kind: Kind, chunk: int, now_s: float) -> int | None:
+        """What to answer a request with now, if anything."""
+        ...
+
+    async def read(self, chunk: int) -> bytes:
+        """The bytes of a chunk that is here, to be sent."""
+        ...
+
+    def not_sent(self, peer: PeerId, chunk: int) -> None:
+        """A chunk that `find` gave for a peer did not leave."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class _Leaving:
     """An answer on its way."""
@@ -69,7 +95,7 @@ class _Waiting:
     """A request that has no answer yet."""
 
     peer: PeerId
-    broadcast: "Broadcast"
+    broadcast: ChunkGiver
     kind: Kind
     chunk: int
     done: trio.Event = field(default_factory=trio.Event)
@@ -87,19 +113,19 @@ class ChunkService:
         self._warden = warden
         self.transport = transport
         self.pacer = Pacer(up_bytes_per_s)
-        self._broadcasts: dict[ArtifactKey, Broadcast] = {}
+        self._broadcasts: dict[ArtifactKey, ChunkGiver] = {}
         self._waiting: dict[Kind, dict[_Waiting, None]] = {kind: {} for kind in ORDER}
         self._served_bytes: Counter[PeerId] = Counter()
         self._leaving: dict[PeerId, list[_Leaving]] = {}
         transport.serve(CHUNKS_PROTOCOL, self._serve, CHUNK_LIMITS, self._sent)
 
-    def add(self, broadcast: "Broadcast") -> None:
+    def add(self, broadcast: ChunkGiver) -> None:
         """Answer for an artifact from now on."""
         if broadcast.key in self._broadcasts:
             raise LocalProtocolError("this artifact is broadcast already")
         self._broadcasts[broadcast.key] = broadcast
 
-    def remove(self, broadcast: "Broadcast") -> None:
+    def remove(self, broadcast: ChunkGiver) -> None:
         """Stop to answer for it; requests that wait get nothing."""
         self._broadcasts.pop(broadcast.key, None)
         for waiting in [each for kind in self._waiting.values() for each in kind]:
@@ -120,13 +146,12 @@ class ChunkService:
             chunk = await self._find(waiting, request)
             if chunk is None:
                 return b""
-            data = await broadcast.source.read(chunk)
+            data = await broadcast.read(chunk)
             leaves = True
         finally:
             if waiting.found is not None and not leaves:  # cancelled, or the disk failed
-                broadcast.picker.failed(peer, waiting.found)
+                broadcast.not_sent(peer, waiting.found)
                 self._sent(peer, broadcast.refs[waiting.found].size_bytes)
-        broadcast.counters.bytes_out += len(data)
         return data
 
     def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:

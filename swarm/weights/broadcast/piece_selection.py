@@ -95,7 +95,7 @@ class Picker:
         self._take_back_from(peer)
 
     def reclaim(self, now_s: float) -> None:
-        """Of the publisher: hand out again what a relay was given and nobody has got from it."""
+        """The publisher hands out again what a relay was given and nobody has got from it."""
         limit_s = max(CONFIRM_S, CONFIRM_CYCLES * self.cycle_s)
         for chunk, (_, at_s) in list(self._given.items()):
             if now_s - at_s >= limit_s:
@@ -118,7 +118,7 @@ class Picker:
     def learn(
         self, peer: PeerId, have: int, relaying: int, pending: Iterable[int], now_s: float
     ) -> None:
-        """A neighbour says what it has, what of it it relays, and what it asked others for."""
+        """A neighbour says what it has, what it relays of that, and what it asked others for."""
         neighbour = self.meet(peer)
         neighbour.pending = sum(1 << chunk for chunk in set(pending)) & self.all
         neighbour.have = have & self.all
@@ -293,7 +293,7 @@ class Picker:
         return (publisher, late[0]) if late and publisher in self.neighbours else None
 
     def lost(self, held: int) -> int:
-        """What only a neighbour that lies was to relay. `held`: what honest ones have."""
+        """Chunks that only lying neighbours were to relay. `held`: those that honest ones have."""
         lost = 0
         for neighbour in self.neighbours.values():
             if neighbour.distrusted:

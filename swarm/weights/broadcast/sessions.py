@@ -15,8 +15,8 @@ import trio
 
 from swarm.errors import Reject, RequestRefused, StorageFailed, StoreFull, first_of
 from swarm.identity import PeerId
-from swarm.peers.address_book import RunSync
 from swarm.peers.ledger import Ledger
+from swarm.storage.files import RunSync
 from swarm.weights.broadcast.broadcast import Broadcast
 from swarm.weights.broadcast.chunk_server import ArtifactKey, ChunkService
 from swarm.weights.format.manifest import ChunkRef
@@ -340,7 +340,7 @@ class Sharing:
             running.ended.set()
 
     async def _tell_publisher(self, broadcast: Broadcast) -> None:
-        """That all is here: it counts who has it, and peers tell it nothing else."""
+        """Tell the publisher that all is here, so that it knows who has it. It is told no more."""
         if broadcast.publisher != self._chunks.transport.peer_id:
             await broadcast.tell(broadcast.publisher)
 

@@ -201,7 +201,7 @@ def _delta_blocks(
     old: TensorSpec,
     chunk_bytes: int,
 ) -> Iterator[_Block]:
-    """Of one tensor what changed, in blocks that take up to about `chunk_bytes`."""
+    """What changed in one tensor, in blocks that take up to about `chunk_bytes`."""
     unit = unit_bytes(spec.dtype)
     span_bytes = min(BLOCK_ELEMENTS_MAX * unit, BLOCK_BYTES_MAX)
     for begin in range(0, spec.size_bytes, span_bytes):

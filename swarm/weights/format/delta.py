@@ -99,7 +99,7 @@ def encode_full(new: Array, dtype: str) -> Payload:
 
 
 def encode_delta(new: Array, base: Array, dtype: str, classes: Classes) -> Payload | None:
-    """From `base` to `new`, raw bytes of one size; None where they are the same."""
+    """The way from `base` to `new`, raw bytes of one size; None where they are the same."""
     after, before = as_units(new, dtype), as_units(base, dtype)
     differs = after != before
     count = int(np.count_nonzero(differs))
@@ -194,7 +194,7 @@ def _sparse(
 
 
 def _all_steps(after: Array, before: Array, dtype: str) -> Array:
-    """Of all elements, zigzag."""
+    """The steps of all elements, zigzag."""
     told = np.empty(len(after), after.dtype)
     for start in range(0, len(after), TILE):
         part = slice(start, start + TILE)

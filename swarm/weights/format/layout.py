@@ -70,14 +70,14 @@ class Entry:
     size_bytes: int
 
     def hashed(self, sha256: bytes) -> TensorSpec:
-        """With the SHA-256 of its bytes."""
+        """This entry with the SHA-256 of its bytes."""
         return TensorSpec(
             self.name, self.dtype, self.shape, self.file, self.offset_bytes, self.size_bytes, sha256
         )
 
 
 def entry_of(spec: TensorSpec) -> Entry:
-    """Of what a version names, its place without its content."""
+    """The place without the content of what a version names."""
     return Entry(spec.name, spec.dtype, spec.shape, spec.file, spec.offset_bytes, spec.size_bytes)
 
 
@@ -117,7 +117,7 @@ def tensor_name(file: str, inside: str) -> str:
 
 
 def header_size(start: bytes) -> int:
-    """From the first 8 bytes of a safetensors file, the size of its header with these;
+    """The size of a safetensors file's header from its first 8 bytes, with these;
     `BadLayout`."""
     size_bytes = 8 + int.from_bytes(start, "little")
     if len(start) != 8 or size_bytes > HEADER_BYTES_MAX:
@@ -179,7 +179,7 @@ def _tensor(name: str, fields: Any, file: str, begin: int) -> Entry:
 
 
 def _check_whole(entries: Sequence[Entry]) -> None:
-    """Of one file of tensors, in their order in it: nothing overlaps, nothing is left between."""
+    """In one file's tensors, in their order, nothing overlaps and nothing is left between."""
     end = 0
     for entry in entries:
         if entry.offset_bytes != end:
@@ -257,7 +257,7 @@ def check_specs(specs: Sequence[TensorSpec]) -> None:
 
 
 def check_header(header: bytes, specs: Iterable[TensorSpec], file: str) -> None:
-    """That a header which came is the one that the version's entries tell of; else
+    """A header that came has to be the one that the version's entries tell of; else
     `RemoteProtocolError`. `specs` are those of `file`."""
     try:
         told = parse_header(header, file)

@@ -87,7 +87,7 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Of all its tensors and files, raw."""
+        """The size of all its tensors and files, raw."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 

@@ -291,7 +291,7 @@ def _column(form: str, numbers: Sequence[int]) -> bytes:
 
 
 def _numbers(form: str, column: bytes) -> tuple[int, ...]:
-    """Of a column whose length in bytes is known to be right."""
+    """The numbers in a column whose length in bytes is known to be right."""
     return struct.unpack(f"<{len(column) // struct.calcsize(form)}{form}", column)
 
 

@@ -72,7 +72,7 @@ class WeightsDirectory:
         return next((spec for spec in self.specs if self.sha256(spec) != spec.sha256), None)
 
     def sha256(self, spec: TensorSpec) -> bytes:
-        """Of an entry's content as it is now, 32 bytes."""
+        """The hash of an entry's content as it is now, 32 bytes."""
         return _sha256(self.path, entry_of(spec))
 
 
@@ -160,7 +160,7 @@ def _read_file(root: Path, name: str) -> list[Entry]:
 
 
 def _check_indices(root: Path, entries: Iterable[Entry]) -> None:
-    """That the shards which an index names are all there; else `BadLayout`."""
+    """The shards that an index names have to be all there; else `BadLayout`."""
     places = {(entry.file, entry.name) for entry in entries}
     for _, index in sorted(places):
         if not index.endswith(INDEX_SUFFIX) or (index, index) not in places:

@@ -251,7 +251,7 @@ class ChunkStore:
                 self._reserved_bytes -= len(data)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Drop what is over the bounds: that of what nobody needs, and that of the store."""
+        """Drop chunks until two bounds hold: on those that nobody needs, and on the store."""
         enough = self._pinned_bytes + max(self._pinned_bytes, SPARE_BYTES_MIN)
         while self._held_bytes + size_bytes > enough and self._evict():
             pass

@@ -65,7 +65,7 @@ def _put(
     chunk_bytes = suggested_chunk_bytes(estimated_bytes(new, base))
     for chunk in encode_artifact(new, base, chunk_bytes):
         ref = ChunkRef(hashlib.sha256(chunk).digest(), len(chunk))
-        store.put(ref.sha256, chunk)
+        store.put(ref.sha256, chunk, verified=True)
         refs.append(ref)
     return tuple(refs)
 

@@ -411,7 +411,7 @@ class HardYamux(MuxedConnection):
     # --- streams ---
 
     def to_come(self, stream: EventStream) -> int:
-        """What of a frame is not there yet; its whole length is taken off the window already."""
+        """The bytes of a frame that are not here yet; the window counts them already."""
         return self._data_left if stream is self._stream else 0
 
     def wider(self, window_bytes: int) -> int:

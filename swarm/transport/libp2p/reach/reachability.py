@@ -469,7 +469,7 @@ class Reach:
         return [Multiaddr(_multiaddr(ip, port)) for ip, port in able if ip in ips]
 
     def _aims(self, received: Iterable[bytes]) -> list[Multiaddr]:
-        """Of the sensible ones those that are dialled in this round."""
+        """Those of the sensible ones that are dialled in this round."""
         addresses, now_s = self._sensible(received), trio.current_time()
         ips = {str(address).split("/")[2] for address in addresses}
         aims = {ip for ip in sorted(ips) if self._knocks.take(ip, now_s)}
