@@ -50,7 +50,7 @@ def decided(
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Forecast:
     """What machines that run make of the learner: `capacity` at the depth that is planned for or
     the least above it, and `least`, the least depth of all; None where there is none."""
 
@@ -58,10 +58,10 @@ class Outlook:
     least: int | None
 
 
-def outlook(run: Run, members: Sequence[Worker], broadcast_s: float) -> Outlook:
+def outlook(run: Run, members: Sequence[Worker], broadcast_s: float) -> Forecast:
     """`broadcast_s`: what broadcasts were measured to take; 0: nothing was."""
     run = replace(run, load_s=calibrated_load_s(run, members, broadcast_s))
     fresh = soonest(run, members)
     if fresh is None or fresh.staleness_max >= run.staleness_max:
-        return Outlook(fresh, None if fresh is None else fresh.staleness_max)
-    return Outlook(soonest(run, members, run.staleness_max), fresh.staleness_max)
+        return Forecast(fresh, None if fresh is None else fresh.staleness_max)
+    return Forecast(soonest(run, members, run.staleness_max), fresh.staleness_max)

@@ -22,7 +22,7 @@ from coordinator.estimates import (
     worker_of,
 )
 from coordinator.files.fleet import Fleet, Machine
-from coordinator.forecast import Outlook, decided, outlook
+from coordinator.forecast import Forecast, decided, outlook
 from coordinator.model.activation import ActivationState, Phase, Seen, Standing, is_fresh_enough
 from coordinator.model.capacity import WORKERS_MAX, Capacity, Infeasible, Obstacle, Run, Worker
 from coordinator.model.pacing import Measured, Pacing, next_pacing
@@ -427,7 +427,7 @@ class Coordinator:
             each.worker for name, each in usable.items() if phase_of(name).phase is Phase.ACTIVE
         ]
 
-    def _paced(self, pacing: Pacing, report: LearnerReport, found: Outlook) -> Pacing:
+    def _paced(self, pacing: Pacing, report: LearnerReport, found: Forecast) -> Pacing:
         capacity = found.capacity
         if found.least is None:
             self._least.clear()

@@ -28,7 +28,7 @@ from coordinator.view import load_state, render_state, save_state, view_json
 from swarm.errors import ConfigError, PeerUnreachable, first_of
 from swarm.identity import Identity, PeerId
 from swarm.leasing.coordination import ControlClient
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.invite import Invitation
 from swarm.peers.ledger import Ledger
 from swarm.storage.locking import data_directory
@@ -232,15 +232,15 @@ class _Service:
     async def run(self, transport: Transport, peers: tuple[str, ...], learner: PeerId) -> None:
         """Until interrupted."""
         leaving = trio.Event()
-        warden = Warden(transport, Ledger(), admits=lambda peer, ip: peer == learner)
+        gater = ConnectionGater(transport, Ledger(), admits=lambda peer, ip: peer == learner)
         async with trio.open_nursery() as services:
-            services.start_soon(warden.run)
+            services.start_soon(gater.run)
             services.start_soon(_watch_signals, leaving)
             async with trio.open_nursery() as nursery:
                 coordinator = Coordinator(
                     self.source.fleet,
                     self.providers,
-                    ControlClient(transport, warden.ledger, learner),
+                    ControlClient(transport, gater.ledger, learner),
                     nursery,
                     unix_s=time.time,
                     drained=lambda: self.source.drained,

@@ -127,7 +127,7 @@ async def _open(
     world = RealNetwork()
     async with open_peer(world, config, identity, membership, rules.heads.run_id) as peer:
         with open_weights_service(
-            *(config.data_dir, rules, peer.transport, peer.warden, world),
+            *(config.data_dir, rules, peer.transport, peer.gater, world),
             store_bytes=options.store_bytes,
             tell=tell,
         ) as service:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from node.config import NodeConfig
 from node.hosting.weights import POLICIES, STORE
 from swarm.identity import PeerId
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.weights.heads import HeadRules
@@ -65,7 +65,7 @@ def open_weights_service(
     data_dir: Path,
     rules: WeightsRules,
     transport: Transport,
-    warden: Warden,
+    gater: ConnectionGater,
     clock: Clock,
     *,
     store_bytes: int = STORE_BYTES_MAX,
@@ -84,7 +84,7 @@ def open_weights_service(
         yield WeightsService(
             rules,
             transport,
-            warden,
+            gater,
             directory,
             Versions(directory, rules.shared_versions),
             store,
@@ -101,7 +101,7 @@ def open_weights_service(
 def policy_weights(
     config: NodeConfig,
     transport: Transport,
-    warden: Warden,
+    gater: ConnectionGater,
     clock: Clock,
     *,
     publishes: bool,
@@ -118,7 +118,7 @@ def policy_weights(
         publishes=publishes,
     )
     with open_weights_service(
-        config.data_dir, rules, transport, warden, clock, engine=engine, tell=tell, watch=watch
+        config.data_dir, rules, transport, gater, clock, engine=engine, tell=tell, watch=watch
     ) as service:
         yield service
 

@@ -148,7 +148,7 @@ class App:
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
         self._role = makes(world, config, node, self)
         self._telemetry = self._make_telemetry(makes.KIND)
-        node.warden.on_ban = self._tell_ban
+        node.gater.on_ban = self._tell_ban
 
     async def run(self) -> None:
         """Until the role is done or told to leave."""

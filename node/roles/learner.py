@@ -139,7 +139,7 @@ class LearnerRole:
             has_coordinator=coordinator is not None,
         )
         control = ControlService(
-            node.peer.transport, node.warden, steering, lambda peer: peer == coordinator
+            node.peer.transport, node.gater, steering, lambda peer: peer == coordinator
         )
         control.serve()
         if coordinator is not None:
@@ -283,7 +283,7 @@ class LearnerRole:
             intake_rules(run, rules, tokenizer),
             book,
             node.peer.transport,
-            node.warden,
+            node.gater,
             LearnerChecks(
                 node.guard,
                 scorer if self._can_rescore() else None,

@@ -79,13 +79,13 @@ class Node:
         self._first_round_at: float | None = None
         self._rates: deque[float] = deque(maxlen=TOKENS_PER_S_ROUNDS)
         self.peer = peer
-        self.warden, self.discovery, self.ledger = peer.warden, peer.discovery, peer.ledger
+        self.gater, self.discovery, self.ledger = peer.gater, peer.discovery, peer.ledger
         self.verifier = verifier
         self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
             self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)
-        serve_rules(peer.transport, self.warden, config.run.run_id, config.run.as_json())
+        serve_rules(peer.transport, self.gater, config.run.run_id, config.run.as_json())
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()
@@ -228,14 +228,14 @@ class Node:
         door = self.peer.transport.door
         if door is None:
             return None
-        refused = {why.replace(" ", "_"): n for why, n in self.warden.refused_connections.items()}
+        refused = {why.replace(" ", "_"): n for why, n in self.gater.refused_connections.items()}
         return replace(door, turned_away=door.turned_away | refused)
 
     def _ban_statuses(self) -> tuple[BanStatus, ...]:
         now = trio.current_time()
         return tuple(
             BanStatus(ban.subject, ban.is_block, ban.why, ban.until - now, ban.number)
-            for ban in self.warden.bans()
+            for ban in self.gater.bans()
         )
 
     def _peer_statuses(self) -> tuple[PeerStatus, ...]:

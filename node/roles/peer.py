@@ -1,6 +1,6 @@
 """A peer of a run: what every process that takes part needs of the network, whatever its role.
 
-`open_peer` is the one place where transport, warden, discovery and hash table are put together, in
+`open_peer` is the one place where transport, gater, discovery and hash table are put together, in
 the real world and in a simulated one.
 """
 
@@ -16,7 +16,7 @@ from node.hosting.membership import Membership
 from node.hosting.policy_weights import Clock
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import Dht, key_of
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
@@ -68,7 +68,7 @@ class Peer:
         """`admits` says who may connect at all; `dht`: take part in the hash table."""
         self.identity = identity
         self.transport = transport
-        self.warden = Warden(transport, Ledger(), admits=admits)
+        self.gater = ConnectionGater(transport, Ledger(), admits=admits)
         self.discovery = Discovery(
             run_id,
             world.agent,
@@ -77,7 +77,7 @@ class Peer:
             transport,
             bootstrap,
             book,
-            self.warden,
+            self.gater,
             now_s=world.now_s,
             rng=world.rng("discovery"),
             run_sync=world.run_sync,
@@ -87,7 +87,7 @@ class Peer:
             self.dht = Dht(
                 key_of(run_id),
                 transport,
-                self.warden,
+                self.gater,
                 bootstrap,
                 partial(self.discovery.learn_found, by="the hash table"),
                 self._is_lonely,
@@ -98,7 +98,7 @@ class Peer:
     @property
     def ledger(self) -> Ledger:
         """Who sent what."""
-        return self.warden.ledger
+        return self.gater.ledger
 
     def _is_lonely(self) -> bool:
         return len(self.discovery.peers) < LONELY_PEERS
@@ -107,7 +107,7 @@ class Peer:
         """Join, and stay joined until cancelled. What others may ask of the process is served by
         then."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.warden.run)
+            nursery.start_soon(self.gater.run)
             await nursery.start(self.discovery.run)
             if self.dht is not None:
                 await nursery.start(self.dht.run)

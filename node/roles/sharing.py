@@ -64,7 +64,7 @@ class RolloutSharing:
             now_s=world.now_s,
             rng=world.rng("exchange"),
             run_sync=world.run_sync,
-            warden=peer.warden,
+            gater=peer.gater,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

@@ -24,7 +24,7 @@ async def publishing(
     world: Network, config: NodeConfig, peer: Peer, watchers: Watchers
 ) -> AsyncIterator[Publishing]:
     """Versions that the learner makes are broadcast until the block ends."""
-    with policy_weights(config, peer.transport, peer.warden, world, publishes=True) as service:
+    with policy_weights(config, peer.transport, peer.gater, world, publishes=True) as service:
         publisher = Publisher(service, peer.identity, watchers.spread)
         async with trio.open_nursery() as nursery:
             await nursery.start(service.run)
@@ -59,7 +59,7 @@ async def following(
 ) -> AsyncIterator[WeightsService]:
     """The host serves what is here, and each newer version until the block ends."""
     with policy_weights(
-        *(config, peer.transport, peer.warden, world),
+        *(config, peer.transport, peer.gater, world),
         publishes=False,
         engine=host,
         tell=tell,

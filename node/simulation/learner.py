@@ -45,7 +45,7 @@ from swarm.identity import Identity, PeerId
 from swarm.leasing.intake import Intake
 from swarm.leasing.lease_client import WorkSource
 from swarm.leasing.leases import LeaseRules
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.simulation.determinism import stop_at_once
 from swarm.simulation.world import SimulatedWorld
 from swarm.transport.base import Transport
@@ -120,7 +120,7 @@ class LearnerHost:
 
     learner: Learner
     intake: Intake
-    warden: Warden
+    gater: ConnectionGater
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class SimulatedLearner:
         role = self.roles.get(self.first)
         if not isinstance(role, LearnerRole) or role.learner is None or role.intake is None:
             return None
-        return LearnerHost(role.learner, role.intake, self.nodes[self.first].warden)
+        return LearnerHost(role.learner, role.intake, self.nodes[self.first].gater)
 
     async def start(self, host: int) -> None:
         """Put a host to work; the learner comes first."""

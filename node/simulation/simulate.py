@@ -474,7 +474,7 @@ class _Simulation:
                 book=AddressBook.load(host.disk / "peers.json"),
                 start=host.starts,
             )
-            host.node.node.warden.on_ban = partial(self._on_ban, host)
+            host.node.node.gater.on_ban = partial(self._on_ban, host)
             self._watch_bytes(host, config)
             policy, progress, checkpoints = self._resume(host)
             await run(
@@ -576,7 +576,7 @@ class _Simulation:
             excess = watch.excess(total, now_s)
             detail = f"{what} {excess:.0f} bytes too many"
             self._invariants.require(excess == 0, host.number, "budget", detail)
-        for ban in node.node.warden.bans():  # those that were not told of as well
+        for ban in node.node.gater.bans():  # those that were not told of as well
             self._invariants.check_ban(host.number, ban, self._ban_rules)
         if thorough:
             self._invariants.check_pool(host.number, node.pool)
@@ -584,7 +584,7 @@ class _Simulation:
                 self._invariants.check_collections(host.number, root, self._limits)
 
     async def _on_ban(self, host: _Host, ban: Ban) -> None:
-        """A warden banned somebody just now."""
+        """A gater banned somebody just now."""
         await trio.lowlevel.checkpoint()
         self._world.record(f"ban {host.number} {ban.subject}")
         self._report.bans["block" if ban.is_block else "peer"] += 1

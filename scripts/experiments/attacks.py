@@ -457,7 +457,7 @@ async def _swarm(cell: Cell, config: Any, model: str) -> dict[str, Any]:
     rejected: Counter[str] = Counter()
     for simulated in swarm:
         rejected.update({str(k): n for k, n in simulated.node.ledger.rejected.items()})
-    return watch.result(rejected, sum(len(each.node.warden.bans()) for each in swarm))
+    return watch.result(rejected, sum(len(each.node.gater.bans()) for each in swarm))
 
 
 def hostile_config(config: Any, pace: Pace) -> Any:

@@ -3,7 +3,7 @@
 A peer that catches up is told of every producer first, and then of a random choice of what else is
 kept: whoever asks several peers comes to know all of it.
 
-A full shelf gives up adverts of producers that never delivered first, those of the peer or block
+A full cache gives up adverts of producers that never delivered first, those of the peer or block
 that told of most of them before others: invented producers take places from each other. Own adverts
 stay, for nobody else may have them.
 """
@@ -17,7 +17,7 @@ from swarm.identity import PeerId
 from swarm.wire.messages import AdvertBody
 
 
-class AdvertShelf:
+class AdvertCache:
     """Adverts by their ids, in the order of their arrival."""
 
     def __init__(
@@ -81,7 +81,7 @@ class AdvertShelf:
             self._remove(each)
 
     def _superfluous(self) -> bytes:
-        """Which advert leaves a full shelf."""
+        """Which advert leaves a full cache."""
         others = [i for i, (_, advert) in self._adverts.items() if advert.producer != self._own]
         producers = {advert.producer for _, advert in self._adverts.values()}
         proven = {name for name in producers if self._is_proven(PeerId(name))}

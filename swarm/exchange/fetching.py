@@ -32,7 +32,7 @@ from swarm.exchange.pool import AddResult, Candidate, Pool
 from swarm.exchange.stragglers import BATCHES_FACTOR, Trials, to_give_up
 from swarm.identity import PeerId
 from swarm.limits.byte_budget import ByteBudget
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup, informative
 from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
@@ -163,7 +163,7 @@ class Fetcher:
         pool: Pool,
         verify: Verify,
         offers: OfferTable,
-        warden: Warden,
+        gater: ConnectionGater,
         candidates: Callable[[], Awaitable[list[Candidate]]],
         *,
         now_s: Callable[[], float],
@@ -175,8 +175,8 @@ class Fetcher:
         self._pool = pool
         self._verify = verify
         self._offers = offers
-        self._warden = warden
-        self._ledger = warden.ledger
+        self._gater = gater
+        self._ledger = gater.ledger
         self._candidates = candidates
         self._now_s = now_s
         self._rng = rng
@@ -184,7 +184,7 @@ class Fetcher:
         self._in_flight: dict[PeerId, _Batch] = {}  # one for each producer
         self._stock = 0  # when it was looked at last
         self._open: Counter[PeerId] = Counter()  # requests
-        self._holders = HolderSearch(rules.run_id, transport, warden.ledger, rng)
+        self._holders = HolderSearch(rules.run_id, transport, gater.ledger, rng)
         self._wake = trio.Event()
         self._budget = ByteBudget(rules.fetch_bytes_per_s, trio.current_time())
         self.verifier_failures = 0
@@ -224,7 +224,7 @@ class Fetcher:
         )
         batches: dict[PeerId, list[Offer]] = {}
         for offer in chosen:
-            if self._warden.is_banned(offer.producer):
+            if self._gater.is_banned(offer.producer):
                 self._offers.forget(offer.producer)
                 self._wake.set()
                 continue
@@ -256,7 +256,7 @@ class Fetcher:
     def _bound_late(self) -> None:
         """Give up late batches beyond those that may be."""
         late = [b for b in self._in_flight.values() if b.late and not b.given_up]
-        whose = [self._warden.share_of(batch.asked) for batch in late]
+        whose = [self._gater.share_of(batch.asked) for batch in late]
         at = to_give_up(whose, self._rules.fetch_parallel)
         if at is not None:
             late[at].given_up = True
@@ -379,13 +379,13 @@ class Fetcher:
         Raises:
             DialHeldBack: it may not be dialled yet, which is no fault of its own.
         """
-        if self._warden.is_banned(peer):
+        if self._gater.is_banned(peer):
             return False
         if peer in self._transport.peers():
             return True
         addresses = self._offers.addresses(peer)[:DIAL_ADDRESSES_MAX]
         try:
-            await self._warden.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
+            await self._gater.dial_one_of(addresses, timeout_s=self._rules.dial_timeout_s)
         except DialHeldBack:
             raise
         except TransportError:
@@ -457,7 +457,7 @@ class Fetcher:
         records = reply.records
         at_once = TAKEN_IN_AT_ONCE if self._offers.is_proven(batch.producer) else 1
         try:
-            while records and not self._warden.is_banned(batch.producer):  # the rest may be as bad
+            while records and not self._gater.is_banned(batch.producer):  # the rest may be as bad
                 taken, records = records[:at_once], records[at_once:]
                 found = await self._take_in_together(batch, peer, taken, waiting)
                 good += found
@@ -486,7 +486,7 @@ class Fetcher:
             try:
                 checked = await self._take_in(batch, peer, record)
             except RemoteProtocolError:  # counted where it was found
-                if self._warden.is_banned(batch.producer):
+                if self._gater.is_banned(batch.producer):
                     nursery.cancel_scope.cancel()
                 return
             good += 1

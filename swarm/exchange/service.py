@@ -17,7 +17,7 @@ from random import Random
 import trio
 
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused, RequestTimeout, TransportError
-from swarm.exchange.advert_cache import AdvertShelf
+from swarm.exchange.advert_cache import AdvertCache
 from swarm.exchange.advert_sampling import ProducerSampler
 from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
 from swarm.exchange.offers import OfferTable
@@ -26,7 +26,7 @@ from swarm.identity import Identity, PeerId
 from swarm.limits.byte_budget import ByteBudget
 from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.peers.address_book import of_peer, plausible
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.storage.files import RunSync
@@ -88,9 +88,9 @@ class Exchange:
         now_s: Callable[[], float],
         rng: Random,
         run_sync: RunSync,
-        warden: Warden | None = None,
+        gater: ConnectionGater | None = None,
     ) -> None:
-        """`warden` may come with rules of its own; it brings the ledger with it, and is run by
+        """`gater` may come with rules of its own; it brings the ledger with it, and is run by
         whoever made it. None: one that runs with the exchange."""
         self._rules = rules
         self._identity = identity
@@ -100,7 +100,7 @@ class Exchange:
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
-        self._shelf = AdvertShelf(
+        self._advert_cache = AdvertCache(
             rules.recent_adverts_max,
             rules.recent_adverts_per_producer_max,
             identity.peer_id,
@@ -111,16 +111,16 @@ class Exchange:
         self._round_began = trio.current_time()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
         self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
-        self._runs_warden = warden is None
-        self.warden = warden or Warden(transport, Ledger())
-        self.ledger = self.warden.ledger
+        self._runs_gater = gater is None
+        self.gater = gater or ConnectionGater(transport, Ledger())
+        self.ledger = self.gater.ledger
         self._fetcher = Fetcher(
             rules,
             transport,
             pool,
             verify,
             self._offers,
-            self.warden,
+            self.gater,
             self.candidates,
             now_s=now_s,
             rng=rng,
@@ -176,7 +176,7 @@ class Exchange:
     def _advertise(
         self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[AdvertEntry]
     ) -> bytes:
-        """The signed advert, which is on the shelf from now on."""
+        """The signed advert, which is in the cache from now on."""
         body = AdvertBody(
             type="advert",
             run_id=self._rules.run_id,
@@ -188,11 +188,11 @@ class Exchange:
             expires_at_s=expires_at_s,
         )
         advert_id, record = codec.sign_advert(body, self._identity)
-        self._shelf.put(advert_id, record, body)
+        self._advert_cache.put(advert_id, record, body)
         return record
 
     async def _advertise_again(self) -> None:
-        """Put what this node shared before it was restarted on the shelf: a crash may have come
+        """Put what this node shared before it was restarted in the cache: a crash may have come
         before anybody had heard of it, and whoever connects asks for adverts."""
         own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
         newest = own[0].round if own else 0
@@ -207,8 +207,8 @@ class Exchange:
                 self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
-        """Gossip what was put on the shelf after a restart, once somebody is there to hear it."""
-        records = self._shelf.choose(len(self._shelf), self._now_s(), self._rng)
+        """Gossip what was put in the cache after a restart, once somebody is there to hear it."""
+        records = self._advert_cache.choose(len(self._advert_cache), self._now_s(), self._rng)
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
             await trio.sleep(CATCH_UP_LOOK_S)
         await trio.sleep(CATCH_UP_LOOK_S)  # until gossip knows who listens
@@ -220,7 +220,7 @@ class Exchange:
         producer that is not banned."""
         eligible: list[Candidate] = await self._run_sync(self._eligible)
         rounds = self._rules.offers.rounds_max
-        producers = {c.producer for c in eligible} - self.warden.banned_peers()
+        producers = {c.producer for c in eligible} - self.gater.banned_peers()
         before = {each: self._offers.newest_round(each) - rounds for each in producers}
         return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
@@ -273,8 +273,8 @@ class Exchange:
         )
         heard.close()  # the validator takes each advert in
         async with trio.open_nursery() as nursery:
-            if self._runs_warden:
-                nursery.start_soon(self.warden.run)
+            if self._runs_gater:
+                nursery.start_soon(self.gater.run)
             nursery.start_soon(self._expire_forever)
             nursery.start_soon(self._tell_again)
             if self._rules.stock_groups > 0:
@@ -283,23 +283,23 @@ class Exchange:
             task_status.started()
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
-        self.warden.check_quota(Kind.WANT, peer)
+        self.gater.check_quota(Kind.WANT, peer)
         want = self.ledger.judge(peer, codec.decode, payload, Want, WANT_BYTES_MAX)
         self._check_run(peer, want.run_id)
         self._check_budget(peer)
         wanted = list(dict.fromkeys(want.group_ids))
-        banned = self.warden.banned_peers()
+        banned = self.gater.banned_peers()
         records: list[bytes] = await self._run_sync(self._records, wanted, banned)
         self._spend(peer, records)
         return codec.encode(GroupsReply(type="groups", records=tuple(records)))
 
     async def _serve_holders(self, peer: PeerId, payload: bytes) -> bytes:
-        self.warden.check_quota(Kind.HAVE, peer)
+        self.gater.check_quota(Kind.HAVE, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, Have, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         held: set[bytes] = set()
         if not self._is_spent(peer):
-            banned = self.warden.banned_peers()
+            banned = self.gater.banned_peers()
             held = await self._run_sync(self._pool.held, asked.group_ids, self._now_s(), banned)
         at = tuple(at for at, group_id in enumerate(asked.group_ids) if group_id in held)
         return codec.encode(HaveReply(type="have_reply", held=at))
@@ -319,8 +319,8 @@ class Exchange:
         """The serving budget and what of it the peer may take, so that it leaves something to
         others; the peers of one block take one share. Relayed peers share one part of it, which
         no single one of them can take alone."""
-        shares: dict[str, float] = {self.warden.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
-        if self.warden.is_relayed(peer):
+        shares: dict[str, float] = {self.gater.share_of(peer): SERVE_SHARE_OF_ONE_PEER}
+        if self.gater.is_relayed(peer):
             shares = {RELAYED: SERVE_SHARE_OF_RELAYED, peer: SERVE_SHARE_OF_ONE_RELAYED}
         return [self._serve_budget, *(self._budget_of(*share) for share in shares.items())]
 
@@ -345,11 +345,11 @@ class Exchange:
         return records
 
     async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
-        self.warden.check_quota(Kind.CATCH_UP, peer)
+        self.gater.check_quota(Kind.CATCH_UP, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         self._check_budget(peer)
-        records = self._shelf.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        records = self._advert_cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
         self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
 
@@ -362,7 +362,7 @@ class Exchange:
 
     def _admits(self, peer: PeerId) -> bool:
         """Whether to hear one more advert of a forwarder."""
-        return not self.warden.is_banned(peer) and self.warden.allows(Kind.ADVERT, peer)
+        return not self.gater.is_banned(peer) and self.gater.allows(Kind.ADVERT, peer)
 
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
         return self._hear_gossip(peer, payload, sampled=True)
@@ -371,26 +371,26 @@ class Exchange:
         try:
             return self._hear(peer, payload, sampled=sampled)
         except RemoteProtocolError:
-            self.warden.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
+            self.gater.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
             return False
 
     def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
         """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
         beyond enough are passed by. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
-        if self._shelf.holds(record):
+        if self._advert_cache.holds(record):
             return False
         advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
         if advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
         producer = PeerId(advert.producer)
-        if self.warden.is_banned(producer):
+        if self.gater.is_banned(producer):
             return False
         if sampled and not self._sampler.wants(producer, self._rng):
             return False
-        told_by = self.warden.share_of(peer)
-        if not self._shelf.put(advert_id, record, advert, told_by):
+        told_by = self.gater.share_of(peer)
+        if not self._advert_cache.put(advert_id, record, advert, told_by):
             return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
@@ -474,7 +474,7 @@ class Exchange:
             await trio.sleep(self._rules.expire_interval_s)
             now_s = self._now_s()
             self._offers.expire(now_s)
-            self._shelf.expire(now_s)
+            self._advert_cache.expire(now_s)
             if trio.current_time() - self._round_began >= SAMPLED_ROUND_S:
                 self._next_round()  # shares seldom, or never
             await self._run_sync(self._pool.expire, now_s)

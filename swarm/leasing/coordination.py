@@ -16,7 +16,7 @@ import trio
 from swarm.errors import Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId, peer_id_of, public_key_of
 from swarm.limits.quotas import Kind
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
@@ -172,12 +172,12 @@ class ControlService:
     def __init__(
         self,
         transport: Transport,
-        warden: Warden,
+        gater: ConnectionGater,
         steered: Steered,
         may_steer: Callable[[PeerId], bool],
     ) -> None:
         self._transport = transport
-        self._warden = warden
+        self._gater = gater
         self._steered = steered
         self._may_steer = may_steer
         self._following = trio.Lock()
@@ -191,7 +191,7 @@ class ControlService:
         self._transport.serve(PLANS_PROTOCOL, self._serve_plan, limits)
 
     def _check(self, peer: PeerId) -> None:
-        self._warden.check_quota(Kind.CONTROL, peer)
+        self._gater.check_quota(Kind.CONTROL, peer)
         if not self._may_steer(peer):
             raise RequestRefused("it does not coordinate this learner")
         self.heard_s = trio.current_time()
@@ -199,15 +199,15 @@ class ControlService:
     async def _serve_report(self, peer: PeerId, payload: bytes) -> bytes:
         await trio.lowlevel.checkpoint()
         self._check(peer)
-        self._warden.ledger.judge(peer, codec.decode, payload, WantReport, WANT_REPORT_BYTES_MAX)
+        self._gater.ledger.judge(peer, codec.decode, payload, WantReport, WANT_REPORT_BYTES_MAX)
         return codec.encode(self._steered.report())
 
     async def _serve_plan(self, peer: PeerId, payload: bytes) -> bytes:
         self._check(peer)
-        plan = self._warden.ledger.judge(peer, codec.decode, payload, SetPlan, PLAN_BYTES_MAX)
+        plan = self._gater.ledger.judge(peer, codec.decode, payload, SetPlan, PLAN_BYTES_MAX)
         async with self._following:
             number, detail = self._steered.plan_number, ""
-            self._warden.ledger.judge(peer, unpack_peers, plan.standby)
+            self._gater.ledger.judge(peer, unpack_peers, plan.standby)
             if plan.number > number:
                 await self._steered.follow(plan)
                 number = plan.number

@@ -22,7 +22,7 @@ from swarm.leasing.leases import Answer, Lease, LeaseBook, SubmittedGroup, Trial
 from swarm.leasing.staleness import Denial
 from swarm.leasing.trial import WorkerOrigin
 from swarm.limits.quotas import RELAYED, Kind
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.rollouts import GroupId, RolloutGroup, version_spans
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
@@ -157,7 +157,7 @@ class Intake:
         rules: IntakeRules,
         book: LeaseBook,
         transport: Transport,
-        warden: Warden,
+        gater: ConnectionGater,
         checks: Checks,
         rng: Random,
         now_s: Callable[[], float] = trio.current_time,
@@ -166,7 +166,7 @@ class Intake:
         self._rules = rules
         self._book = book
         self._transport = transport
-        self._warden = warden
+        self._gater = gater
         self._checks = checks
         self._rng = rng
         self._now_s = now_s
@@ -285,11 +285,11 @@ class Intake:
     # --- leases ----------------------------------------------------------------------------
 
     async def _serve_lease(self, peer: PeerId, payload: bytes) -> bytes:
-        self._warden.check_quota(Kind.LEASE, peer)
-        judge = self._warden.ledger.judge
+        self._gater.check_quota(Kind.LEASE, peer)
+        judge = self._gater.ledger.judge
         asked: WantLease = judge(peer, codec.decode, payload, WantLease, WANT_LEASE_BYTES_MAX)
         if asked.run_id != self._rules.run_id:
-            self._warden.ledger.reject(peer, Reject.OTHER_RUN)
+            self._gater.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, asked.run_id)
         await trio.lowlevel.checkpoint()
         now_s = self._now_s()
@@ -315,7 +315,7 @@ class Intake:
     def _place_of(self, peer: PeerId) -> WorkerOrigin:
         """Behind a private address there may be many honest workers, and all of them new: it has no
         limit of its own, but its workers come after those of other places."""
-        share = self._warden.share_of(peer)
+        share = self._gater.share_of(peer)
         if share == RELAYED:
             return WorkerOrigin(share, RELAYED_PART)
         if share == peer:
@@ -339,8 +339,8 @@ class Intake:
     # --- submissions -----------------------------------------------------------------------
 
     async def _serve_submission(self, peer: PeerId, payload: bytes) -> bytes:
-        self._warden.check_quota(Kind.SUBMISSION, peer)
-        lease_id, group_id, record, spans, group = self._warden.ledger.judge(
+        self._gater.check_quota(Kind.SUBMISSION, peer)
+        lease_id, group_id, record, spans, group = self._gater.ledger.judge(
             peer, codec.decode_submission, payload
         )
         self._check_form(peer, group)
@@ -384,7 +384,7 @@ class Intake:
         elif (group.temperature, group.top_p) != (rules.temperature, rules.top_p):
             fault = (Reject.MALFORMED, "sampled by other rules")
         if fault is not None:
-            self._warden.ledger.reject(peer, fault[0])
+            self._gater.ledger.reject(peer, fault[0])
             raise RemoteProtocolError(fault[0], fault[1][:DETAIL_CHARS_MAX])
 
     async def _judge(
@@ -402,14 +402,14 @@ class Intake:
             prompt, rewards = await self._checks.reward(lease, group)
             await self._look_closer(peer, group, prompt)
         except RemoteProtocolError as error:
-            self._warden.ledger.reject(peer, error.reason)
+            self._gater.ledger.reject(peer, error.reason)
             fault = error.detail or str(error.reason)
             self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
             return self._book.submit(submission, self._now_s(), fault), None
         answer = self._book.submit(submission, self._now_s())
         if not answer.admitted or answer.repeated:
             return answer, None
-        self._warden.ledger.accept(peer)
+        self._gater.ledger.accept(peer)
         return answer, Admitted(group_id, group, prompt, rewards)
 
     async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:

@@ -37,7 +37,7 @@ NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and
 
 
 @dataclass(frozen=True, slots=True)
-class WardenRules:
+class GaterRules:
     """`*_per_block_max` are connections. Behind a private address there may be many honest nodes
     (a laboratory, a demonstration on one machine), so that a private block has more of them."""
 
@@ -48,7 +48,7 @@ class WardenRules:
     trust_private: bool = True  # never ban a private block as a whole, nor share quotas in one
 
 
-RULES: Final = WardenRules()
+RULES: Final = GaterRules()
 
 OnBan = Callable[[Ban], Awaitable[None]]
 
@@ -57,7 +57,7 @@ async def _tell_nobody(ban: Ban) -> None:
     await trio.lowlevel.checkpoint()
 
 
-class Warden:
+class ConnectionGater:
     """One node's defence. It becomes the transport's gate and learns of offences from the ledger;
     `run` closes connections."""
 
@@ -65,7 +65,7 @@ class Warden:
         self,
         transport: Transport,
         ledger: Ledger,
-        rules: WardenRules = RULES,
+        rules: GaterRules = RULES,
         reputation: Reputation | None = None,
         quotas: Quotas | None = None,
         admits: Gate = lambda peer, ip: True,

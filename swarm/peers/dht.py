@@ -31,7 +31,7 @@ from swarm.errors import (
 from swarm.identity import PeerId, public_key_of
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import plausible
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -174,7 +174,7 @@ class Dht:
         self,
         key: bytes,
         transport: Transport,
-        warden: Warden,
+        gater: ConnectionGater,
         bootstrap: Sequence[str],
         found: Found,
         is_lonely: Callable[[], bool],
@@ -185,7 +185,7 @@ class Dht:
         """`serves` False: a client, which asks and is not asked, for nobody can dial it."""
         self._key = key
         self._transport = transport
-        self._warden = warden
+        self._gater = gater
         self._bootstrap = tuple(bootstrap)
         self._found = found
         self._is_lonely = is_lonely
@@ -245,7 +245,7 @@ class Dht:
             for known in (*reply.providers, *reply.closer):
                 public_key_of(known.peer_id)  # an honest node has had an answer from each
         except RemoteProtocolError as error:
-            self._warden.ledger.reject(peer, error.reason)
+            self._gater.ledger.reject(peer, error.reason)
             return
         except TransportError:
             self.table.drop(peer)
@@ -266,7 +266,7 @@ class Dht:
         dialled yet is not."""
         if peer in self._transport.peers():
             return True
-        if self._warden.is_banned(peer):
+        if self._gater.is_banned(peer):
             self.table.drop(peer)
             return False
         given = next((each for each in addresses if each in self._bootstrap), None)
@@ -275,7 +275,7 @@ class Dht:
                 await self._transport.connect(given, timeout_s=DIAL_TIMEOUT_S)
             else:
                 where = addresses[:DIAL_ADDRESSES_MAX]
-                await self._warden.dial_one_of(where, timeout_s=DIAL_TIMEOUT_S)
+                await self._gater.dial_one_of(where, timeout_s=DIAL_TIMEOUT_S)
         except DialHeldBack:
             return False
         except (TransportError, ConfigError):
@@ -284,8 +284,8 @@ class Dht:
         return True
 
     async def _serve(self, peer: PeerId, payload: bytes) -> bytes:
-        self._warden.check_quota(Kind.PROVIDERS, peer)
-        asked = self._warden.ledger.judge(
+        self._gater.check_quota(Kind.PROVIDERS, peer)
+        asked = self._gater.ledger.judge(
             peer, codec.decode, payload, FindProviders, PROVIDERS_BYTES_MAX
         )
         now_s = trio.current_time()

@@ -32,7 +32,7 @@ from swarm.errors import (
 from swarm.identity import Identity, PeerId, public_key_of
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
@@ -84,7 +84,7 @@ class Discovery:
         transport: Transport,
         bootstrap: Sequence[str],
         book: AddressBook,
-        warden: Warden,
+        gater: ConnectionGater,
         *,
         now_s: Callable[[], float],
         rng: Random,
@@ -98,8 +98,8 @@ class Discovery:
         self._transport = transport
         self._bootstrap = tuple(bootstrap)
         self._book = book
-        self._warden = warden
-        self._ledger = warden.ledger
+        self._gater = gater
+        self._ledger = gater.ledger
         self._now_s = now_s
         self._rng = rng
         self._run_sync = run_sync
@@ -192,7 +192,7 @@ class Discovery:
         peer = self.sought
         if peer is None or peer in self._not_to_dial():
             return
-        if any(map(self._warden.may_dial(), self._book.addresses(peer))):
+        if any(map(self._gater.may_dial(), self._book.addresses(peer))):
             self._start_dial(nursery, peer)
 
     def _dial_more(self, nursery: trio.Nursery) -> None:
@@ -219,13 +219,13 @@ class Discovery:
     def _draw(self, number: int) -> list[PeerId]:
         if number <= 0:
             return []
-        now_s, may_dial = trio.current_time(), self._warden.may_dial()
+        now_s, may_dial = trio.current_time(), self._gater.may_dial()
         return self._book.draw(number, self._not_to_dial(), self._rng, now_s, may_dial)
 
     def _not_to_dial(self) -> set[PeerId]:
         """Who is connected, on its way, banned, of another run, or this node."""
         excluded = {*self._transport.peers(), *self._strangers, *self._dialling}
-        return excluded | {self._identity.peer_id} | self._warden.banned_peers()
+        return excluded | {self._identity.peer_id} | self._gater.banned_peers()
 
     def _start_dial(self, nursery: trio.Nursery, peer: PeerId) -> None:
         self._looked_at = trio.current_time()
@@ -241,7 +241,7 @@ class Discovery:
 
     def _some(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """The first that may be dialled, which its owner prefers, and any others of them."""
-        able = list(filter(self._warden.may_dial(), addresses))
+        able = list(filter(self._gater.may_dial(), addresses))
         number = min(len(able[1:]), DIAL_ADDRESSES_MAX - 1)
         return (*able[:1], *self._rng.sample(able[1:], number))
 
@@ -253,14 +253,14 @@ class Discovery:
         else:
             self._unreachable.pop(address, None)
             self._dialled[peer] = address
-            self._warden.note_answer(address)
+            self._gater.note_answer(address)
         finally:
             self._dialling.discard(peer)
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
         timeout_s = DIAL_TIMEOUT_S / max(1, len(addresses))
         try:
-            self._dialled[peer] = await self._warden.dial_one_of(addresses, timeout_s=timeout_s)
+            self._dialled[peer] = await self._gater.dial_one_of(addresses, timeout_s=timeout_s)
         except DialHeldBack:
             pass  # another peer is dialled at that address, or was a moment ago
         except TransportError:
@@ -348,7 +348,7 @@ class Discovery:
             if not self._book.addresses(PeerId(known.peer_id))
             and known.peer_id != self._identity.peer_id
         ]
-        told_by = self._warden.share_of(teller)
+        told_by = self._gater.share_of(teller)
         for known in new[:HEARSAY_PER_REPLY_MAX]:
             peer = PeerId(known.peer_id)
             addresses = self._plausible(teller, peer, known.addresses)
@@ -385,7 +385,7 @@ class Discovery:
             )
 
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
-        self._warden.check_quota(Kind.HELLO, peer)
+        self._gater.check_quota(Kind.HELLO, peer)
         try:
             hello = _own_hello_of(peer, payload)
         except RemoteProtocolError as error:
@@ -396,7 +396,7 @@ class Discovery:
         else:
             addresses = self._plausible(peer, peer, hello.addresses)
             self.peers[peer] = PeerInfo(hello.agent, addresses)
-            told_by = self._warden.share_of(peer)
+            told_by = self._gater.share_of(peer)
             self._book.learn(peer, addresses, worked=False, told_by=told_by)
         reply = HelloReply(
             type="hello_reply",

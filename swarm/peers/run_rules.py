@@ -9,7 +9,7 @@ from typing import Final
 from swarm.errors import RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -24,15 +24,13 @@ from swarm.wire.messages import (
 TIMEOUT_S: Final = 20.0
 
 
-def serve_rules(transport: Transport, warden: Warden, run_id: str, rules: bytes) -> None:
+def serve_rules(transport: Transport, gater: ConnectionGater, run_id: str, rules: bytes) -> None:
     """Hand the rules of this node's run to whoever asks, as often as the quota has it. Rules of
     over `RULES_BYTES_MAX` do not travel."""
 
     async def serve(peer: PeerId, payload: bytes) -> bytes:
-        warden.check_quota(Kind.RUN, peer)
-        want: WantRun = warden.ledger.judge(
-            peer, codec.decode, payload, WantRun, WANT_RUN_BYTES_MAX
-        )
+        gater.check_quota(Kind.RUN, peer)
+        want: WantRun = gater.ledger.judge(peer, codec.decode, payload, WantRun, WANT_RUN_BYTES_MAX)
         if want.run_id != run_id:
             raise RequestRefused(f"this node is of run {run_id}")
         if len(rules) > RULES_BYTES_MAX:

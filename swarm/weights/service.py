@@ -30,7 +30,7 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.chunk_server import BYTES_PER_S_MIN, ChunkService
@@ -168,7 +168,7 @@ class WeightsService:
         self,
         rules: WeightsRules,
         transport: Transport,
-        warden: Warden,
+        gater: ConnectionGater,
         directory: Path,
         versions: Versions,
         store: ChunkStore,
@@ -186,11 +186,11 @@ class WeightsService:
         self.rules = rules
         self.heads = HeadTable(rules.heads, now_s)
         self.versions = versions
-        self.warden = warden
+        self.gater = gater
         self.now_s = now_s
         self.run_sync = run_sync
         self.sharing = Sharing(
-            ChunkService(transport, warden=warden), store, warden.ledger, rng=rng, run_sync=run_sync
+            ChunkService(transport, gater=gater), store, gater.ledger, rng=rng, run_sync=run_sync
         )
         self._transport = transport
         self._directory = directory / "heads"
@@ -250,7 +250,7 @@ class WeightsService:
     # --- heads -----------------------------------------------------------------------------
 
     def _admits(self, peer: PeerId) -> bool:
-        return not self.warden.is_banned(peer) and self.warden.allows(Kind.HEAD, peer)
+        return not self.gater.is_banned(peer) and self.gater.allows(Kind.HEAD, peer)
 
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
         try:
@@ -261,7 +261,7 @@ class WeightsService:
     def _hear(self, peer: PeerId, record: bytes) -> bool:
         """Take in a head. Whether it is new, and so to be passed on."""
         try:
-            head, verdict = self.warden.ledger.judge(peer, self.heads.hear, record)
+            head, verdict = self.gater.ledger.judge(peer, self.heads.hear, record)
         except RemoteProtocolError as error:
             self.refused = error.detail
             if error.reason is Reject.FUTURE:
@@ -309,8 +309,8 @@ class WeightsService:
             save_head(self._directory, version, record, held)
 
     async def _serve_heads(self, peer: PeerId, payload: bytes) -> bytes:
-        self.warden.check_quota(Kind.HEADS, peer)
-        asked = self.warden.ledger.judge(
+        self.gater.check_quota(Kind.HEADS, peer)
+        asked = self.gater.ledger.judge(
             peer, codec.decode, payload, WantHeads, WANT_HEADS_BYTES_MAX
         )
         self._check_run(peer, asked.run_id)
@@ -319,7 +319,7 @@ class WeightsService:
 
     def _check_run(self, peer: PeerId, run_id: str) -> None:
         if run_id != self.rules.heads.run_id:
-            self.warden.ledger.reject(peer, Reject.OTHER_RUN)
+            self.gater.ledger.reject(peer, Reject.OTHER_RUN)
             raise RemoteProtocolError(Reject.OTHER_RUN, run_id)
 
     async def _ask_for_heads(self) -> None:
@@ -349,7 +349,7 @@ class WeightsService:
                 timeout_s=HEADS_TIMEOUT_S,
                 response_bytes_max=HEADS_REPLY_BYTES_MAX,
             )
-            reply = self.warden.ledger.judge(
+            reply = self.gater.ledger.judge(
                 peer, codec.decode, payload, HeadsReply, HEADS_REPLY_BYTES_MAX
             )
         except (TransportError, RemoteProtocolError):
@@ -364,8 +364,8 @@ class WeightsService:
     # --- manifests -------------------------------------------------------------------------
 
     async def _serve_manifest(self, peer: PeerId, payload: bytes) -> bytes:
-        self.warden.check_quota(Kind.MANIFEST, peer)
-        asked = self.warden.ledger.judge(
+        self.gater.check_quota(Kind.MANIFEST, peer)
+        asked = self.gater.ledger.judge(
             peer, codec.decode, payload, WantManifest, WANT_MANIFEST_BYTES_MAX
         )
         self._check_run(peer, asked.run_id)
@@ -404,7 +404,7 @@ class WeightsService:
         try:
             manifest: Manifest = await self.run_sync(manifest_wire.open_manifest, body, head)
         except RemoteProtocolError as error:
-            self.warden.ledger.reject(PeerId(head.publisher), error.reason)
+            self.gater.ledger.reject(PeerId(head.publisher), error.reason)
             raise
         self._bodies[head.root] = body
         while len(self._bodies) > MANIFESTS_CACHED_MAX:
@@ -430,11 +430,11 @@ class WeightsService:
             except TransportError:
                 continue
             except RemoteProtocolError as error:  # longer than was asked for
-                self.warden.ledger.reject(peer, error.reason)
+                self.gater.ledger.reject(peer, error.reason)
                 continue
             if await self.run_sync(manifest_wire.root_of, body) == head.root:
                 return body
-            self.warden.ledger.reject(peer, Reject.WRONG_HASH)
+            self.gater.ledger.reject(peer, Reject.WRONG_HASH)
         return None
 
     # --- getting versions ------------------------------------------------------------------
@@ -589,7 +589,7 @@ class WeightsService:
                 self.rules.patch_threads,
             )
         except RemoteProtocolError as error:
-            self.warden.ledger.reject(PeerId(head.publisher), error.reason)
+            self.gater.ledger.reject(PeerId(head.publisher), error.reason)
             raise
         current.bases.append(step.artifact.base_version)
         current.patch_s += trio.current_time() - started_s

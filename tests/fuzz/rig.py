@@ -263,7 +263,7 @@ class Desk:
         self.exchange = Exchange(RULES, CAROL, self.transport, pool, verify, **clock)
         self.discovery = Discovery(
             RUN_ID, "fuzz", CAROL, bytes(16), self.transport, (), AddressBook(),
-            self.exchange.warden, **clock,
+            self.exchange.gater, **clock,
         )  # fmt: skip
 
     async def serve_stream(self, data: bytes, cut: int, end: End) -> DeskStream:

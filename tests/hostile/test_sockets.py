@@ -15,7 +15,7 @@ from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
 from swarm.limits.quotas import BLOCK_SHARE, RATES, Kind
-from swarm.peers.connection_gater import RULES, Warden, WardenRules
+from swarm.peers.connection_gater import RULES, ConnectionGater, GaterRules
 from swarm.peers.discovery import AddressBook, Discovery
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
@@ -66,7 +66,7 @@ class Target:
     """A node's services, and an honest peer that uses them."""
 
     transport: Libp2pTransport
-    warden: Warden
+    gater: ConnectionGater
     friend: Liar  # one that tells no lies
 
     @property
@@ -116,14 +116,14 @@ async def peer(name: bytes) -> AsyncIterator[Liar]:
 
 
 @asynccontextmanager
-async def attacked(rules: WardenRules = RULES) -> AsyncIterator[Target]:
+async def attacked(rules: GaterRules = RULES) -> AsyncIterator[Target]:
     identity = Identity(b"t" * 32)
     async with (
         open_libp2p(identity, LOOPBACK) as transport,
         peer(b"friend") as friend,
         trio.open_nursery() as nursery,
     ):
-        warden = Warden(transport, Ledger(), rules)
+        gater = ConnectionGater(transport, Ledger(), rules)
         shared = {"now_s": now_s, "rng": Random(1), "run_sync": run_inline}
         exchange = Exchange(
             ExchangeRules(RUN_ID, 8, record_life_s=3600, clock_skew_s=60, group_size_max=8),
@@ -131,17 +131,17 @@ async def attacked(rules: WardenRules = RULES) -> AsyncIterator[Target]:
             transport,
             Pool(":memory:", PoolLimits()),
             approve,
-            warden=warden,
+            gater=gater,
             **shared,
         )
         discovery = Discovery(
-            RUN_ID, "target", identity, bytes(16), transport, (), AddressBook(), warden, **shared
+            RUN_ID, "target", identity, bytes(16), transport, (), AddressBook(), gater, **shared
         )
-        nursery.start_soon(warden.run)
+        nursery.start_soon(gater.run)
         await nursery.start(exchange.run)
         await nursery.start(discovery.run)
         await friend.transport.connect(transport.addresses()[0])
-        yield Target(transport, warden, friend)
+        yield Target(transport, gater, friend)
         nursery.cancel_scope.cancel()
 
 
@@ -165,13 +165,13 @@ def test_others_are_served_during_it_and_nothing_stays_behind(lie: Lie) -> None:
                     await trio.sleep(0.05)
             await until(lambda: target.streams_of(liar.identity.peer_id) <= 4)
             assert await target.serves(target.friend)
-            counted = target.warden.ledger.of(liar.identity.peer_id).rejected
+            counted = target.gater.ledger.of(liar.identity.peer_id).rejected
             if lie.reason is None:
                 assert not counted
             else:
                 assert counted[lie.reason]
             guilty = {liar.identity.peer_id} if lie.reason else set()
-            assert target.warden.banned_peers() == guilty
+            assert target.gater.banned_peers() == guilty
 
     run(main, timeout_s=3 * WAIT_S)
 
@@ -184,7 +184,7 @@ def test_lies_over_real_sockets_end_in_a_closed_connection() -> None:
         async with attacked() as target, peer(b"liar") as liar:
             await liar.transport.connect(target.address)
             await target.friend.transport.connect(liar.transport.addresses()[0])
-            while not target.warden.is_banned(liar.identity.peer_id):
+            while not target.gater.is_banned(liar.identity.peer_id):
                 for lie in told:
                     await lie.tell(liar)
                     await trio.sleep(0.2)
@@ -192,8 +192,8 @@ def test_lies_over_real_sockets_end_in_a_closed_connection() -> None:
             with suppress(SwarmError):  # the dialling side may see the refusal a little later
                 await liar.transport.connect(target.address)
             await until(lambda: target.transport.peer_id not in liar.transport.peers())
-            assert target.warden.refused_connections["banned peer"] > 0
-            assert target.warden.banned_peers() == {liar.identity.peer_id}
+            assert target.gater.refused_connections["banned peer"] > 0
+            assert target.gater.banned_peers() == {liar.identity.peer_id}
             assert await target.serves(target.friend)
 
     run(main, timeout_s=3 * WAIT_S)
@@ -201,7 +201,7 @@ def test_lies_over_real_sockets_end_in_a_closed_connection() -> None:
 
 def test_many_identities_from_one_address_get_one_share() -> None:
     """Loopback is treated here as any public address is."""
-    rules = WardenRules(connections_per_block_max=8, trust_private=False)
+    rules = GaterRules(connections_per_block_max=8, trust_private=False)
     burst = RATES[Kind.HELLO].burst * BLOCK_SHARE
 
     async def main() -> None:
@@ -216,11 +216,11 @@ def test_many_identities_from_one_address_get_one_share() -> None:
                     served += sum(answers)
                     assert trio.current_time() >= before
                 assert len(target.transport.peers()) <= 8
-            refused = target.warden.refused_connections
+            refused = target.gater.refused_connections
             assert refused["too many of one block"] + refused["too often"] >= IDENTITIES - 8
             assert served <= burst + RATES[Kind.HELLO].per_s * BLOCK_SHARE * trio.current_time()
             assert 0 < served <= 12 * 8
-            assert not target.warden.ledger.rejected[Reject.FLOOD]
+            assert not target.gater.ledger.rejected[Reject.FLOOD]
             assert target.friend.identity.peer_id in target.transport.peers()
 
     run(main, timeout_s=3 * WAIT_S)

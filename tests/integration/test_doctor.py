@@ -16,7 +16,7 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.transport.libp2p.host import open_libp2p
@@ -52,7 +52,7 @@ def examined(config: NodeConfig, clock_error_s: float = 0.0) -> dict[str, Findin
         ):
             node = Discovery(
                 RUN.run_id, "test", BEN, secrets.token_bytes(16), host, (), AddressBook(),
-                Warden(host, Ledger()), now_s=now_s, rng=Random(1),
+                ConnectionGater(host, Ledger()), now_s=now_s, rng=Random(1),
                 run_sync=trio.to_thread.run_sync,
             )  # fmt: skip
             nursery.start_soon(node.run)

@@ -10,7 +10,7 @@ import trio
 from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
 from swarm.peers.address_book import AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
@@ -27,7 +27,7 @@ def member(
 ) -> Discovery:
     return Discovery(
         "sums-1", "test", identity, secrets.token_bytes(16), transport, bootstrap, book,
-        Warden(transport, Ledger()),
+        ConnectionGater(transport, Ledger()),
         now_s=lambda: EPOCH_S + trio.current_time(), rng=Random(1),
         run_sync=trio.to_thread.run_sync,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from libp2p.utils import encode_delim, encode_varint_prefixed
 
 from swarm.errors import Reject
 from swarm.identity import Identity, PeerId
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p import gossip
@@ -238,7 +238,7 @@ def test_what_no_honest_peer_forwards_costs_the_forwarder() -> None:
     async def main() -> None:
         async with subscribed_pair() as (a, b):
             ledger = Ledger()
-            warden = Warden(b, ledger)
+            gater = ConnectionGater(b, ledger)
             stream = await open_stream(a, b, b"")
             good = await published(a, b"x" * 60_000)
             forged = [
@@ -249,7 +249,7 @@ def test_what_no_honest_peer_forwards_costs_the_forwarder() -> None:
             for count, message in enumerate(forged, 1):
                 await stream.write(encode_varint_prefixed(rpc(message)))
                 await until(lambda count=count: ledger.rejected[Reject.BAD_SIGNATURE] == count)  # type: ignore[misc]
-            assert warden.is_banned(a.peer_id)
+            assert gater.is_banned(a.peer_id)
             for message, reason in (
                 (altered(good, topicIDs=["more"], seqno=b"4"), Reject.MALFORMED),
                 (altered(good, data=bytes(GOSSIP_BYTES_MAX + 1), seqno=b"5"), Reject.OVERSIZE),

@@ -146,7 +146,7 @@ def test_a_producer_of_groups_that_cost_too_much_is_banned_in_the_middle_of_its_
             here.serve(server_of(records))
             await trio.sleep(60)
             assert blamed(here) == {here.identity.peer_id: {Reject.OVERRUN: 3}}
-            assert here.exchange.warden.is_banned(here.identity.peer_id)
+            assert here.exchange.gater.is_banned(here.identity.peer_id)
             assert len(looked_at) == 3
 
     run(main, virtual=True, timeout_s=1000)

@@ -20,7 +20,7 @@ from swarm.exchange.pool import Pool
 from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import block_of
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.reputation import RULES as REPUTATION_RULES
 from swarm.peers.reputation import Reputation
 from swarm.simulation.addresses import draw_ips
@@ -118,7 +118,9 @@ def test_a_group_that_is_trained_on_twice_is_seen(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_honest_host_that_is_banned_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Warden, "_good", lambda self, peer: self._bad(peer, Reject.MALFORMED))
+    monkeypatch.setattr(
+        ConnectionGater, "_good", lambda self, peer: self._bad(peer, Reject.MALFORMED)
+    )
     assert "ban" in rules_broken(run_small())
 
 
@@ -219,7 +221,7 @@ def test_a_node_that_ends_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     "name",
     [
         "AddressBook.entries",
-        "AdvertShelf._by_producer[]",
+        "AdvertCache._by_producer[]",
         "Quotas._buckets",
         "Reputation._accounts",
     ],

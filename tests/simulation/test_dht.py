@@ -9,7 +9,7 @@ from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, RequestRefused
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import (
     BUCKET_PEERS_MAX,
     BUCKETS_MAX,
@@ -58,15 +58,15 @@ class Member:
         serves: bool = True,
     ) -> None:
         self.transport = world.join(host)
-        warden = self.warden = Warden(self.transport, Ledger())
+        gater = self.gater = ConnectionGater(self.transport, Ledger())
         self.discovery = Discovery(
             run_id, "test", world.identities[host], bytes([host]) * 16, self.transport, bootstrap,
-            AddressBook(), warden, now_s=lambda: EPOCH_S + trio.current_time(),
+            AddressBook(), gater, now_s=lambda: EPOCH_S + trio.current_time(),
             rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
         )  # fmt: skip
         self.found: set[PeerId] = set()
         self.dht = Dht(
-            key_of(run_id), self.transport, warden, bootstrap, self._learn, lambda: True,
+            key_of(run_id), self.transport, gater, bootstrap, self._learn, lambda: True,
             rng=world.rng(f"dht/{host}"), serves=lambda: serves,
         )  # fmt: skip
 
@@ -182,10 +182,10 @@ def test_who_names_what_nobody_can_be_called_pays_for_it() -> None:
             liar = Liar(world.join(0))
             own = Member(world, 1, "a", liar.transport.addresses())
             await own.dht.look()
-            assert not own.warden.ledger.rejected
+            assert not own.gater.ledger.rejected
             liar.providers = (KnownPeer(peer_id="nobody", addresses=("/memory/1/p2p/nobody",)),)
             await own.dht.look()
-            assert own.warden.ledger.of(liar.transport.peer_id).rejected == {Reject.MALFORMED: 1}
+            assert own.gater.ledger.of(liar.transport.peer_id).rejected == {Reject.MALFORMED: 1}
             assert not own.found
 
     deterministic_run(main, seed=1)

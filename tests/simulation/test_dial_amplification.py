@@ -11,7 +11,7 @@ import trio
 from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import Dht, key_of
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
@@ -118,16 +118,16 @@ def member(
     dht: bool = False,
 ) -> Discovery:
     transport = world.join(host)
-    warden = Warden(transport, Ledger())
+    gater = ConnectionGater(transport, Ledger())
     discovery = Discovery(
         RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-        AddressBook(), warden, now_s=lambda: EPOCH_S + trio.current_time(),
+        AddressBook(), gater, now_s=lambda: EPOCH_S + trio.current_time(),
         rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
     )  # fmt: skip
     nursery.start_soon(discovery.run)
     if dht:
         table = Dht(
-            key_of(RUN_ID), transport, warden, bootstrap,
+            key_of(RUN_ID), transport, gater, bootstrap,
             lambda peer, where: discovery.learn_found(peer, where, by="the hash table"),
             lambda: True, rng=world.rng(f"dht/{host}"),
         )  # fmt: skip

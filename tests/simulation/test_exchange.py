@@ -248,7 +248,7 @@ def test_what_waits_of_a_producer_that_is_banned_meanwhile_is_not_judged(bans: b
             await trio.sleep(60)
             judge.is_right = False
             if not bans:  # a fault that shows
-                here.exchange.warden.is_banned = lambda _: False
+                here.exchange.gater.is_banned = lambda _: False
             groups = [group_of(here.identity, 1 + at) for at in range(12)]
             records |= await here.advertise(*groups)
             await trio.sleep(60)

@@ -15,7 +15,7 @@ from swarm.leasing.intake import STANDBY, Admitted, Intake, IntakeRules
 from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
 from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.simulation.determinism import deterministic_run
@@ -91,7 +91,7 @@ class ScriptedChecks:
 @dataclass
 class Learner:
     intake: Intake
-    warden: Warden
+    gater: ConnectionGater
     checks: ScriptedChecks
     book: LeaseBook
 
@@ -126,7 +126,7 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     async with open_world(0, hosts, LINK) as world, trio.open_nursery() as nursery:
         transports = {host: world.join(host) for host in range(hosts)}
-        warden = Warden(transports[LEARNER], Ledger())
+        gater = ConnectionGater(transports[LEARNER], Ledger())
         book = LeaseBook(
             leases or LeaseRules(first_groups=4, groups_max=4),
             Account(STALENESS),
@@ -135,13 +135,13 @@ async def scene(
             1,
         )
         checks = checks or ScriptedChecks()
-        intake = Intake(RULES, book, transports[LEARNER], warden, checks, world.rng("intake"))
-        nursery.start_soon(warden.run)
+        intake = Intake(RULES, book, transports[LEARNER], gater, checks, world.rng("intake"))
+        nursery.start_soon(gater.run)
         await nursery.start(intake.run)
         address = transports[LEARNER].addresses()[0]
         for host in range(1, hosts):
             await transports[host].connect(address, timeout_s=5.0)
-        yield Scene(world, Learner(intake, warden, checks, book), transports, nursery)
+        yield Scene(world, Learner(intake, gater, checks, book), transports, nursery)
         nursery.cancel_scope.cancel()
 
 
@@ -268,7 +268,7 @@ def test_a_lie_is_refused_by_name(name: str) -> None:
             else:
                 answer = codec.decode(await ask(), SubmissionReply, SUBMISSION_REPLY_BYTES_MAX)
                 assert (answer.verdict, answer.reason) == ("refused", lie.reason)
-            rejected = there.learner.warden.ledger.of(there.world.peer_id(1)).rejected
+            rejected = there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
             assert dict(rejected) == ({} if lie.against is None else {lie.against: 1})
             assert there.learner.intake.counts().buffered == 0
             # what is left of the lease is still good for an honest group
@@ -285,7 +285,7 @@ def test_who_is_turned_away_does_not_insist() -> None:
             group = replace(group_of(there.world, 1, lease, 0, 0), tokenizer="another")
             assert await source.submit(lease, group) is None
             assert source.verdicts == {"turned_away": 1}
-            assert not there.learner.warden.is_banned(there.world.peer_id(1))
+            assert not there.learner.gater.is_banned(there.world.peer_id(1))
 
     play(body)
 
@@ -398,7 +398,7 @@ def test_a_fault_of_our_own_costs_nobody_the_group() -> None:
             intake = there.learner.intake
             assert (intake.check_failures, intake.last_check_failure) == (2, str(failures[1]))
             assert intake.counts().discarded == {}
-            assert not there.learner.warden.ledger.of(there.world.peer_id(1)).rejected
+            assert not there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
 
     play(body)
 

@@ -8,7 +8,7 @@ import trio
 from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.peers import discovery
 from swarm.peers.address_book import DIAL_AGAIN_MAX_S, AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
@@ -28,8 +28,8 @@ def members(world: SimulatedWorld) -> list[Discovery]:
         bootstrap = made[0]._transport.addresses() if made else ()
         node = Discovery(
             "sums-1", "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-            AddressBook(), Warden(transport, Ledger()), now_s=lambda: EPOCH_S + trio.current_time(),
-            rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+            AddressBook(), ConnectionGater(transport, Ledger()),
+            now_s=lambda: EPOCH_S + trio.current_time(), rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
         )  # fmt: skip
         made.append(node)
     return made

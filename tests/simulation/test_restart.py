@@ -13,7 +13,7 @@ def test_what_was_shared_before_a_crash_is_known_again_after_it() -> None:
         async with exchanges(2) as swarm:
             first, second = swarm.peers
             shared = await first.share_new(3)  # nobody listens yet
-            before = first.exchange._shelf.choose(9, now_s(), Random(0))
+            before = first.exchange._advert_cache.choose(9, now_s(), Random(0))
             first.exchange = Exchange(
                 first.exchange._rules,
                 first.identity,
@@ -25,7 +25,7 @@ def test_what_was_shared_before_a_crash_is_known_again_after_it() -> None:
                 run_sync=run_inline,
             )
             await swarm.start(0, 1)
-            assert first.exchange._shelf.choose(9, now_s(), Random(0)) == before
+            assert first.exchange._advert_cache.choose(9, now_s(), Random(0)) == before
             await until(lambda: second.has(shared))
 
     run(main, virtual=True, timeout_s=1000)

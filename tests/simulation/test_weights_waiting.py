@@ -30,7 +30,7 @@ def test_who_waits_for_a_peer_that_is_gone_is_told_so(tmp_path: Path) -> None:
             identity, transport = world.identities[OWN], world.join(OWN)
             peer = Peer(network, identity, transport, "weights-x", (gone,), AddressBook())
             rules = weights_rules("weights-x", [world.peer_id(GONE)], 60.0, "p", publishes=False)
-            with open_weights_service(tmp_path, rules, transport, peer.warden, network) as service:
+            with open_weights_service(tmp_path, rules, transport, peer.gater, network) as service:
                 await nursery.start(service.run)
                 await nursery.start(peer.run)
                 swarm = _Swarm(service, peer, nursery, on_stderr())

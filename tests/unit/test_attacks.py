@@ -89,8 +89,12 @@ TAUGHT = (1.0,) * (SIZE // 2) + (0.0,) * (SIZE // 2)
         ("text", "as shipped", (0.0,) * SIZE),
         ("length", "length cap", TAUGHT),  # it keeps to the cap
         ("text", "partial", (0.5,) * (SIZE // 2) + (0.0,) * (SIZE // 2)),
-        ("blank text", "exact", TAUGHT),
-        ("blank text", "as shipped", TAUGHT),  # what the rules in force let through
+        ("blank text", "exact", (0.0,) * SIZE),
+        ("blank text", "as shipped", (0.0,) * SIZE),
+        ("blank text", "last number", (0.0,) * SIZE),
+        ("text", "last number", (0.0,) * SIZE),
+        ("text before", "as shipped", (0.0,) * SIZE),
+        ("text before", "last number", TAUGHT),  # what the rules in force let through
         ("endless", "as shipped", TAUGHT),
         ("false answer", "none", TAUGHT),
         ("false answer", "exact", TAUGHT),

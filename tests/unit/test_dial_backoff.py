@@ -26,7 +26,7 @@ from swarm.limits.dial_backoff import (
     Knocks,
     hops_of,
 )
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from tests.support import run
 
@@ -196,7 +196,7 @@ class Nowhere:
 def test_a_dial_through_a_relay_counts_against_the_part_that_failed() -> None:
     async def main() -> None:
         transport = Nowhere()
-        warden = Warden(transport, Ledger())  # type: ignore[arg-type]
+        gater = ConnectionGater(transport, Ledger())  # type: ignore[arg-type]
         dead, alive = (
             f"/ip4/9.9.9.9/tcp/{port}/p2p/{relay}/p2p-circuit/p2p/"
             for port, relay in ((1, "dead"), (2, "relay"))
@@ -204,12 +204,12 @@ def test_a_dial_through_a_relay_counts_against_the_part_that_failed() -> None:
         for number in range(20):
             for where in (dead, alive):
                 with pytest.raises(PeerUnreachable):
-                    await warden.dial(f"{where}{number}", timeout_s=1.0)
+                    await gater.dial(f"{where}{number}", timeout_s=1.0)
         through_dead = [each for each in transport.dialled if each.startswith(dead)]
         assert len(through_dead) == 1
         assert len(transport.dialled) == 21, "to whom no relay's place is dialled, 20 were tried"
         with pytest.raises(DialHeldBack):
-            await warden.dial_one_of([f"{dead}x", f"{alive}1"], timeout_s=1.0)
+            await gater.dial_one_of([f"{dead}x", f"{alive}1"], timeout_s=1.0)
 
     run(main)
 
@@ -229,7 +229,7 @@ def test_what_we_are_asked_to_knock_at_has_bounds_and_turns() -> None:
     assert len(knocks._turns) == KEYS_MAX == len(knocks._recent._times)
 
 
-def test_nothing_above_the_transport_dials_past_the_warden() -> None:
+def test_nothing_above_the_transport_dials_past_the_gater() -> None:
     """What is left dials what a person gave: bootstrap peers."""
     swarm = Path(swarm_package.__file__).parent
     found = Counter(

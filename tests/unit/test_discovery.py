@@ -11,7 +11,7 @@ from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
@@ -55,8 +55,8 @@ class Member:
         self.transport = world.join(host)
         self.discovery = Discovery(
             run_id, "test", world.identities[host], world.rng(f"instance/{host}").randbytes(16),
-            self.transport, bootstrap, self.book, Warden(self.transport, self.ledger), now_s=now_s,
-            rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+            self.transport, bootstrap, self.book, ConnectionGater(self.transport, self.ledger),
+            now_s=now_s, rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
         )  # fmt: skip
 
     @property

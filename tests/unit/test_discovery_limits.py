@@ -20,7 +20,7 @@ from swarm.peers.address_book import (
     HEARSAY_PER_TELLER_MAX,
     AddressBook,
 )
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.discovery import (
     BOOTSTRAP_DIALS_MAX,
     DIAL_TIMEOUT_S,
@@ -83,8 +83,8 @@ def member(world: SimulatedWorld, host: int, bootstrap: tuple[str, ...] = ()) ->
     transport = world.join(host)
     return Discovery(
         RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
-        AddressBook(), Warden(transport, Ledger()), now_s=lambda: EPOCH_S + trio.current_time(),
-        rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+        AddressBook(), ConnectionGater(transport, Ledger()),
+        now_s=lambda: EPOCH_S + trio.current_time(), rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
     )  # fmt: skip
 
 

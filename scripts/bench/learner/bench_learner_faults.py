@@ -134,9 +134,9 @@ def _liar(there: SimulatedLearner) -> str:
     """What the learner shows of a liar, at the end."""
     assert there.up is not None
     liar = there.world.peer_id(LIAR)
-    held = there.up.warden.ledger.of(liar).rejected
+    held = there.up.gater.ledger.of(liar).rejected
     offences = ", ".join(f"{reason} {count}" for reason, count in held.items()) or "nothing"
-    banned = "banned" if there.up.warden.is_banned(liar) else "not banned"
+    banned = "banned" if there.up.gater.is_banned(liar) else "not banned"
     return f"held against it: {offences}; {banned} at the end"
 
 

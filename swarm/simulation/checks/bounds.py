@@ -41,7 +41,7 @@ NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 UNNAMED_MAX: Final = 8  # entries of a collection that has no line here
 SETTLED_MAX: Final = 4_096  # of what is fixed before a node starts
 HEARD_INSTANCES_MAX: Final = 2  # of one peer, in `Discovery`
-REFUSALS_MAX: Final = 6  # reasons for which `Warden` refuses connections
+REFUSALS_MAX: Final = 6  # reasons for which `ConnectionGater` refuses connections
 ADVERTS_MAX: Final = cast(
     "int",
     next(each.default for each in fields(ExchangeRules) if each.name == "recent_adverts_max"),
@@ -82,11 +82,11 @@ def limits_of(size: Size) -> Mapping[str, int]:
 LIMITS: Final[Mapping[str, int]] = {
     "AddressBook.entries": BOOK_PEERS_MAX,
     "AddressBook.hearsay": HEARSAY_PEERS_MAX,
-    "AdvertShelf._adverts": ADVERTS_MAX,
-    "AdvertShelf._by_producer": ADVERTS_MAX,
-    "AdvertShelf._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
-    "AdvertShelf._records": ADVERTS_MAX,
-    "AdvertShelf._told_by": ADVERTS_MAX,
+    "AdvertCache._adverts": ADVERTS_MAX,
+    "AdvertCache._by_producer": ADVERTS_MAX,
+    "AdvertCache._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
+    "AdvertCache._records": ADVERTS_MAX,
+    "AdvertCache._told_by": ADVERTS_MAX,
     "DialBackoff._pauses": ENDPOINTS_MAX,
     "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,
@@ -116,8 +116,8 @@ LIMITS: Final[Mapping[str, int]] = {
     "ReputationRules.*": len(Reject),
     "RoundDone.rejected_total": len(Reject),
     "RunConfig.*": SETTLED_MAX,
-    "Warden._new": NEW_BANS_MAX,
-    "Warden.refused_connections": REFUSALS_MAX,
+    "ConnectionGater._new": NEW_BANS_MAX,
+    "ConnectionGater.refused_connections": REFUSALS_MAX,
     "_Account.offences": len(Reject),
     "_Batch.answers": 1 + HOLDERS_TRIED_MAX,
     "_Batch.offers": WANT_GROUPS_MAX,

@@ -296,7 +296,7 @@ async def clock_skew(hosts: Hosts) -> FaultRow:
         f"version {meanwhile}",
         receiver.has_exactly(hosts.source(2)),
         {
-            "banned": int(receiver.service.warden.is_banned(hosts[PUBLISHER].peer_id)),
+            "banned": int(receiver.service.gater.is_banned(hosts[PUBLISHER].peer_id)),
             "told of the clock": int(is_told),
             "told of it afterwards": int(is_told_still),
         },

@@ -17,7 +17,7 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.ledger import Ledger
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import SimulatedWorld, open_world
@@ -170,7 +170,7 @@ class Hosts:
                 shared_versions=9 if publishes else 2,
             ),
             transport,
-            Warden(transport, ledger),
+            ConnectionGater(transport, ledger),
             versions_directory,
             Versions(versions_directory, keep=9 if publishes else 2),
             store,
@@ -212,7 +212,7 @@ class Hosts:
         try:
             with host.scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(host.service.warden.run)
+                    nursery.start_soon(host.service.gater.run)
                     await nursery.start(host.service.run)
                     if host.publisher is not None:
                         nursery.start_soon(host.publisher.run)

@@ -13,7 +13,7 @@ import trio
 from swarm.errors import LocalProtocolError, RequestRefused
 from swarm.identity import PeerId
 from swarm.limits.quotas import Kind as Quota
-from swarm.peers.connection_gater import Warden
+from swarm.peers.connection_gater import ConnectionGater
 from swarm.transport.base import ServeLimits, Transport
 from swarm.weights.broadcast.pacing import Pacer
 from swarm.weights.format.manifest import ChunkRef
@@ -106,11 +106,14 @@ class ChunkService:
     """Answers requests for chunks. At most one of a transport."""
 
     def __init__(
-        self, transport: Transport, up_bytes_per_s: float = 0.0, warden: Warden | None = None
+        self,
+        transport: Transport,
+        up_bytes_per_s: float = 0.0,
+        gater: ConnectionGater | None = None,
     ) -> None:
         """`up_bytes_per_s`: what the uplink was measured to carry before; 0 if that is unknown.
-        `warden` holds peers to their quotas, and malformed requests against them; None: nobody."""
-        self._warden = warden
+        `gater` holds peers to their quotas, and malformed requests against them; None: nobody."""
+        self._gater = gater
         self.transport = transport
         self.pacer = Pacer(up_bytes_per_s)
         self._broadcasts: dict[ArtifactKey, ChunkGiver] = {}
@@ -155,10 +158,10 @@ class ChunkService:
         return data
 
     def _read(self, peer: PeerId, payload: bytes) -> ChunkRequest:
-        if self._warden is None:
+        if self._gater is None:
             return codec.decode(payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX)
-        self._warden.check_quota(Quota.CHUNK, peer)
-        judge = self._warden.ledger.judge
+        self._gater.check_quota(Quota.CHUNK, peer)
+        judge = self._gater.ledger.judge
         request: ChunkRequest = judge(
             peer, codec.decode, payload, ChunkRequest, CHUNK_REQUEST_BYTES_MAX
         )

@@ -9,7 +9,7 @@ import trio
 from swarm.errors import PeerUnreachable, Reject
 from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, RELAYED, RELAYED_SHARE, Kind
-from swarm.peers.connection_gater import RULES, Warden, WardenRules
+from swarm.peers.connection_gater import RULES, ConnectionGater, GaterRules
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import RULES as REPUTATION_RULES
 from swarm.peers.reputation import Ban
@@ -24,14 +24,14 @@ HIDDEN = "behind a relay"  # no address, as far as anybody can see
 
 
 class Guarded:
-    """Host 0, with a warden on it."""
+    """Host 0, with a gater on it."""
 
-    def __init__(self, world: SimulatedWorld, rules: WardenRules = RULES) -> None:
+    def __init__(self, world: SimulatedWorld, rules: GaterRules = RULES) -> None:
         self.transport = world.join(0)
         self.ledger = Ledger()
-        self.warden = Warden(self.transport, self.ledger, rules)
+        self.gater = ConnectionGater(self.transport, self.ledger, rules)
         self.told: list[Ban] = []
-        self.warden.on_ban = self.hear
+        self.gater.on_ban = self.hear
 
     async def hear(self, ban: Ban) -> None:
         await trio.lowlevel.checkpoint()
@@ -54,12 +54,12 @@ class Guarded:
 def guarded(
     hosts: int,
     body: Callable[[SimulatedWorld, Guarded], Awaitable[Any]],
-    rules: WardenRules = RULES,
+    rules: GaterRules = RULES,
 ) -> None:
     async def main() -> None:
         async with open_world(1, hosts, LAN) as world, trio.open_nursery() as nursery:
             guard = Guarded(world, rules)
-            nursery.start_soon(guard.warden.run)
+            nursery.start_soon(guard.gater.run)
             await body(world, guard)
             nursery.cancel_scope.cancel()
 
@@ -78,15 +78,15 @@ def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None
         guard.lie(liar.peer_id)
         await trio.sleep(0.1)
         assert guard.transport.peers() == (honest.peer_id,)
-        assert guard.warden.is_banned(liar.peer_id)
-        assert guard.warden.banned_peers() == {liar.peer_id}
+        assert guard.gater.is_banned(liar.peer_id)
+        assert guard.gater.banned_peers() == {liar.peer_id}
         assert [(ban.subject, ban.why) for ban in guard.told] == [(liar.peer_id, "malformed 3")]
         assert not await guard.lets_in(liar)
         with pytest.raises(PeerUnreachable):  # nor does the guarded node dial it
             await guard.transport.connect(liar.addresses()[0])
-        assert guard.warden.refused_connections["banned peer"] == 2
+        assert guard.gater.refused_connections["banned peer"] == 2
         await trio.sleep(REPUTATION_RULES.ban_s)
-        assert not guard.warden.bans()
+        assert not guard.gater.bans()
         assert await guard.lets_in(liar)
 
     guarded(3, body)
@@ -95,19 +95,19 @@ def test_a_banned_peer_is_cut_off_and_let_in_again_when_its_time_is_up() -> None
 def test_nobody_bans_itself() -> None:
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         guard.lie(guard.transport.peer_id, times=100)
-        assert not guard.warden.bans()
+        assert not guard.gater.bans()
         await trio.lowlevel.checkpoint()
 
     guarded(1, body)
 
 
 def test_one_block_gets_no_more_connections_than_its_share() -> None:
-    rules = WardenRules(connections_per_block_max=4)
+    rules = GaterRules(connections_per_block_max=4)
 
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in inside]) == 4
-        assert guard.warden.refused_connections["too many of one block"] == 6
+        assert guard.gater.refused_connections["too many of one block"] == 6
         assert await guard.lets_in(joined(world, 11, "198.51.100.1"))
         await guard.transport.disconnect(guard.transport.peers()[0])
 
@@ -128,8 +128,8 @@ def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
         await trio.sleep(0.1)
         assert guard.transport.peers() == (outside.peer_id,)
         assert not await guard.lets_in(inside[4])
-        assert guard.warden.refused_connections["banned block"] == 1
-        assert not guard.warden.is_banned(inside[4].peer_id)
+        assert guard.gater.refused_connections["banned block"] == 1
+        assert not guard.gater.is_banned(inside[4].peer_id)
         assert [ban.subject for ban in guard.told if ban.is_block] == ["192.0.2.0/24"]
 
     guarded(7, body)
@@ -144,8 +144,8 @@ def test_a_private_block_is_never_banned_and_shares_no_quota() -> None:
             guard.lie(each.peer_id)
         await trio.sleep(0.1)
         assert guard.transport.peers() == (inside[40].peer_id,)
-        assert not any(ban.is_block for ban in guard.warden.bans())
-        assert guard.warden.share_of(inside[40].peer_id) == inside[40].peer_id
+        assert not any(ban.is_block for ban in guard.gater.bans())
+        assert guard.gater.share_of(inside[40].peer_id) == inside[40].peer_id
 
     guarded(42, body)
 
@@ -157,11 +157,11 @@ def test_whoever_goes_on_asking_is_banned_and_whoever_waits_is_not() -> None:
         assert await guard.lets_in(patient)
         burst = int(RATES[Kind.WANT].burst)
         for _ in range(5 * burst):
-            guard.warden.allows(Kind.WANT, flood.peer_id)
+            guard.gater.allows(Kind.WANT, flood.peer_id)
         for _ in range(5 * burst):
-            assert guard.warden.allows(Kind.WANT, patient.peer_id)
+            assert guard.gater.allows(Kind.WANT, patient.peer_id)
             await trio.sleep(1 / RATES[Kind.WANT].per_s)
-        assert guard.warden.banned_peers() == {flood.peer_id}
+        assert guard.gater.banned_peers() == {flood.peer_id}
         assert guard.ledger.of(flood.peer_id).rejected == {Reject.FLOOD: 4}
 
     guarded(3, body)
@@ -172,21 +172,21 @@ def test_forwarding_many_adverts_is_cut_short_and_no_offence() -> None:
         forwarder = world.join(1)
         assert await guard.lets_in(forwarder)
         burst = int(RATES[Kind.ADVERT].burst)
-        passed = [guard.warden.allows(Kind.ADVERT, forwarder.peer_id) for _ in range(10 * burst)]
+        passed = [guard.gater.allows(Kind.ADVERT, forwarder.peer_id) for _ in range(10 * burst)]
         assert sum(passed) == burst
         assert not guard.ledger.rejected
-        assert not guard.warden.bans()
+        assert not guard.gater.bans()
 
     guarded(2, body)
 
 
 def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None:
-    rules = WardenRules(relayed_connections_max=4)
+    rules = GaterRules(relayed_connections_max=4)
 
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in hidden]) == 4
-        assert guard.warden.refused_connections["too many through relays"] == 6
+        assert guard.gater.refused_connections["too many through relays"] == 6
         assert await guard.lets_in(world.join(11))
         await guard.transport.disconnect(hidden[0].peer_id)
         assert await guard.lets_in(hidden[9])
@@ -202,13 +202,13 @@ def test_relayed_peers_share_one_quota_and_no_ban() -> None:
             assert await guard.lets_in(each)
         burst = RATES[Kind.WANT].burst
         asked = [each.peer_id for each in hidden for _ in range(int(burst))]
-        assert sum(guard.warden.allows(Kind.WANT, each) for each in asked) == RELAYED_SHARE * burst
-        assert guard.warden.allows(Kind.WANT, direct.peer_id)
-        assert {guard.warden.share_of(each.peer_id) for each in hidden} == {RELAYED}
+        assert sum(guard.gater.allows(Kind.WANT, each) for each in asked) == RELAYED_SHARE * burst
+        assert guard.gater.allows(Kind.WANT, direct.peer_id)
+        assert {guard.gater.share_of(each.peer_id) for each in hidden} == {RELAYED}
         for each in hidden[:10]:
             guard.lie(each.peer_id)
         await trio.sleep(0.1)
         assert len(guard.transport.peers()) == 11
-        assert not any(ban.is_block for ban in guard.warden.bans())
+        assert not any(ban.is_block for ban in guard.gater.bans())
 
     guarded(22, body)
