@@ -29,7 +29,8 @@ def members(world: SimulatedWorld) -> list[Discovery]:
         node = Discovery(
             "sums-1", "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
             AddressBook(), ConnectionGater(transport, Ledger()),
-            now_s=lambda: EPOCH_S + trio.current_time(), rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+            now_s=lambda: EPOCH_S + trio.current_time(),
+            rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
         )  # fmt: skip
         made.append(node)
     return made

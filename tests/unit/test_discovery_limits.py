@@ -84,7 +84,8 @@ def member(world: SimulatedWorld, host: int, bootstrap: tuple[str, ...] = ()) ->
     return Discovery(
         RUN_ID, "test", world.identities[host], bytes([host]) * 16, transport, bootstrap,
         AddressBook(), ConnectionGater(transport, Ledger()),
-        now_s=lambda: EPOCH_S + trio.current_time(), rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+        now_s=lambda: EPOCH_S + trio.current_time(),
+        rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
     )  # fmt: skip
 
 
