@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from node.policies import frozen
 
 PARAMETERS_MAX = 500_000_000
+ADAPTED_PARAMETERS_MAX = 50_000_000  # trained with an adapter; see `trains`
 SCORES_MAX = 2**26  # of attention, that one pass holds
 COMMON_TOKENS_MIN = 16  # a shorter common beginning is not worth a pass of its own
 SAVED_TOKENS_MIN = 256  # nor is one that saves fewer tokens than this in all
@@ -132,16 +133,23 @@ def knows(model: PreTrainedModel) -> bool:
     )
 
 
+def trains(parameters: int, adapted: int) -> bool:
+    """Whether a model that it computes is trained so as well. Each pass makes base + BA anew, and
+    gradients of both, which for a larger model is what an adapter is to save."""
+    return not adapted or parameters <= ADAPTED_PARAMETERS_MAX
+
+
 def scores_of_prompts(model: PreTrainedModel, prompts: int, longest: int) -> int:
     """How many scores a pass over so many prompts holds at a time, without gradients."""
     return int(model.config.num_attention_heads) * prompts * longest**2
 
 
 def scores_of_rows(model: PreTrainedModel, prompts: int, each: int, row: int, prompt: int) -> int:
-    """How many scores a pass over a grid of rows keeps for its gradients (longest lengths)."""
+    """How many scores a pass over a grid of rows, and that over their prompts before it, keep for
+    their gradients (longest lengths)."""
     config = model.config
-    per_token = config.num_hidden_layers * config.num_attention_heads * (row + prompt)
-    return int(prompts * each * row * per_token)
+    per_prompt = each * row * (row + prompt) + prompt**2
+    return int(config.num_hidden_layers * config.num_attention_heads * prompts * per_prompt)
 
 
 def common_length(rows: Sequence[list[int]]) -> int:

@@ -267,8 +267,9 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
             spared += (_HALF - frozen.FOUR_BITS_BYTES) * adapters.covered(network, adapter, model)
     text = config.get_text_config()
     hidden = int(text.hidden_size)
+    parameters = sum(p.numel() for p in network.parameters())
     return ModelShape(
-        parameters=sum(p.numel() for p in network.parameters()),
+        parameters=parameters,
         layers=int(text.num_hidden_layers),
         hidden=hidden,
         intermediate=int(getattr(text, "intermediate_size", None) or 4 * hidden),
@@ -276,7 +277,7 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
         vocabulary=int(text.vocab_size),
         adapter_parameters=trained,
         spared_bytes=int(spared),
-        is_lean=lean.knows(network),
+        is_lean=lean.knows(network) and lean.trains(parameters, trained),
     )
 
 

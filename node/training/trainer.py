@@ -93,12 +93,15 @@ class GroupTrainer:
         self.course = Course()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
-        self._lean_fits = lean.supports(policy.model)
         self._recomputes = recomputes and recompute_layers(policy.model)
         self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
         self.logits_max = LOGITS_MAX
         trained = [p for p in policy.model.parameters() if p.requires_grad]
-        self.suited = _suited(policy, spec, trained)
+        adapted = 0 if policy.adapter is None else sum(p.numel() for p in trained)
+        base = policy.parameters - adapted
+        self._lean_fits = lean.supports(policy.model) and lean.trains(base, adapted)
+        rate, warm_up = spec.learning_rate, spec.warm_up_updates
+        self.suited = suited.suited(base, adapted, rate, warm_up)
         self.optimizer = torch.optim.Adam(trained, lr=self.suited.learning_rate, fused=True)
 
     def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
@@ -545,14 +548,6 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
         ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
     same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
     return head if same else None
-
-
-def _suited(
-    policy: Policy, spec: TrainerSpec, trained: Sequence[torch.nn.Parameter]
-) -> suited.Suited:
-    adapter = 0 if policy.adapter is None else sum(p.numel() for p in trained)
-    rate, warm_up = spec.learning_rate, spec.warm_up_updates
-    return suited.suited(policy.parameters - adapter, adapter, rate, warm_up)
 
 
 @contextmanager

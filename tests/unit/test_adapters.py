@@ -453,7 +453,7 @@ def test_what_is_not_installed_is_a_matter_of_settings(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "node.policies.adapters")
     monkeypatch.delattr("node.policies.adapters")
     spec = TrainerSpec(str(qwen_directory(tmp_path / "model")), lora_rank=3, threads=1)
-    request = {"id": 1, "op": "load", "spec": spec.to_record(), "checkpoint": None}
+    request = {worker.NUMBER: 1, "op": "load", "spec": spec.to_record(), "checkpoint": None}
     answer = worker._Server(TrainerCore).answer(request)
     assert (answer["error"], answer["message"]) == (
         "config",

@@ -121,6 +121,21 @@ def test_the_lean_pass_leaves_long_texts_to_the_other_way(qwen, monkeypatch):
     assert [c.token_ids for c in sampled] == [c.token_ids for c in again]
 
 
+def test_a_long_prompts_own_scores_count_against_the_lean_pass(qwen):
+    """Its rows may be short: 1,500 tokens of prompt keep 30 x 9 x 1,500^2 scores in SmolLM2."""
+    config = qwen.model.config
+    each = config.num_hidden_layers * config.num_attention_heads
+    assert lean.scores_of_rows(qwen.model, 2, 8, 12, 1500) == each * 2 * (8 * 12 * 1512 + 1500**2)
+
+
+def test_a_large_model_with_an_adapter_does_not_take_the_lean_pass():
+    """It would make base + BA, and gradients of both, for each micro-batch."""
+    limit = lean.ADAPTED_PARAMETERS_MAX
+    assert lean.trains(10 * limit, 0)
+    assert lean.trains(limit, 1)
+    assert not lean.trains(limit + 1, 1)
+
+
 @pytest.mark.parametrize("batch", [ragged, alike])
 def test_order_and_micro_batches_do_not_matter(policy, batch):
     groups = batch(policy)
