@@ -9,7 +9,6 @@ policies on the same tasks: how many one solves that the other did not solve onc
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 from node.records.confidence import interval, share_interval
 
@@ -29,11 +28,6 @@ class TaskResult:
     def is_solved_ever(self) -> bool:
         """Whether any completion passed."""
         return self.greedy or self.passed > 0
-
-    def pass_at(self, k: int) -> float:
-        """The chance that at least one of `k` of the samples passes, without bias (Chen et al.,
-        arXiv 2107.03374). `k` is at most the number of samples."""
-        return 1.0 - comb(self.samples - self.passed, k) / comb(self.samples, k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,6 @@ def test_figures_of_a_policy() -> None:
     assert found.any_of[0] == 0.5
 
 
-@pytest.mark.parametrize(
-    ("passed", "k", "chance"), [(0, 4, 0.0), (1, 1, 0.25), (1, 4, 1.0), (2, 2, 5 / 6), (4, 1, 1.0)]
-)
-def test_pass_at_k_is_without_bias(passed: int, k: int, chance: float) -> None:
-    """Of 4 samples of which 2 pass, 1 of the 6 pairs has none."""
-    assert result(False, passed).pass_at(k) == pytest.approx(chance)
-
-
 def test_sharpening_is_not_unlocking() -> None:
     """The second task was passed now and then before, the first never: one is unlocked of two."""
     found = compared(BEFORE, AFTER)
