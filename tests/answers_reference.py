@@ -5,6 +5,7 @@ text, so it looks at short ones.
 """
 
 import re
+import unicodedata
 from itertools import permutations
 
 from node.environments.answers import ANSWER_CHARS_MAX, CLOSING_MARKS, NUMBER_CHARS_MAX
@@ -52,7 +53,11 @@ def _nested(text: str) -> bool:
 
 
 def _checked(text: str) -> str | None:
-    return text if text and text == text.strip() and not re.search(r"\s\s", text) else None
+    seen = "".join(
+        " " if unicodedata.category(char) == "Cf" or char in "\u2800\u3164" else char
+        for char in text
+    )
+    return text if seen and seen == seen.strip() and not re.search(r"\s\s", seen) else None
 
 
 def _number(text: str) -> str | None:

@@ -200,7 +200,7 @@ class NodeConfig(Frozen):
     returns_to_best: bool = True
     """Go back to the policy that did best on the validation tasks where two evaluations in a row
     are far below it, and halve the learning rate."""
-    plateau_decay: bool = True
+    plateau_decay: bool = False
     """Halve the learning rate, down to a sixteenth, at every fifth evaluation in a row without a
     gain on the validation tasks."""
     checkpoint_every_rounds: Count | None = None

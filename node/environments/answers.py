@@ -16,6 +16,7 @@ number has one spelling but for a zero or two at its end. Each format looks at a
 number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters of an answer.
 """
 
+import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -31,6 +32,7 @@ OPENING_TAG, CLOSING_TAG = "<answer>", "</answer>"
 BOX: Final = "\\boxed{"
 FORMAT_REWARD_MAX: Final = 0.2
 
+_EMPTY: Final = frozenset("\N{BRAILLE PATTERN BLANK}\N{HANGUL FILLER}")
 _DIGITS: Final = frozenset("0123456789")
 _NUMBER_CHARS: Final = _DIGITS | frozenset(".,/")
 _MINUS_SIGNS: Final = frozenset("-\N{MINUS SIGN}")
@@ -78,13 +80,18 @@ def is_padded(text: str, answer: str) -> bool:
     """Whether a completion that is all answer ends in a blank, or has more blanks in a row, where
     the environment's own answer does not: most scorers overlook that. One blank may always stand
     before it, as many tokenizers put one there."""
-    if text[-1:].isspace() and not answer[-1:].isspace():
+    if any(map(_is_blank, text[-1:])) and not any(map(_is_blank, answer[-1:])):
         return True
     return _blanks_in_a_row(text) > max(1, _blanks_in_a_row(answer))
 
 
 def _blanks_in_a_row(text: str) -> int:
-    return max((len(list(run)) for blank, run in groupby(text, str.isspace) if blank), default=0)
+    return max((len(list(run)) for blank, run in groupby(text, _is_blank) if blank), default=0)
+
+
+def _is_blank(char: str) -> bool:
+    """Whether nobody sees it: white space, marks of format such as joiners, and two letters."""
+    return char.isspace() or unicodedata.category(char) == "Cf" or char in _EMPTY
 
 
 def _last_line(text: str) -> str | None:
@@ -129,9 +136,9 @@ def _without_margins(text: str) -> str:
 
 def _unpadded(text: str) -> str | None:
     """The text, if it is some and has no blank at its ends and no two in a row."""
-    if not text or text[0].isspace() or text[-1].isspace():
+    if not text or _is_blank(text[0]) or _is_blank(text[-1]):
         return None
-    blanks = [char.isspace() for char in text]
+    blanks = list(map(_is_blank, text))
     padded = any(here and there for here, there in pairwise(blanks))
     return None if padded else text
 

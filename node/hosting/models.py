@@ -62,7 +62,6 @@ def cache_directory(cache_dir: Path | None) -> Path:
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
     """What the trainer is to load, and whether that is still to be made or fetched."""
     cache = cache_directory(config.cache_dir)
-    _refuse_node_data(Path(config.model))
     if preset := PRESETS.get(config.model):
         directory = preset_directory(preset, cache)
     elif config.model.endswith(GGUF_SUFFIX):
@@ -70,6 +69,7 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
     elif config.model == TINY:
         directory = tiny_directory(config.run, config.cache_dir)
     else:
+        _refuse_node_data(Path(config.model))
         return config.model, False
     return str(directory), not (directory / DONE_FILE).exists()
 
@@ -110,7 +110,7 @@ def _refuse_node_data(model: Path) -> None:
     and which that was its node's settings say."""
     is_checkpoint = model.parent.name == CHECKPOINTS
     data = model.parent.parent if is_checkpoint else model
-    if (data / CHECKPOINTS).is_dir():
+    if (data / CHECKPOINTS).is_dir() and not (model / "config.json").is_file():
         raise ConfigError(
             f"--model {model}: a node's data; write a model of it first: swarm-node export OUT "
             f"--data-dir {data}"

@@ -130,8 +130,9 @@ class Checkpoints:
         """Write a checkpoint, with more files by name, and remove those beyond the number kept.
         What is in a file is made where it is written."""
         final = self._directory / f"round-{progress.round:08d}"
-        if _read_state(final) is not None:
-            return final  # the same round again: it holds the same state
+        saved = _read_state(final)
+        if saved is not None and saved[0] == progress:
+            return final  # the same round again, and nothing was decided since
         partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
         kept = best is not None and best.progress == progress  # nothing was done since
         await self._fill(partial, trainer, best.directory if best and kept else None)

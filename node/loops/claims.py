@@ -26,10 +26,12 @@ DEVIATIONS_MAX: Final = 5.0  # of the mean log-prob from that of samples, in sta
 LOG_RATIO_MAX: Final = 20.0
 TEMPERATURE_MIN: Final = 0.25  # below it rounding hides what the checks look for
 
-NOISE_KL: Final = {"float32": 2e-6, "bfloat16": 2e-5}
-"""The KL (by w - 1 - log w, nats for a token) that lies between a scorer and an honest engine of a
-precision, at temperature 1: half of all honest groups have less. Measured by
-`scripts/bench/learner/bench_claims.py`, with room. What deviates by less cannot be told from it."""
+FULL: Final = "float32"
+NOISE_KL: Final = {FULL: 1e-6, "bfloat16": 5e-4}
+"""What rounding in a precision adds to the KL (by w - 1 - log w, nats for a token) between a scorer
+and an honest engine, at temperature 1: half of all honest groups have less. It grows with how much
+a policy leaves open: 4e-6 of bf16 was measured where a tiny policy is nearly sure, 1e-4 where it is
+not. That of fp32 is far below its figure. What deviates by less cannot be told from it."""
 NOISE_KL_OTHERS: Final = 2e-3  # of engines with quantised weights, and of those that say nothing
 
 ALARM_STAKE: Final = 3e5  # three stakes, and at most one false alarm in 10^5 honest groups
@@ -114,12 +116,12 @@ class Record:
     rarer: float = 1.0  # they are less likely
     groups: int = 0  # since a stake was last at its least, at most
 
-    def fault_after(self, fit: Fit, precision: str, temperature: float = 1.0) -> str | None:
-        """Take in another group, made by an engine of this precision, and say why the worker's
-        groups together cannot be what they claim, in one line; None: they can.
+    def fault_after(self, fit: Fit, noise_kl: float, temperature: float = 1.0) -> str | None:
+        """Take in another group, where engine and scorer differ by this noise, and say why the
+        worker's groups together cannot be what they claim, in one line; None: they can.
 
         Once there is a fault, it stands until groups without one have brought the stakes down."""
-        noise = NOISE_KL.get(precision, NOISE_KL_OTHERS) / _scale(temperature) ** 2
+        noise = noise_kl / _scale(temperature) ** 2
         z = max(-DEVIATION_MAX, min(DEVIATION_MAX, fit.deviations))
         self.off = _staked(self.off, kl_factor(fit.kl / noise))
         self.likelier = _staked(self.likelier, deviation_factor(z))
@@ -135,6 +137,11 @@ class Record:
             )
         much = "likelier" if most == self.likelier else "less likely"
         return f"tokens are {much} than samples over {self.groups} groups together"
+
+
+def noise_between(engine: str, scorer: str) -> float:
+    """What lies between an engine and a scorer of these precisions; see `NOISE_KL`."""
+    return sum(NOISE_KL.get(each, NOISE_KL_OTHERS) for each in (engine, scorer))
 
 
 def kl_factor(times_noise: float) -> float:

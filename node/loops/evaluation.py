@@ -23,6 +23,8 @@ from node.verification.held_out import Assignment
 from node.verification.verifier import Verifier
 from swarm.rollouts import Completion, Task
 
+AT_ONCE_MAX = 32  # samples of each task
+
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
@@ -67,18 +69,21 @@ async def examine(
     run: RunConfig, engine: RolloutEngine, verifier: Verifier, samples: int
 ) -> list[TaskResult]:
     """What the policy makes of each held-out task: greedily, and in so many samples by the run's
-    rules; 0 samples are for the greedy answers alone. Only a full score passes."""
+    rules; 0 samples are for the greedy answers alone. Only a full score passes. So many samples
+    are made and scored in turns, as all of them may be more than a frame or a verifier's time."""
     tasks = held_out_tasks(run)
     prompts = [problem.prompt for problem in await verifier.problems(tasks)]
     likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
     greedy = await score(verifier, tasks, await engine.generate(prompts, 1, likeliest, _seed(run)))
-    sampled: Sequence[tuple[float, ...]] = [()] * len(tasks)
-    if samples:
-        made = await engine.generate(prompts, samples, run.engine_sampling, _seed(run))
-        sampled = await score(verifier, tasks, made)
+    passed = [0] * len(tasks)
+    for done in range(0, samples, AT_ONCE_MAX):
+        each = min(AT_ONCE_MAX, samples - done)
+        made = await engine.generate(prompts, each, run.engine_sampling, _seed(run) + done)
+        for place, rewards in enumerate(await score(verifier, tasks, made)):
+            passed[place] += rewards.count(1.0)
     return [
-        TaskResult(task.environment, first == (1.0,), rewards.count(1.0), samples)
-        for task, first, rewards in zip(tasks, greedy, sampled, strict=True)
+        TaskResult(task.environment, first == (1.0,), count, samples)
+        for task, first, count in zip(tasks, greedy, passed, strict=True)
     ]
 
 

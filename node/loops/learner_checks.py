@@ -10,7 +10,7 @@ import trio
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.claims import ClaimedToken, Record, fault_of, fit_of
+from node.loops.claims import FULL, ClaimedToken, Fit, Record, fault_of, fit_of, noise_between
 from node.training.process import TrainerProcess
 from node.verification.held_out import HeldOutGuard
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
@@ -89,14 +89,17 @@ class LearnerChecks:
         scorer: Scores | None,
         held: Callable[[], Sequence[int]] = tuple,
         temperature: float = 1.0,
+        precision: str = FULL,
     ) -> None:
         """Without a scorer nothing is looked at more closely. `held`: the newest versions that were
         published, all from some one on; empty: nothing is known of them. `temperature`: at which
-        the run samples, and the scorer scores."""
+        the run samples, and the scorer scores. `precision`: what the scorer computes in."""
         self._guard = guard
         self._scorer = scorer
         self._held = held
         self._temperature = temperature
+        self._precision = precision
+        self.doubts: dict[PeerId, str] = {}  # workers whose groups together look wrong, and why
         self._records: dict[PeerId, Record] = {}  # of workers, the one looked at last at the end
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
@@ -141,16 +144,28 @@ class LearnerChecks:
         if not samples:
             return ""
         fit = fit_of(samples)
-        together = self._record_of(group.producer).fault_after(
-            fit, group.precision, self._temperature
-        )
-        return fault_of(fit, self._temperature) or together
+        return fault_of(fit, self._temperature) or self._fault_of_all(group, fit)
+
+    def _fault_of_all(self, group: RolloutGroup, fit: Fit) -> str | None:
+        """What the worker's groups together show. It is held against it where engine and scorer
+        both compute in full precision; else how far honest ones are apart was not measured widely
+        enough, and people are told."""
+        worker = group.producer
+        noise = noise_between(group.precision, self._precision)
+        fault = self._record_of(worker).fault_after(fit, noise, self._temperature)
+        self.doubts.pop(worker, None)
+        if fault is None or group.precision == self._precision == FULL:
+            return fault
+        self.doubts[worker] = fault
+        return None
 
     def _record_of(self, worker: PeerId) -> Record:
         record = self._records.pop(worker, None) or Record()
         self._records[worker] = record
         while len(self._records) > RECORDS_MAX:
-            del self._records[next(iter(self._records))]
+            oldest = next(iter(self._records))
+            del self._records[oldest]
+            self.doubts.pop(oldest, None)
         return record
 
 

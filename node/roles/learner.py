@@ -222,7 +222,7 @@ class LearnerRole:
         resumed: Checkpoint | None,
     ) -> None:
         node, sharing = self._node, self._node.sharing
-        intake = await self._restored(publishing, scorer, resumed, progress, policy.tokenizer)
+        intake = await self._restored(publishing, scorer, resumed, progress, policy)
         await self._listener.tell(node.started(policy, progress))
         await node.note_maker(trainer.maker, self._listener.tell)
         self._last = None
@@ -260,7 +260,7 @@ class LearnerRole:
         scorer: Scores | None,
         resumed: Checkpoint | None,
         progress: Progress,
-        tokenizer: str,
+        policy: PolicyInfo,
     ) -> Intake:
         """The intake as a checkpoint left it. It is made once: after a trainer's death it goes back
         to the checkpoint, as the trainer does."""
@@ -279,25 +279,27 @@ class LearnerRole:
         if self.intake is not None:
             self.intake.restore(book, record)
             return self.intake
+        checks = LearnerChecks(
+            node.guard,
+            scorer if self._can_rescore() else None,
+            publishing.held,
+            run.sampling.temperature,
+            policy.precision,
+        )
         self.intake = Intake(
-            intake_rules(run, rules, tokenizer),
+            intake_rules(run, rules, policy.tokenizer),
             book,
             node.peer.transport,
             node.gater,
-            LearnerChecks(
-                node.guard,
-                scorer if self._can_rescore() else None,
-                publishing.held,
-                self._config.run.sampling.temperature,
-            ),
+            checks,
             world.rng("intake"),
         )
         self.intake.restore(book, record)
         await self._nursery.start(self.intake.run)
-        self._nursery.start_soon(self._note_checks, self.intake)
+        self._nursery.start_soon(self._note_checks, self.intake, checks)
         return self.intake
 
-    async def _note_checks(self, intake: Intake) -> None:
+    async def _note_checks(self, intake: Intake, checks: LearnerChecks) -> None:
         notes = self._node.notes
         while True:
             await trio.sleep(1.0)
@@ -306,6 +308,8 @@ class LearnerRole:
                     f"{intake.faulty} groups of workers did not stand up to verification, the last "
                     f"of {intake.last_fault}"
                 )
+            worker, doubt = next(iter(checks.doubts.items()), (None, ""))
+            notes.put("doubts", f"{worker} may not use what it claims: {doubt}" if worker else None)
             notes.put("trial", _trial_note(intake.trial_state()))
             if intake.check_failures:
                 notes["checks"] = (

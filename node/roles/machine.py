@@ -224,6 +224,8 @@ class RealWorld(RealNetwork):
     ) -> AbstractAsyncContextManager[Scorer]:
         """See `World.open_scorer`."""
         spec = replace(trainer_spec(config, self._model), threads=1)
+        if self._ranks is not None:  # several ranks train over bases in fp32
+            spec = replace(spec, lora_base="float32")
         return Scorer.open(spec, config.data_dir / SCORER, find)
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:

@@ -33,9 +33,12 @@ def encode(message: Mapping[str, Any]) -> bytes:
     """One frame.
 
     Raises:
-        LocalProtocolError: it is over `FRAME_BYTES_MAX`.
+        LocalProtocolError: it is over `FRAME_BYTES_MAX`, or holds what no frame can.
     """
-    body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+    try:
+        body: bytes = msgpack.packb(message, unicode_errors="surrogatepass")
+    except (OverflowError, TypeError, ValueError) as error:
+        raise LocalProtocolError(f"no message to or from a child process: {error}") from None
     if len(body) > FRAME_BYTES_MAX:
         raise LocalProtocolError(f"a frame of {len(body)} bytes to or from a child process")
     return HEADER.pack(len(body)) + body

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import trio
 
 from node.config import RunConfig
+from node.environments.scoring import PosedProblem
 from node.interfaces.prompts import question_of
 from node.verification.assignment import (
     assigned_task,
@@ -28,6 +29,7 @@ from swarm.identity import PeerId
 from swarm.rollouts import RolloutGroup, Task
 
 SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
+POSED_AT_ONCE = 200
 CANDIDATES = 2  # for each validation task: some are held out, or have a question that came before
 MISSED_SHARE_MAX = 0.125  # of a run's tasks: that training may do without for validation
 
@@ -83,7 +85,9 @@ class HeldOutGuard:
         run poses one of their questions."""
         wanted = self._validation_wanted
         tasks = validation_tasks(self._run, (CANDIDATES + 1) * wanted)
-        problems = await self._verifier.problems(tasks) if tasks else []
+        problems: list[PosedProblem] = []
+        for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
+            problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
         questions = [question_of(problem.prompt) for problem in problems]
         found: dict[str, Assignment] = {}
         for task, problem, question in zip(tasks, problems, questions, strict=True):

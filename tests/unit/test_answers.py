@@ -287,6 +287,8 @@ def test_the_verifiers_process_takes_answers_by_the_same_rules_and_refuses_such_
         ("16" + " " * 12, "16", True),
         ("16\n", "16", True),
         ("16\u2003", "16", True),
+        ("16\u200b", "16", True),
+        ("1\u200b\u2800\u31646", "16", True),
         ("  16", "16", True),
         ("1  6", "1 6", True),
         ("1 0\n0 1", "1 0\n0 1", False),

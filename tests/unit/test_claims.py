@@ -19,6 +19,7 @@ from node.loops.claims import (
     fault_of,
     fit_of,
     kl_factor,
+    noise_between,
 )
 
 VOCABULARY = 50
@@ -97,7 +98,7 @@ def test_a_policy_without_choice_makes_nothing_else() -> None:
 
 # --- over many groups -------------------------------------------------------------------------
 
-NOISE = NOISE_KL["bfloat16"]
+NOISE = noise_between("float32", "float32")
 
 
 def group(kl: float = 0.0, deviations: float = 0.0) -> Fit:
@@ -107,7 +108,7 @@ def group(kl: float = 0.0, deviations: float = 0.0) -> Fit:
 def found_after(fits: list[Fit], temperature: float = 1.0) -> int | None:
     record = Record()
     for count, fit in enumerate(fits, start=1):
-        if record.fault_after(fit, "bfloat16", temperature) is not None:
+        if record.fault_after(fit, NOISE, temperature) is not None:
             return count
     return None
 
@@ -130,7 +131,7 @@ def test_an_honest_worker_is_left_in_peace_for_a_hundred_thousand_groups() -> No
     for _ in range(100_000):
         kl = NOISE * rng.lognormvariate(0.0, 0.8)  # half below; nine tenths below 2.8
         fit = group(kl, rng.gauss(0.0, 1.0))
-        assert record.fault_after(fit, "bfloat16") is None
+        assert record.fault_after(fit, NOISE) is None
 
 
 @pytest.mark.parametrize(
@@ -156,14 +157,11 @@ def test_what_is_within_the_noise_is_not_found() -> None:
     assert found_after([group(0.0, 0.1)] * 10_000) is None
 
 
-def test_who_says_nothing_of_its_engine_has_the_widest_noise() -> None:
-    def stake(precision: str) -> float:
-        record = Record()
-        record.fault_after(group(NOISE * 50), precision)
-        return record.off
-
-    assert stake("bfloat16") > 1.0
-    assert stake("") == stake("int8") == 1.0
+def test_noise_is_that_of_both_sides_and_who_says_nothing_has_most() -> None:
+    full = noise_between("float32", "float32")
+    assert full < noise_between("float32", "bfloat16") == noise_between("bfloat16", "float32")
+    assert noise_between("bfloat16", "bfloat16") == 2 * NOISE_KL["bfloat16"]
+    assert noise_between("", "float32") == noise_between("int8", "float32") > 1e-3
 
 
 def test_a_low_temperature_widens_the_noise_down_to_a_floor() -> None:
@@ -176,13 +174,13 @@ def test_a_low_temperature_widens_the_noise_down_to_a_floor() -> None:
 def test_after_an_alarm_a_few_good_groups_bring_it_down_and_bad_ones_do_not() -> None:
     record = Record()
     for _ in range(1000):
-        last = record.fault_after(group(9 * NOISE), "bfloat16")
+        last = record.fault_after(group(9 * NOISE), NOISE)
     assert last is not None
     assert "log-probs are off by more than rounding explains over 1000 groups" in last
     assert record.off <= 2 * ALARM_STAKE
-    assert record.fault_after(group(9 * NOISE), "bfloat16") is not None
-    assert record.fault_after(group(0.0), "bfloat16") is None
-    tired = [record.fault_after(group(0.0), "bfloat16") for _ in range(30)]
+    assert record.fault_after(group(9 * NOISE), NOISE) is not None
+    assert record.fault_after(group(0.0), NOISE) is None
+    tired = [record.fault_after(group(0.0), NOISE) for _ in range(30)]
     assert set(tired) == {None}
     assert (record.off, record.groups) == (1.0, 0)
 

@@ -312,6 +312,20 @@ def test_what_a_return_came_to_is_saved_at_once(tmp_path: Path) -> None:
     assert found.progress.validated.returns == 1
 
 
+def test_a_return_by_the_last_evaluation_of_all_is_on_the_disk(tmp_path: Path) -> None:
+    """Round 5 was saved when it was done, and what follows its evaluation is decided after that."""
+    kept = checkpoints(tmp_path, keep=9)
+    falls = Falling(0.9, 0.9, 0.9, 0.1, 0.1, 0.1)
+    setting = change(CONFIG, rounds=5, evaluate_every_rounds=2, checkpoint_every_rounds=1)
+    node = live(setting, falls, kept)
+    assert [(type(each), each.round) for each in turns(node)] == [(WentBack, 5)]
+    found = kept.latest()
+    assert found is not None
+    assert found.directory.name == "round-00000005"
+    assert (found.directory / "skill").read_text() == "0.9"
+    assert found.progress.validated.returns == 1
+
+
 def test_what_was_decided_holds_after_a_restart(tmp_path: Path) -> None:
     kept = checkpoints(tmp_path)
     live(change(CONFIG, rounds=4), Falling(*FALL), kept)
@@ -367,19 +381,20 @@ def test_a_best_that_does_not_load_is_put_aside_and_the_trainer_is_started_again
 
 def test_the_rate_of_a_plateau_is_halved(tmp_path: Path) -> None:
     policy = Falling(0.9)
-    node = live(change(CONFIG, rounds=24), policy, checkpoints(tmp_path))
+    decaying = change(CONFIG, rounds=24, plateau_decay=True)
+    node = live(decaying, policy, checkpoints(tmp_path))
     assert [(type(each), each.rate_share) for each in turns(node)] == [
         (Slowed, 1 / 2), (Slowed, 1 / 4), (Slowed, 1 / 8), (Slowed, RATE_SHARE_MIN),
     ]  # fmt: skip
     assert policy.rate_share == RATE_SHARE_MIN
     steady = Falling(0.9)
-    assert not turns(live(change(CONFIG, rounds=24, plateau_decay=False), steady))
+    assert not turns(live(change(CONFIG, rounds=24), steady))  # unless it is asked for
     assert steady.rate_share == 1.0
 
 
 def test_without_a_disk_there_is_no_way_back_and_the_rate_falls_all_the_same() -> None:
     policy = Falling(*FALL)
-    node = live(change(CONFIG, rounds=8), policy)
+    node = live(change(CONFIG, rounds=8, plateau_decay=True), policy)
     assert [type(each) for each in turns(node)] == [Slowed]
     assert policy.turned == 0
 

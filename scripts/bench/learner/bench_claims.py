@@ -30,7 +30,7 @@ from node.environments.scoring import pose, score_group
 from node.hosting.models import resolve_model
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.loops.claims import NOISE_KL, ClaimedToken, Fit, Record, fault_of, fit_of
+from node.loops.claims import FULL, ClaimedToken, Fit, Record, fault_of, fit_of, noise_between
 from node.methods.advantages import grpo_advantages
 from node.policies import lean
 from node.policies.policy import Policy
@@ -61,7 +61,12 @@ class Kind:
     name: str
     honest: bool
     work: Worker
-    precision: str = "float32"
+    precision: str = FULL
+
+    @property
+    def noise_kl(self) -> float:
+        """What the learner, which scores in full precision, takes for granted."""
+        return noise_between(self.precision, FULL)
 
 
 class Laboratory:
@@ -233,7 +238,7 @@ def alarms(fits: Sequence[Fit], kind: Kind, temperature: float) -> int:
     """Of one honest worker, in `HONEST_GROUPS` groups drawn from those that were made."""
     rng, record, found = Random(1), Record(), 0
     for _ in range(HONEST_GROUPS):
-        if record.fault_after(rng.choice(fits), kind.precision, temperature) is not None:
+        if record.fault_after(rng.choice(fits), kind.noise_kl, temperature) is not None:
             found, record = found + 1, Record()
     return found
 
@@ -245,7 +250,7 @@ def groups_until_found(fits: Sequence[Fit], kind: Kind, temperature: float) -> l
         record, count = Record(), 0
         while count < ROW_MAX:
             fit, count = rng.choice(fits), count + 1
-            together = record.fault_after(fit, kind.precision, temperature)
+            together = record.fault_after(fit, kind.noise_kl, temperature)
             if together is not None or fault_of(fit, temperature) is not None:
                 break
         found.append(count)
@@ -275,7 +280,7 @@ def main() -> None:
             prompt = laboratory.prompt("claims", index)
             fits.append(laboratory.fit(prompt, kind.work(prompt, index)))
         passed = sum(fault_of(fit, heat) is None for fit in fits) / len(fits)
-        unit = NOISE_KL[kind.precision] / min(1.0, heat) ** 2
+        unit = kind.noise_kl / min(1.0, heat) ** 2
         if kind.honest:
             many = f"{alarms(fits, kind, heat)} alarms in {HONEST_GROUPS:,} groups"
         else:
