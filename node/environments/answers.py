@@ -16,10 +16,9 @@ number has one spelling but for a zero or two at its end. Each format looks at a
 number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters of an answer.
 """
 
-import unicodedata
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby, pairwise
 from typing import Final, Literal, get_args
 
 AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number"]
@@ -32,7 +31,14 @@ OPENING_TAG, CLOSING_TAG = "<answer>", "</answer>"
 BOX: Final = "\\boxed{"
 FORMAT_REWARD_MAX: Final = 0.2
 
-_EMPTY: Final = frozenset("\N{BRAILLE PATTERN BLANK}\N{HANGUL FILLER}")
+# What nobody sees: white space, marks of format (category Cf), and two letters without ink.
+_BLANK: Final = re.compile(
+    r"[\s\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\u2800\u3164]"
+)
+_BLANKS: Final = re.compile(f"{_BLANK.pattern}+")
+_TWO_BLANKS: Final = re.compile(f"{_BLANK.pattern}{{2}}")
 _DIGITS: Final = frozenset("0123456789")
 _NUMBER_CHARS: Final = _DIGITS | frozenset(".,/")
 _MINUS_SIGNS: Final = frozenset("-\N{MINUS SIGN}")
@@ -80,18 +86,10 @@ def is_padded(text: str, answer: str) -> bool:
     """Whether a completion that is all answer ends in a blank, or has more blanks in a row, where
     the environment's own answer does not: most scorers overlook that. One blank may always stand
     before it, as many tokenizers put one there."""
-    if any(map(_is_blank, text[-1:])) and not any(map(_is_blank, answer[-1:])):
+    if _BLANK.match(text[-1:]) and not _BLANK.match(answer[-1:]):
         return True
-    return _blanks_in_a_row(text) > max(1, _blanks_in_a_row(answer))
-
-
-def _blanks_in_a_row(text: str) -> int:
-    return max((len(list(run)) for blank, run in groupby(text, _is_blank) if blank), default=0)
-
-
-def _is_blank(char: str) -> bool:
-    """Whether nobody sees it: white space, marks of format such as joiners, and two letters."""
-    return char.isspace() or unicodedata.category(char) == "Cf" or char in _EMPTY
+    in_a_row = max(map(len, _BLANKS.findall(answer)), default=0)
+    return re.search(f"{_BLANK.pattern}{{{max(1, in_a_row) + 1}}}", text) is not None
 
 
 def _last_line(text: str) -> str | None:
@@ -136,11 +134,9 @@ def _without_margins(text: str) -> str:
 
 def _unpadded(text: str) -> str | None:
     """The text, if it is some and has no blank at its ends and no two in a row."""
-    if not text or _is_blank(text[0]) or _is_blank(text[-1]):
+    if not text or _BLANK.match(text) or _BLANK.match(text[-1]) or _TWO_BLANKS.search(text):
         return None
-    blanks = list(map(_is_blank, text))
-    padded = any(here and there for here, there in pairwise(blanks))
-    return None if padded else text
+    return text
 
 
 # --- numbers ----------------------------------------------------------------------------------

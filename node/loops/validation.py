@@ -9,10 +9,10 @@ A policy that falls is caught by its own steps' guard where one step does it (`t
 What goes down over many rounds, each of them harmless by itself, shows here alone.
 
 The bound for "far below" is that of two independent measurements. As both are of the same tasks
-the true error is smaller; but the best is the luckiest of many, and all others are below it. A node
-whose policy stays what it is goes back within a hundred evaluations on 64 tasks with a chance of 1 %
-where tasks are of all difficulties, and of 16 % where each is passed half of the time; at two and
-a half errors it would be 16 and 75 %.
+the true error is smaller; but the best is the luckiest of many, and all others are below it. A
+node whose policy stays what it is goes back within a hundred evaluations on 64 tasks with a
+chance of 1 % where tasks are of all difficulties, and of 16 % where each is passed half of the
+time; at two and a half errors it would be 16 and 75 %.
 """
 
 from dataclasses import dataclass, replace

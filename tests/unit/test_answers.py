@@ -1,6 +1,8 @@
 """What of a completion is its answer, and what that is worth."""
 
+import sys
 import time
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -301,6 +303,16 @@ def test_blanks_that_an_answer_has_no_use_for_are_padding(
     text: str, answer: str, padded: bool
 ) -> None:
     assert is_padded(text, answer) is padded
+
+
+def test_what_nobody_sees_is_a_blank() -> None:
+    """Of all characters: white space, marks of format (Cf), two letters without ink, and marks that
+    this Python does not know yet: the list is fixed, so that all nodes judge alike."""
+    every = [chr(number) for number in range(sys.maxunicode + 1)]
+    found = {char for char in every if answers._BLANK.match(char)}
+    unseen = {char for char in every if char.isspace() or unicodedata.category(char) == "Cf"}
+    assert unseen <= found
+    assert {unicodedata.category(char) for char in found - unseen - {"\u2800", "\u3164"}} <= {"Cn"}
 
 
 def test_a_whole_completion_padded_with_blanks_is_worth_nothing() -> None:
