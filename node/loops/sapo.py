@@ -29,7 +29,6 @@ import trio
 
 from node.config import NodeConfig
 from node.interfaces.engine import PartialEngine, RolloutEngine
-from node.interfaces.prompts import question_of
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, score
 from node.loops.partial_rollouts import Assign, PartialRollouts
@@ -298,9 +297,7 @@ class Sapo:
         wanted = self._config.external_groups
         each_max = ceil(self._config.foreign_share_max * wanted)
         chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
-        taken = await self._exchange.take(chosen, number)
-        apart = {question_of(each.prompt) for each in await self._guard.validation()}
-        return [each for each in taken if question_of(each.prompt) not in apart]
+        return await self._guard.trainable(await self._exchange.take(chosen, number))
 
     def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
         """The I own groups to train on; with `filter_own` those with an advantage come first."""

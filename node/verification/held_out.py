@@ -26,7 +26,7 @@ from node.verification.assignment import (
 from node.verification.verifier import Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.rollouts import RolloutGroup, Task
+from swarm.rollouts import RolloutGroup, Task, VerifiedGroup
 
 SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
 POSED_AT_ONCE = 200
@@ -97,6 +97,11 @@ class HeldOutGuard:
                 found.setdefault(question, Assignment(task, problem.prompt))
         again = sum(question in found for question in questions[CANDIDATES * wanted :])
         return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
+
+    async def trainable(self, groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
+        """Those of others' groups whose question decides nothing here."""
+        apart = {question_of(each.prompt) for each in await self.validation()}
+        return [each for each in groups if question_of(each.prompt) not in apart]
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None

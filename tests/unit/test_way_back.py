@@ -33,7 +33,7 @@ from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import InlineVerifier
 from swarm.errors import ChildFailed, ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
@@ -187,17 +187,24 @@ def test_own_tasks_are_none_of_them() -> None:
     assert own(0) & decide  # else it says nothing
 
 
-def test_a_group_of_another_on_such_a_question_is_no_offence() -> None:
+def test_a_group_of_another_on_such_a_question_is_no_offence_and_is_not_trained_on() -> None:
     run, verifier = sums(99), InlineVerifier(sums(99))
     guard = HeldOutGuard(run, verifier, 64)
     decide = questions(guard)
-    met = 0
+    met, kept = 0, 0
     for index in range(2_000):
-        task = assigned_task(run, make_group(run, "1").producer, index)
-        if question_of(pose(task, 100).prompt) in decide:
-            support.run(guard.verify, make_group(run, "1", task=task))
+        group = make_group(run, "1", task=assigned_task(run, make_group(run, "1").producer, index))
+        prompt = pose(group.task, 100).prompt
+        seen = VerifiedGroup(bytes(32), group, prompt, (1.0,))
+        if question_of(prompt) in decide:
+            support.run(guard.verify, group)
             met += 1
+            assert support.run(guard.trainable, [seen]) == []
+        elif kept < 3:
+            kept += 1
+            assert support.run(guard.trainable, [seen]) == [seen]
     assert met
+    assert kept
 
 
 def test_a_run_of_few_problems_has_none_and_the_node_says_so() -> None:
