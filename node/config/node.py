@@ -145,6 +145,9 @@ class NodeConfig(Frozen):
     none for a model up to 10 million parameters."""
     updates_per_batch: Annotated[int, Field(ge=1, le=64)] = 1
     """How many optimizer steps the trainer takes on one batch."""
+    rate_follows_signal: bool = False
+    """Multiply the learning rate of each update by the square root of the share of its groups that
+    teach something."""
     clips_to_median: bool = True
     """Cut a gradient to three times the running median of the norms before it."""
     step_guard: bool = True

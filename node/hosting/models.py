@@ -84,6 +84,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         warm_up_updates=config.warm_up_updates,
         clips_to_median=config.clips_to_median,
         step_guard=config.step_guard,
+        rate_follows_signal=config.rate_follows_signal,
         updates_per_batch=config.updates_per_batch,
         micro_batch_tokens=config.micro_batch_tokens,
         activation_checkpointing=config.activation_checkpointing,

@@ -135,6 +135,7 @@ class TrainerSpec:
     unknown_share_max: float | None = None
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
+    rate_follows_signal: bool = False  # times the root of the batch's informative share
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
     micro_batch_tokens: int = 8192  # padded tokens in one forward pass; halved until it fits
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be

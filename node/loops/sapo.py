@@ -403,6 +403,7 @@ class Sapo:
             step_kl=report.step_kl if isfinite(report.step_kl) else None,
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
+            rate_signal=report.rate_signal,
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),

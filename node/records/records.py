@@ -74,6 +74,7 @@ class RoundDone(RoundFigures):
     step_kl: float | None = None  # how far the update moved the policy on its own batch: k3
     steps_taken_back: int = 0  # updates that moved it too far, and were undone
     rate_scale: float = 1.0  # the share of the rate that the next update takes, for caution
+    rate_signal: float = 1.0  # what this one took for how much of its batch teaches something
     unlikely_tokens: int = 0  # foreign ones that a floor of likelihood left out of the update
     weighed_tokens: int = 0  # foreign ones that counted by the log-probs that came along
     rate_share: float = 1.0  # of the learning rate, by what evaluations showed (`loops.validation`)

@@ -92,6 +92,7 @@ class GroupTrainer:
         self.policy_version = 0  # optimizer updates so far
         self.course = Course()
         self.rate_share = 1.0  # that updates take, by what evaluations showed
+        self._signal = 1.0  # that they take for how much of the batch teaches something
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._recomputes = recomputes and recompute_layers(policy.model)
         self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
@@ -108,6 +109,8 @@ class GroupTrainer:
         """Update on one batch. Without a single trainable token the policy stays as it is."""
         started, version = time.perf_counter(), self.policy_version
         units, made, left_out_groups = self._prepare(groups)
+        if self.spec.rate_follows_signal and made.units:
+            self._signal = math.sqrt(len(units) / len(made.units))
         rows = [row for unit in units for row in unit.rows]
         weigh(rows, self._set_to.aggregation)
         try:
@@ -133,6 +136,7 @@ class GroupTrainer:
             step_kl=done.step_kl,
             steps_taken_back=done.taken_back,
             rate_scale=self.course.caution,
+            rate_signal=self._signal,
             unlikely_tokens=first.unlikely,
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
@@ -244,6 +248,7 @@ class GroupTrainer:
     def _step(self, batches: Sequence[Sequence[Unit]], done: "_Done") -> bool:
         """Descend at the rate of this update. False: that went too far and was taken back."""
         factor = self.suited.warmth(self.policy_version) * self.course.caution * self.rate_share
+        factor *= self._signal
         with _rate_times(self.optimizer, factor):
             self.optimizer.step()
             if not self.spec.step_guard:
@@ -388,8 +393,10 @@ class GroupTrainer:
                 return self._plain(units, of_logits)
             if self._recomputes:  # a cache would be filled once more
                 return self._plain(units, of_logits)
-            way = self._lean if self._lean_fits and self._is_short(units) else self._shared
-            return way(units, of_logits)
+            if self._lean_fits and self._is_short(units):
+                return self._lean(units, of_logits)
+            has_common = any(len(unit.rows) > 1 for unit in units)
+            return (self._shared if has_common else self._plain)(units, of_logits)
 
     def _is_short(self, units: Sequence[Unit]) -> bool:
         """Whether the lean pass may hold what it would have to."""
@@ -502,9 +509,10 @@ class GroupTrainer:
         lengths = torch.tensor([len(unit.prompt) - 1 for unit in units], device=ids.device)
         positions = lengths[select, None] + torch.arange(ids.shape[1] - 1, device=ids.device)
         head = self._plain_head()
+        seen = torch.cat([prefix_mask[select], mask[:, :-1]], dim=1)
         found = (self.policy.model if head is None else self._body())(
             input_ids=ids[:, :-1],
-            attention_mask=torch.cat([prefix_mask[select], mask[:, :-1]], dim=1),
+            attention_mask=_attention_mask(self.policy, seen, ids.shape[1] - 1),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
@@ -548,6 +556,25 @@ def _head_of(policy: Policy) -> Callable[[torch.Tensor], torch.Tensor] | None:
         ours = head(body(input_ids=ids, use_cache=False).last_hidden_state)
     same = ours.shape == logits.shape and torch.allclose(ours, logits, rtol=1e-3, atol=1e-4)
     return head if same else None
+
+
+def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Tensor:
+    """What the last `count` of the tokens (rows, tokens) may look at, for all layers: (rows, 1,
+    count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its own
+    for its kernel, and keep that for its gradient. As given where layers do not look at all."""
+    config = policy.model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    has_window = getattr(config, "layer_types", None) is None and getattr(
+        config, "sliding_window", None
+    )
+    takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
+    if kinds != {"full_attention"} or has_window or not takes:
+        return seen
+    dtype = torch.bfloat16 if seen.device.type == "cuda" else torch.float32  # as autocast has it
+    hidden = torch.full((), -torch.inf, dtype=dtype, device=seen.device)
+    width = seen.shape[1]
+    later = torch.ones(count, width, dtype=torch.bool, device=seen.device).triu(width - count + 1)
+    return torch.where(later | (seen[:, None, None, :] == 0), hidden, hidden.new_zeros(()))
 
 
 @contextmanager

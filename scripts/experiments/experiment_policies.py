@@ -45,7 +45,11 @@ AS_IT_WAS = {
     "validation_tasks": 0,
 }
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
-    "falls": {"as it was": AS_IT_WAS, "as it is": {}},
+    "falls": {
+        "as it was": AS_IT_WAS,
+        "as it is": {},
+        "and the rate follows the signal": {"rate_follows_signal": True},
+    },
     "foreign": {
         "unweighted": {"foreign_weighting": "none"},
         "weighted": {},

@@ -10,6 +10,7 @@ from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import lean
 from node.policies.policy import Policy
+from node.training import trainer as trainer_module
 from node.training.trainer import GroupTrainer
 from swarm.rollouts import FinishReason
 from tests.unit.training_support import (
@@ -390,3 +391,27 @@ def test_a_failed_update_leaves_the_policy_as_it_was(qwen):
     assert all(torch.equal(a, b) for a, b in zip(before, qwen.model.parameters(), strict=True))
     assert all(p.grad is None for p in qwen.model.parameters())
     assert trainer.policy_version == 0
+
+
+def test_all_layers_share_one_mask_of_rows_with_a_common_prompt(qwen, monkeypatch):
+    """A layer that makes one of its own keeps it for its gradient: layers x rows x tokens²."""
+    monkeypatch.setattr(lean, "SCORES_MAX", 1)
+    trainer = GroupTrainer(qwen, SPEC, MANY)
+    units = trainer._encoder.prepare(ragged(qwen)).units
+    masks: set[int] = set()
+
+    def kept(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 4 and torch.isneginf(tensor).any():
+            masks.add(tensor.data_ptr())
+        return tensor
+
+    def count() -> int:
+        masks.clear()
+        with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+            alive = trainer._forward(units)
+        assert all(each.requires_grad for each in alive)
+        return len(masks)
+
+    assert count() == 1
+    monkeypatch.setattr(trainer_module, "_attention_mask", lambda _policy, seen, _count: seen)
+    assert count() == qwen.model.config.num_hidden_layers > 1
