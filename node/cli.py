@@ -317,6 +317,7 @@ def _add_export(commands: Any) -> None:
         default="float32",
         help="what a whole model's numbers are rounded to; default: float32, as they were trained",
     )
+    export.add_argument("--push", metavar="REPO", help="upload it to OWNER/NAME, private if new")
     export.set_defaults(run_command=_export)
 
 
@@ -589,7 +590,7 @@ def _eval(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from node.commands.policy import export_policy
 
-    what = {"adapter": options.adapter, "precision": options.precision}
+    what = {"adapter": options.adapter, "precision": options.precision, "repository": options.push}
     round_number = export_policy(_config(options), options.out, _say, **what)
     _say(f"{options.out}: the policy after round {round_number}")
     return EXIT_OK

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import trio
 
+from node.commands.hub import check_repository, push
 from node.config import NodeConfig
 from node.hosting.models import resolve_model, trainer_spec
 from node.interfaces.trainer_spec import Precision
@@ -107,16 +108,24 @@ def _examine(
 
 
 def export_policy(
-    config: NodeConfig, out: Path, say: Say, *, adapter: bool, precision: Precision
+    config: NodeConfig,
+    out: Path,
+    say: Say,
+    *,
+    adapter: bool,
+    precision: Precision,
+    repository: str | None = None,
 ) -> int:
     """Write the newest checkpoint's policy as a Hugging Face model directory, or the adapter that
-    the node trains in PEFT's format. The checkpoint's round.
+    the node trains in PEFT's format; with `repository` upload it as well. The checkpoint's round.
 
     Raises:
         ConfigError: `out` holds something, there is no checkpoint, or it is of another run or
             model; or an adapter is asked for where none is trained.
-        ChildFailed: the trainer could not load or write it.
+        ChildFailed: the trainer could not load or write it, or the hub did not take it.
     """
+    if repository is not None:
+        check_repository(repository)
 
     async def write(saved: Checkpoint | None) -> None:
         async with _trainer(config, model, saved) as trainer:
@@ -145,7 +154,10 @@ def export_policy(
                 _run(write, saved)
         except OSError as error:
             raise ConfigError(f"{out}: {error.strerror}") from None
-        return saved.progress.round
+        number = saved.progress.round
+    if repository is not None:
+        push(out, repository, f"Run {config.run.run_id}, after round {number}", say)
+    return number
 
 
 def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) -> int:
