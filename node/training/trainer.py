@@ -28,6 +28,7 @@ from node.methods.objectives import OBJECTIVES, Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean
 from node.policies.policy import Policy
+from node.system.machine import give_back_at_once
 from node.training import suited
 from node.training.course import Course, take_back
 from node.training.packing import pack, pieces, probe
@@ -95,6 +96,8 @@ class GroupTrainer:
         self._signal = 1.0  # that they take for how much of the batch teaches something
         self._encoder = Encoder(policy, spec, row_tokens_max, self._objective.uses_behaviour)
         self._recomputes = recomputes and recompute_layers(policy.model)
+        if self._recomputes:
+            give_back_at_once()
         self._head: tuple[Callable[[torch.Tensor], torch.Tensor] | None] | None = None  # not tried
         self.logits_max = LOGITS_MAX
         trained = [p for p in policy.model.parameters() if p.requires_grad]
