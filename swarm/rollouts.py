@@ -36,7 +36,7 @@ class Author(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Turn:
     """One turn of a transcript, as a part of its completion's text. What an environment says has no
     tokens: each node encodes it for its own policy."""
 
@@ -74,7 +74,7 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int  # optimizer updates behind the oldest policy that made a token of it
     spans: Spans = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Turn, ...] = ()
     propensity: float = 1.0  # with which a continuation was chosen whose prefix was another's
     splices: tuple[int, ...] = ()  # after so many tokens a prefix by another policy ends; ascending
 

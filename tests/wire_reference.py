@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from swarm.wire import messages
+from swarm.wire import messages, steering
 from swarm.wire.codec import VALUES_MAX
 from swarm.wire.messages import NESTING_MAX, WireModel
 
@@ -51,7 +51,7 @@ def kinds() -> list[type[WireModel]]:
     """Every wire type, nested ones included, by name."""
     found = [
         value
-        for value in vars(messages).values()
+        for value in (vars(messages) | vars(steering)).values()
         if isinstance(value, type) and issubclass(value, WireModel) and value is not WireModel
     ]
     return sorted(found, key=lambda kind: kind.__name__)

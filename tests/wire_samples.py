@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarm.identity import Identity, PeerId
 from swarm.leasing import coordination
-from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Segment, Task
+from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Task, Turn
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.weights.format.topology import Plan, Strategy
@@ -45,20 +45,13 @@ from swarm.wire.messages import (
     KnownPeer,
     LargeAdvertBody,
     LargeAdvertEntry,
-    LearnerPaceBody,
-    LearnerReport,
-    LearnerRulesBody,
-    LearnerSizesBody,
-    LearnerWorkBody,
     LeaseReply,
     ManifestBody,
     PackageBody,
     PieceReply,
-    PlanReply,
     ProvidersReply,
     RecentAdverts,
     RunReply,
-    SetPlan,
     Submission,
     SubmissionReply,
     Verdict,
@@ -67,9 +60,18 @@ from swarm.wire.messages import (
     WantLease,
     WantManifest,
     WantPiece,
-    WantReport,
     WantRun,
     WireModel,
+)
+from swarm.wire.steering import (
+    LearnerPaceBody,
+    LearnerReport,
+    LearnerRulesBody,
+    LearnerSizesBody,
+    LearnerWorkBody,
+    PlanReply,
+    SetPlan,
+    WantReport,
 )
 
 ALICE = Identity(bytes(range(32)))
@@ -128,7 +130,7 @@ def transcripts(draw: st.DrawFn) -> Completion:
     tokens = len(plain.token_ids)
     spans: tuple[tuple[int, int], ...] = ()
     splices: tuple[int, ...] = ()
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[Turn, ...] = ()
     if tokens:
         cut = draw(st.integers(1, tokens))
         splices = draw(st.sampled_from(((), (cut,), (tokens,))))
@@ -136,17 +138,15 @@ def transcripts(draw: st.DrawFn) -> Completion:
         spans = draw(st.sampled_from(((), tuple(run for run in later if run[1]))))
         said = sorted(draw(st.lists(st.integers(0, len(plain.text)), min_size=2, max_size=2)))
         segments = (
-            Segment(Author.POLICY, said[0], cut),
-            Segment(Author.ENVIRONMENT, said[1] - said[0], 0),
+            Turn(Author.POLICY, said[0], cut),
+            Turn(Author.ENVIRONMENT, said[1] - said[0], 0),
         )
         if cut < tokens:
-            segments += (Segment(Author.POLICY, len(plain.text) - said[1], tokens - cut),)
+            segments += (Turn(Author.POLICY, len(plain.text) - said[1], tokens - cut),)
         else:
-            segments += (Segment(Author.ENVIRONMENT, len(plain.text) - said[1], 0),)
+            segments += (Turn(Author.ENVIRONMENT, len(plain.text) - said[1], 0),)
     propensity = draw(st.floats(0.0, 1.0, exclude_min=True))
-    return replace(
-        plain, segments=segments, spans=spans, splices=splices, propensity=propensity
-    )
+    return replace(plain, segments=segments, spans=spans, splices=splices, propensity=propensity)
 
 
 def extended(group: RolloutGroup) -> st.SearchStrategy[RolloutGroup]:
@@ -462,9 +462,9 @@ def sample_turns_group() -> RolloutGroup:
     group = sample_group()
     first, second = group.completions
     turns = (
-        Segment(Author.POLICY, 2, 2),
-        Segment(Author.ENVIRONMENT, 3, 0),
-        Segment(Author.POLICY, 1, 1),
+        Turn(Author.POLICY, 2, 2),
+        Turn(Author.ENVIRONMENT, 3, 0),
+        Turn(Author.POLICY, 1, 1),
     )
     assert len(first.text) == 6
     told = replace(first, segments=turns, spans=((6, 2), (7, 1)), splices=(2,), propensity=0.25)

@@ -26,8 +26,8 @@ from swarm.rollouts import (
     FinishReason,
     GroupId,
     RolloutGroup,
-    Segment,
     Task,
+    Turn,
     counters_fault,
     segments_fault,
     spans_fault,
@@ -616,7 +616,7 @@ def _with_columns(completion: Completion, body: CompletionBody, tokens: int) -> 
         raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
     found = replace(
         completion,
-        segments=tuple(Segment(_AUTHORS[a], chars, count) for a, chars, count in turns),
+        segments=tuple(Turn(_AUTHORS[a], chars, count) for a, chars, count in turns),
         spans=tuple((version, count) for version, count in _rows_of(body.spans, 2, "spans")),
         splices=tuple(at for (at,) in _rows_of(body.splices, 1, "splices")),
     )

@@ -14,9 +14,9 @@ from swarm.wire.messages import (
     ADVERTS_REPLY_BYTES_MAX,
     GROUP_DOMAIN,
     GROUPS_REPLY_BYTES_MAX,
-    Message,
     Signed,
 )
+from swarm.wire.union import Message
 from tests.wire_samples import (
     ALICE,
     sample_advert,
