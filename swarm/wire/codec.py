@@ -69,7 +69,7 @@ from swarm.wire.messages import (
 M = TypeVar("M", bound=WireModel)
 
 VALUES_MAX = 2_048  # values in one message, nested ones included; the fullest group has about 1,000
-FIELDS_MAX = 16  # of one map
+FIELDS_MAX = 20  # of one map
 ARRAY_MAX = max(
     COMPLETIONS_MAX, ADVERT_GROUPS_MAX, ADVERTS_PER_REPLY_MAX, WANT_GROUPS_MAX, KNOWN_PEERS_MAX
 )
@@ -494,15 +494,19 @@ def _group_body(group: RolloutGroup) -> GroupBody:
         top_p=float(group.top_p),
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
-        attempt=group.attempt,
-        counters=_packed(group.counters),
-        **_said(engine=group.engine, precision=group.precision, context=group.context),
+        **_said(
+            engine=group.engine,
+            precision=group.precision,
+            attempt=group.attempt,
+            context=group.context,
+            counters=_packed(group.counters),
+        ),
     )
 
 
-def _said(**texts: str) -> dict[str, str]:
+def _said(**values: Any) -> dict[str, Any]:
     """Those that say something."""
-    return {name: text for name, text in texts.items() if text}
+    return {name: value for name, value in values.items() if value}
 
 
 def _packed(rows: Sequence[Sequence[int]]) -> bytes:
@@ -523,7 +527,7 @@ def _rows_of(column: bytes, width: int, what: str) -> list[tuple[int, ...]]:
 
 
 def _completion_body(completion: Completion, with_spans: bool) -> CompletionBody:
-    token_ids, logprobs = completion.token_ids, completion.logprobs
+    token_ids, logprobs, turns = completion.token_ids, completion.logprobs, completion.segments
     if len(token_ids) != len(logprobs):
         raise LocalProtocolError(f"{len(token_ids)} token ids but {len(logprobs)} log-probs")
     body = CompletionBody(
@@ -532,12 +536,12 @@ def _completion_body(completion: Completion, with_spans: bool) -> CompletionBody
         logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         finish_reason=completion.finish_reason.value,
         policy_version=completion.policy_version,
-        segments=_packed(
-            [(_AUTHORS.index(each.author), each.chars, each.tokens) for each in completion.segments]
+        **_said(
+            segments=_packed([(_AUTHORS.index(t.author), t.chars, t.tokens) for t in turns]),
+            spans=_packed(completion.spans) if with_spans else b"",
+            propensity=0.0 if completion.propensity == 1.0 else completion.propensity,
+            splices=_packed([completion.splices]),
         ),
-        spans=_packed(completion.spans) if with_spans else b"",
-        propensity=float(completion.propensity),
-        splices=_packed([completion.splices]),
     )
     if not _are_logprobs(body.logprobs):
         raise LocalProtocolError("log-probs that are not finite or over 0")

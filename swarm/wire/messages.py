@@ -5,6 +5,7 @@ fields are refused), strict (no coercion) and frozen. Token ids and log-probs tr
 little-endian byte columns, so that their number is known before anything is allocated.
 """
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -123,6 +124,7 @@ PLAN_REPLY_BYTES_MAX = 1_024
 DEPTH_MAX = 1_024
 AMOUNT_MAX = 1e12
 NESTING_MAX = 8
+BELOW_ONE = math.nextafter(1.0, 0.0)
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
 UnixSeconds = Annotated[int, Field(ge=0, lt=2**40)]
@@ -187,10 +189,10 @@ class CompletionBody(WireModel):
     logprobs: Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]  # f32 little-endian
     finish_reason: Literal["stop", "length", "abort"]
     policy_version: SeqNo
-    segments: Annotated[bytes, Field(max_length=12 * SEGMENTS_MAX)] = b""
-    spans: Annotated[bytes, Field(max_length=8 * SPANS_MAX)] = b""
-    propensity: Annotated[Float, Field(gt=0.0, le=1.0)] = 1.0
-    splices: Annotated[bytes, Field(max_length=4 * SPLICES_MAX)] = b""
+    segments: Annotated[bytes, Field(min_length=12, max_length=12 * SEGMENTS_MAX)] = b""
+    spans: Annotated[bytes, Field(min_length=8, max_length=8 * SPANS_MAX)] = b""
+    propensity: Annotated[Float, Field(gt=0.0, le=BELOW_ONE)] = 1.0
+    splices: Annotated[bytes, Field(min_length=4, max_length=4 * SPLICES_MAX)] = b""
 
 
 class GroupBody(WireModel):
@@ -215,9 +217,11 @@ class GroupBody(WireModel):
     expires_at_s: UnixSeconds
     engine: MadeBy = ""  # what sampled it, such as `vllm`
     precision: MadeBy = ""  # such as `bfloat16`, or how its weights are quantised
-    attempt: SeqNo = 0  # how many groups of its producer for this task came before
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] = (
+        0  # how many groups of its producer for this task came before
+    )
     context: MadeBy = ""  # the short name of what stood before the task's prompt
-    counters: Annotated[bytes, Field(max_length=12 * COUNTERS_MAX)] = b""
+    counters: Annotated[bytes, Field(min_length=12, max_length=12 * COUNTERS_MAX)] = b""
 
 
 class AdvertEntry(WireModel):
