@@ -12,7 +12,7 @@ from typing import Final
 from coordinator.files.fleet import LearnerCosts, Machine
 from coordinator.model.capacity import Infeasible, Run, Worker, predicted_broadcast
 from swarm.leasing.coordination import ReportedWorker
-from swarm.wire.messages import LearnerReport
+from swarm.wire.steering import LearnerReport
 
 MEASURED_GROUPS_MIN: Final = 3  # that were granted, before a rate counts
 LINK_MIN_BYTES_PER_S: Final = 16_384.0  # what says less is given up anyway

@@ -34,7 +34,7 @@ from swarm.identity import PeerId
 from swarm.leasing import coordination
 from swarm.leasing.coordination import ControlClient, ReportedWorker
 from swarm.storage.files import RunSync
-from swarm.wire.messages import LearnerReport, SetPlan
+from swarm.wire.steering import LearnerReport, SetPlan
 
 GONE_S: Final = 60.0  # a worker that is not connected and unheard of for so long is lost
 HUNG_S: Final = 600.0  # and one that is, has no lease, and does not ask for any

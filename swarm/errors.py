@@ -39,6 +39,10 @@ class Reject(StrEnum):
     DUPLICATE_TASK = "duplicate_task"  # a second group for a task that its producer already did
     NOT_REQUESTED = "not_requested"  # an answer holds a record that was not asked for
     UNVERIFIABLE = "unverifiable"  # the environment's scorer failed on it
+    FORGED_OBSERVATION = "forged_observation"  # a transcript in which the task says something else
+    FORGED_TOOL_RESULT = "forged_tool_result"  # likewise, what a tool gave back
+    SKIPPED_TURN = "skipped_turn"  # a transcript with a turn too few, or one after its end
+    OTHER_TRANSCRIPT = "other_transcript"  # nothing that was said in it is of this task
     OVERRUN = "overrun"  # scoring it used up the CPU time that a group may take
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
     QUOTA = "quota"  # larger than the whole pool

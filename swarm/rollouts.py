@@ -17,6 +17,7 @@ GroupId = NewType("GroupId", bytes)  # SHA-256 of the domain-tagged payload; 32 
 PLAIN_PRECISIONS = frozenset({"", "float32", "float16", "bfloat16"})  # "": unsaid
 REWARD_SPREAD_MIN = 1e-8  # rewards closer than this are equal: the group teaches nothing
 Spans = tuple[tuple[int, int], ...]  # (policy version, how many tokens in a row it made)
+Counters = tuple[tuple[int, int, int], ...]  # (bucket, tries, successes), buckets ascending
 
 
 class FinishReason(StrEnum):
@@ -25,6 +26,23 @@ class FinishReason(StrEnum):
     STOP = "stop"  # the policy emitted its end-of-sequence token
     LENGTH = "length"  # the token limit cut it
     ABORT = "abort"  # the engine was interrupted
+
+
+class Author(StrEnum):
+    """Who wrote a segment of a transcript."""
+
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of a transcript, as a part of its completion's text. What an environment says has no
+    tokens: each node encodes it for its own policy."""
+
+    author: Author
+    chars: int
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +61,11 @@ class Completion:
     """One sampled answer. The columns are as long as each other, EOS included where sampled.
 
     `spans` says which policy version made which tokens, where the weights were replaced between two
-    of them; empty: `policy_version` made them all. Rollouts on the wire carry no spans.
+    of them; empty: `policy_version` made them all. On the wire, rollouts carry spans only where
+    they carry more that is new in a release (`is_extended`).
+
+    `segments` are the turns of a transcript: `text` is all that was said, and the columns are of
+    what the policy sampled alone. Empty: the policy said all of it in one turn.
     """
 
     text: str
@@ -52,6 +74,24 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int  # optimizer updates behind the oldest policy that made a token of it
     spans: Spans = ()
+    segments: tuple[Turn, ...] = ()
+    propensity: float = 1.0  # with which a continuation was chosen whose prefix was another's
+    splices: tuple[int, ...] = ()  # after so many tokens a prefix by another policy ends; ascending
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether it says what releases before 0.2 refuse."""
+        return bool(self.segments or self.splices) or self.propensity != 1.0
+
+    def parts(self) -> list[tuple[Author, str]]:
+        """Its text by turns, each with who said it."""
+        if not self.segments:
+            return [(Author.POLICY, self.text)]
+        found, at = [], 0
+        for segment in self.segments:
+            found.append((segment.author, self.text[at : at + segment.chars]))
+            at += segment.chars
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +116,15 @@ class RolloutGroup:
     precision: str = (
         ""  # what that computed in, such as `bfloat16`, or how its weights are quantised
     )
+    attempt: int = 0  # how many groups of its producer for this task came before
+    context: str = ""  # the short name of what stood before the task's prompt
+    counters: Counters = ()  # tries at this task, by its producer
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether it says what releases before 0.2 refuse."""
+        said = bool(self.attempt or self.context or self.counters)
+        return said or any(completion.is_extended for completion in self.completions)
 
     @property
     def is_quantised(self) -> bool:
@@ -117,9 +166,10 @@ def version_spans(completion: Completion) -> Spans:
     return ((completion.policy_version, len(completion.token_ids)),)
 
 
-def spans_fault(completion: Completion) -> str | None:
-    """What is wrong with a completion's spans; None: nothing, as if there are none."""
-    spans, tokens = completion.spans, len(completion.token_ids)
+def spans_fault(completion: Completion, tokens: int | None = None) -> str | None:
+    """What is wrong with a completion's spans; None: nothing, as if there are none. `tokens`: how
+    many it has, None: as many as its column."""
+    spans, tokens = completion.spans, len(completion.token_ids) if tokens is None else tokens
     if not spans:
         return None
     if any(count < 1 for _, count in spans):
@@ -131,6 +181,33 @@ def spans_fault(completion: Completion) -> str | None:
     if spans[0][0] != completion.policy_version:
         return f"version {completion.policy_version} is not the oldest, {spans[0][0]} is"
     return None
+
+
+def segments_fault(completion: Completion, tokens: int) -> str | None:
+    """What is wrong with the turns of a completion of so many tokens; None: nothing."""
+    if not completion.segments:
+        return None
+    if sum(each.chars for each in completion.segments) != len(completion.text):
+        return "turns of other lengths than the text's"
+    if sum(each.tokens for each in completion.segments) != tokens:
+        return "turns of other numbers of tokens than the column's"
+    if any((each.author is Author.POLICY) != (each.tokens > 0) for each in completion.segments):
+        return "a turn of the policy without tokens, or one of the environment with some"
+    return None
+
+
+def splices_fault(splices: Sequence[int], tokens: int) -> str | None:
+    """What is wrong with the ends of prefixes in so many tokens; None: nothing."""
+    if any(later <= earlier for earlier, later in pairwise((0, *splices))):
+        return "splices that do not ascend"
+    return "a splice beyond the tokens" if splices and splices[-1] > tokens else None
+
+
+def counters_fault(counters: Counters) -> str | None:
+    """What is wrong with counters of tries; None: nothing."""
+    if any(later[0] <= earlier[0] for earlier, later in pairwise(counters)):
+        return "buckets that do not ascend"
+    return "more successes than tries" if any(s > t for _, t, s in counters) else None
 
 
 def oldest_version(group: RolloutGroup) -> int:

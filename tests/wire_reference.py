@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic.fields import FieldInfo
 
-from swarm.wire import messages
+from swarm.wire import messages, steering
 from swarm.wire.codec import VALUES_MAX
 from swarm.wire.messages import NESTING_MAX, WireModel
 
@@ -51,7 +51,7 @@ def kinds() -> list[type[WireModel]]:
     """Every wire type, nested ones included, by name."""
     found = [
         value
-        for value in vars(messages).values()
+        for value in (vars(messages) | vars(steering)).values()
         if isinstance(value, type) and issubclass(value, WireModel) and value is not WireModel
     ]
     return sorted(found, key=lambda kind: kind.__name__)
@@ -275,15 +275,63 @@ def _text(data: bytes) -> str:
 
 
 def conform_columns(group: dict[str, Any]) -> None:
-    """Check the token columns of a group.
+    """Check the columns of a group.
 
     Raises:
         Refused: they break a rule.
     """
+    new = ("segments", "splices")
+    extended = any(
+        any(each.get(name) for name in new) or each.get("propensity", 1.0) != 1.0
+        for each in group["completions"]
+    ) or any(group.get(name) for name in ("attempt", "context", "counters"))
+    buckets = _columns(group.get("counters", b""), 3)
+    if any(successes > tries for _, tries, successes in buckets) or not _ascends(
+        [bucket for bucket, _, _ in buckets]
+    ):
+        raise Refused("counters of nothing")
     for completion in group["completions"]:
+        _conform_turns(completion)
+        _conform_versions(completion, extended)
         ids, logprobs = completion["token_ids"], completion["logprobs"]
         if len(ids) != len(logprobs) or len(ids) % 4:
             raise Refused("uneven columns")
         for (value,) in struct.iter_unpack("<f", logprobs):
             if not -float("inf") < value <= 0.001:
                 raise Refused("a log-prob out of range")
+
+
+def _conform_turns(completion: dict[str, Any]) -> None:
+    tokens = len(completion["token_ids"]) // 4
+    turns = _columns(completion.get("segments", b""), 3)
+    told = [(author, count > 0) for author, _, count in turns]
+    if any(each not in ((0, True), (1, False)) for each in told):
+        raise Refused("a turn of nobody")
+    sums = (sum(chars for _, chars, _ in turns), sum(count for _, _, count in turns))
+    if turns and sums != (len(completion["text"]), tokens):
+        raise Refused("turns that are not the text's")
+    splices = [at for (at,) in _columns(completion.get("splices", b""), 1)]
+    if splices and not (_ascends([0, *splices]) and splices[-1] <= tokens):
+        raise Refused("splices out of order")
+
+
+def _conform_versions(completion: dict[str, Any], extended: bool) -> None:
+    spans = _columns(completion.get("spans", b""), 2)
+    if not spans:
+        return
+    versions = [version for version, _ in spans]
+    if not extended or versions != sorted(versions) or versions[0] != completion["policy_version"]:
+        raise Refused("spans of other versions, or out of place")
+    counts = [count for _, count in spans]
+    if 0 in counts or sum(counts) != len(completion["token_ids"]) // 4:
+        raise Refused("spans of other tokens")
+
+
+def _columns(data: bytes, width: int) -> list[tuple[int, ...]]:
+    if len(data) % (4 * width):
+        raise Refused("an odd column")
+    return list(struct.iter_unpack(f"<{width}I", data))
+
+
+def _ascends(numbers: list[int]) -> bool:
+    return sorted(set(numbers)) == numbers

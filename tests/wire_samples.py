@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarm.identity import Identity, PeerId
 from swarm.leasing import coordination
-from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
+from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Task, Turn
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.weights.format.topology import Plan, Strategy
@@ -19,6 +19,7 @@ from swarm.wire.messages import (
     DEPTH_MAX,
     DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
+    LARGE_GROUP_BYTES_MAX,
     LEASE_GROUPS_MAX,
     LEASE_MS_MAX,
     MADE_BY_CHARS_MAX,
@@ -32,6 +33,8 @@ from swarm.wire.messages import (
     DialBack,
     DialBackReply,
     FindProviders,
+    Greeting,
+    GreetingReply,
     GroupsReply,
     Have,
     HaveReply,
@@ -40,18 +43,15 @@ from swarm.wire.messages import (
     Hello,
     HelloReply,
     KnownPeer,
-    LearnerPaceBody,
-    LearnerReport,
-    LearnerRulesBody,
-    LearnerSizesBody,
-    LearnerWorkBody,
+    LargeAdvertBody,
+    LargeAdvertEntry,
     LeaseReply,
     ManifestBody,
-    PlanReply,
+    PackageBody,
+    PieceReply,
     ProvidersReply,
     RecentAdverts,
     RunReply,
-    SetPlan,
     Submission,
     SubmissionReply,
     Verdict,
@@ -59,9 +59,19 @@ from swarm.wire.messages import (
     WantHeads,
     WantLease,
     WantManifest,
-    WantReport,
+    WantPiece,
     WantRun,
     WireModel,
+)
+from swarm.wire.steering import (
+    LearnerPaceBody,
+    LearnerReport,
+    LearnerRulesBody,
+    LearnerSizesBody,
+    LearnerWorkBody,
+    PlanReply,
+    SetPlan,
+    WantReport,
 )
 
 ALICE = Identity(bytes(range(32)))
@@ -113,6 +123,44 @@ def completions(draw: st.DrawFn) -> Completion:
     )
 
 
+@st.composite
+def transcripts(draw: st.DrawFn) -> Completion:
+    """Completions that say what is new in a release."""
+    plain = draw(completions())
+    tokens = len(plain.token_ids)
+    spans: tuple[tuple[int, int], ...] = ()
+    splices: tuple[int, ...] = ()
+    segments: tuple[Turn, ...] = ()
+    if tokens:
+        cut = draw(st.integers(1, tokens))
+        splices = draw(st.sampled_from(((), (cut,), (tokens,))))
+        later = (plain.policy_version, cut), (2**31 - 1, tokens - cut)
+        spans = draw(st.sampled_from(((), tuple(run for run in later if run[1]))))
+        said = sorted(draw(st.lists(st.integers(0, len(plain.text)), min_size=2, max_size=2)))
+        segments = (
+            Turn(Author.POLICY, said[0], cut),
+            Turn(Author.ENVIRONMENT, said[1] - said[0], 0),
+        )
+        if cut < tokens:
+            segments += (Turn(Author.POLICY, len(plain.text) - said[1], tokens - cut),)
+        else:
+            segments += (Turn(Author.ENVIRONMENT, len(plain.text) - said[1], 0),)
+    propensity = draw(st.floats(0.0, 1.0, exclude_min=True))
+    return replace(plain, segments=segments, spans=spans, splices=splices, propensity=propensity)
+
+
+def extended(group: RolloutGroup) -> st.SearchStrategy[RolloutGroup]:
+    """The group with completions that say what is new, and new things of its own."""
+    return st.builds(
+        replace,
+        st.just(group),
+        completions=st.lists(transcripts(), min_size=1, max_size=4).map(tuple),
+        attempt=seq_nos.filter(bool),
+        context=made_by,
+        counters=st.sampled_from(((), ((0, 3, 3),), ((1, 5, 0), (2**32 - 1, 2**32 - 1, 7)))),
+    )
+
+
 def groups(producer: PeerId) -> st.SearchStrategy[RolloutGroup]:
     """Groups that this producer may sign."""
     return st.builds(
@@ -150,6 +198,28 @@ def adverts(producer: PeerId) -> st.SearchStrategy[AdvertBody]:
     )
 
 
+large_entries = st.builds(
+    LargeAdvertEntry,
+    group_id=ids,
+    size_bytes=st.integers(GROUP_BYTES_MAX + 1, LARGE_GROUP_BYTES_MAX),
+)
+
+
+def large_adverts(producer: PeerId) -> st.SearchStrategy[LargeAdvertBody]:
+    """Adverts of large groups that this producer may sign."""
+    return st.builds(
+        LargeAdvertBody,
+        type=st.just("large_advert"),
+        run_id=run_ids,
+        producer=st.just(producer),
+        round=seq_nos,
+        addresses=addresses,
+        groups=st.lists(large_entries, min_size=1, max_size=5).map(tuple),
+        created_at_s=seconds,
+        expires_at_s=seconds,
+    )
+
+
 known_peers = st.builds(KnownPeer, peer_id=text(64, 1), addresses=addresses)
 hellos = st.builds(
     Hello,
@@ -169,6 +239,41 @@ hello_replies = st.builds(
     addresses=addresses,
     known_peers=st.lists(known_peers, max_size=4).map(tuple),
     other_hello=st.none() | st.binary(max_size=200),
+)
+packages = st.lists(
+    st.builds(
+        PackageBody,
+        name=made_by.filter(bool),
+        version=made_by.filter(bool),
+    ),
+    max_size=4,
+).map(tuple)
+greetings = st.builds(
+    Greeting,
+    type=st.just("greeting"),
+    hello=st.binary(max_size=200),
+    release=names,
+    packages=packages,
+)
+greeting_replies = st.builds(
+    GreetingReply,
+    type=st.just("greeting_reply"),
+    reply=st.binary(max_size=200),
+    release=names,
+    packages=packages,
+)
+want_pieces = st.builds(
+    WantPiece,
+    type=st.just("want_piece"),
+    run_id=run_ids,
+    group_id=ids,
+    piece=st.integers(0, 7),
+)
+piece_replies = st.builds(
+    PieceReply,
+    type=st.just("piece"),
+    size_bytes=st.integers(0, LARGE_GROUP_BYTES_MAX),
+    data=st.binary(max_size=200),
 )
 recent_adverts = st.builds(RecentAdverts, type=st.just("recent_adverts"), run_id=run_ids)
 adverts_replies = st.builds(
@@ -303,6 +408,10 @@ plan_replies = st.builds(
 plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     hellos,
     hello_replies,
+    greetings,
+    greeting_replies,
+    want_pieces,
+    piece_replies,
     recent_adverts,
     adverts_replies,
     wants,
@@ -346,6 +455,33 @@ def sample_group() -> RolloutGroup:
 def sample_made_group() -> RolloutGroup:
     """The same, from a producer that says what sampled it."""
     return replace(sample_group(), engine="vllm", precision="fp8")
+
+
+def sample_turns_group() -> RolloutGroup:
+    """The same, of turns, with all that is new in its release."""
+    group = sample_group()
+    first, second = group.completions
+    turns = (
+        Turn(Author.POLICY, 2, 2),
+        Turn(Author.ENVIRONMENT, 3, 0),
+        Turn(Author.POLICY, 1, 1),
+    )
+    assert len(first.text) == 6
+    told = replace(first, segments=turns, spans=((6, 2), (7, 1)), splices=(2,), propensity=0.25)
+    return replace(
+        group,
+        completions=(told, second),
+        attempt=2,
+        context="hint-1",
+        counters=((0, 8, 3), (4, 8, 0)),
+    )
+
+
+def sample_large_advert() -> LargeAdvertBody:
+    """One fixed advert of a large group of Alice's."""
+    said = {**sample_advert().model_dump(), "type": "large_advert"}
+    entry = LargeAdvertEntry(group_id=bytes([1]) * 32, size_bytes=GROUP_BYTES_MAX + 1)
+    return LargeAdvertBody(**{**said, "groups": (entry,)})
 
 
 def sample_advert() -> AdvertBody:
@@ -533,6 +669,22 @@ def sample_messages() -> dict[str, WireModel]:
             known_peers=(KnownPeer(peer_id=ALICE.peer_id, addresses=("/ip4/10.0.0.1/tcp/1",)),),
             other_hello=codec.sign_hello(sample_hello(), ALICE),
         ),
+        "greeting": Greeting(
+            type="greeting",
+            hello=codec.sign_hello(sample_hello(), ALICE),
+            release="0.1.0",
+            packages=(PackageBody(name="reasoning-gym", version="0.1.25"),),
+        ),
+        "greeting_reply": GreetingReply(
+            type="greeting_reply",
+            reply=b"",
+            release="0.1.0",
+            packages=(),
+        ),
+        "want_piece": WantPiece(
+            type="want_piece", run_id="sample-1", group_id=bytes(range(32)), piece=7
+        ),
+        "piece": PieceReply(type="piece", size_bytes=GROUP_BYTES_MAX + 3, data=b"abc"),
         "recent_adverts": RecentAdverts(type="recent_adverts", run_id="sample-1"),
         "adverts": AdvertsReply(
             type="adverts", records=(codec.sign_advert(sample_advert(), ALICE)[1],)

@@ -27,6 +27,8 @@ from node.interfaces.trainer_spec import DEFAULT_LOSS, Aggregation, loss_paramet
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
     COMPLETIONS_MAX,
+    GROUP_BYTES_MAX,
+    LARGE_GROUP_BYTES_MAX,
     LEASE_MS_MAX,
     PARAMETERS_CHARS_MAX,
     TEXT_CHARS_MAX,
@@ -34,6 +36,8 @@ from swarm.wire.messages import (
 )
 
 RUN_HASH_CHARS = 12
+GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
+COMPLETION_OVERHEAD_BYTES = 128
 PUBLISHERS_MAX = 64
 EXAMPLES_MAX = 8
 INSTRUCTION_CHARS_MAX = 4096  # of a system prompt, and of either side of a worked example
@@ -307,6 +311,15 @@ class RunConfig(Frozen):
     """The central learner, if the run has one."""
     answer: AnswerRules = AnswerRules()
     """What of a completion is its answer."""
+
+    @property
+    def group_bytes_max(self) -> int:
+        """How large a signed group of the run may be: an ordinary one at least, and more where the
+        tokens that it can have need that. Tokens take 8 bytes, and of text as much at most."""
+        limits, tokens = self.limits, 8 * self.sampling.max_new_tokens
+        each = COMPLETION_OVERHEAD_BYTES + tokens + min(tokens, 4 * limits.text_chars_max)
+        wanted = GROUP_OVERHEAD_BYTES + limits.group_size_max * each
+        return min(max(wanted, GROUP_BYTES_MAX), LARGE_GROUP_BYTES_MAX)
 
     @model_validator(mode="after")
     def _answers_fit_together(self) -> Self:

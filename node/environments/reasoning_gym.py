@@ -43,6 +43,7 @@ from swarm.rollouts import Task
 # policy may write is worth: nodes of different revisions share nothing. A bound on what is parsed
 # is no such change as long as it is far beyond all right answers and copied premises.
 ADAPTER_REVISION = 1
+LIBRARY = "reasoning-gym"
 DRAWS_MAX = 8
 DATASETS_CACHED_MAX = 64
 _DRAW_STEP = 2**64  # beyond any seed plus index, so that a second draw is in no stream
@@ -125,7 +126,7 @@ class ReasoningGym:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.version = f"reasoning-gym-{version('reasoning-gym')}-r{ADAPTER_REVISION}"
+        self.version = f"reasoning-gym-{version(LIBRARY)}-r{ADAPTER_REVISION}"
         self._rules = DATASETS[name]
 
     def problem(self, task: Task) -> Problem:

@@ -1,14 +1,16 @@
 """Which environments this node has: the built-in ones and those that entry points add."""
 
 import difflib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, version
 
 from node.environments.base import ENTRY_POINT_GROUP, Environment
-from node.environments.reasoning_gym import DATASETS, ReasoningGym
+from node.environments.reasoning_gym import DATASETS, LIBRARY, ReasoningGym
 from node.environments.scripted import ScriptedSum
 from swarm.errors import ConfigError
+from swarm.wire.messages import MADE_BY_CHARS_MAX
 
 
 def _built_in() -> dict[str, Callable[[], Environment]]:
@@ -31,6 +33,24 @@ def environment_names() -> tuple[str, ...]:
 def is_plug_in(name: str) -> bool:
     """Whether the environment of that name would be made by code of another package."""
     return name not in _built_in() and name in _plugged_in()
+
+
+def packages_of(names: Iterable[str]) -> dict[str, str]:
+    """The versions of the packages that these environments are made of, by name. Those of this
+    package's own are none: their versions are the run's."""
+    found: dict[str, str] = {}
+    plugged_in = _plugged_in()
+    for name in names:
+        if name in DATASETS:
+            found[LIBRARY] = _word(version(LIBRARY))
+        elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
+            found[_word(point.dist.name)] = _word(point.dist.version)
+    return found
+
+
+def _word(text: str) -> str:
+    """As the wire has names and versions of packages."""
+    return re.sub(r"[^a-z0-9._+-]", "-", text.lower())[:MADE_BY_CHARS_MAX]
 
 
 @cache

@@ -28,6 +28,7 @@ from typing import Any, Protocol, cast
 import trio
 
 from node.config import NodeConfig
+from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, score
@@ -44,14 +45,11 @@ from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
 from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, informative, is_quantised
 from swarm.telemetry.metrics import figures_of
-from swarm.wire.messages import GROUP_BYTES_MAX, TOKENS_MAX
+from swarm.wire.messages import TOKENS_MAX
 
 OVER_GENERATION_MAX = (
     4  # with `filter_own`: times I groups generated at most, to find I useful ones
 )
-
-GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
-COMPLETION_OVERHEAD_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +286,7 @@ class Sapo:
                 map(isfinite, completion.logprobs)
             ):
                 return False
-        return size_bytes <= GROUP_BYTES_MAX
+        return size_bytes <= self._config.run.group_bytes_max
 
     async def _draw(self, number: int) -> list[VerifiedGroup]:
         if self._config.external_groups == 0:

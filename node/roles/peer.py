@@ -4,7 +4,7 @@
 the real world and in a simulated one.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import trio
 
 from node.config import NodeConfig
+from node.environments.registry import packages_of
 from node.hosting.membership import Membership
 from node.hosting.policy_weights import Clock
 from swarm.identity import Identity
@@ -64,8 +65,10 @@ class Peer:
         *,
         admits: Gate = lambda peer, ip: True,
         dht: bool = False,
+        packages: Mapping[str, str] | None = None,
     ) -> None:
-        """`admits` says who may connect at all; `dht`: take part in the hash table."""
+        """`admits` says who may connect at all; `dht`: take part in the hash table; `packages`: see
+        `Discovery`."""
         self.identity = identity
         self.transport = transport
         self.gater = ConnectionGater(transport, Ledger(), admits=admits)
@@ -81,6 +84,7 @@ class Peer:
             now_s=world.now_s,
             rng=world.rng("discovery"),
             run_sync=world.run_sync,
+            packages=packages,
         )
         self.dht: Dht | None = None
         if dht:
@@ -136,4 +140,5 @@ async def open_peer(
             AddressBook.load(config.data_dir / ADDRESSES_FILE),
             admits=membership.admits,
             dht=dht and membership.key is None,
+            packages=packages_of(spec.name for spec in config.run.environments),
         )

@@ -34,6 +34,7 @@ def exchange_rules(config: NodeConfig, draws: int) -> ExchangeRules:
         record_life_s=limits.record_life_s,
         clock_skew_s=limits.clock_skew_s,
         group_size_max=limits.group_size_max,
+        group_bytes_max=config.run.group_bytes_max,
         fetch_parallel=config.fetch_concurrent_max,
         fetch_bytes_per_s=float(config.fetch_bytes_per_s_max),
         serve_bytes_per_s=float(config.serve_bytes_per_s_max),

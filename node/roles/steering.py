@@ -29,11 +29,8 @@ from swarm.transport.base import Transport
 from swarm.weights.publisher import Published, Spread
 from swarm.weights.service import WeightsService
 from swarm.wire import codec
-from swarm.wire.messages import (
-    AMOUNT_MAX,
-    DEPTH_MAX,
-    PLAN_BYTES_MAX,
-    REPORT_WORKERS_MAX,
+from swarm.wire.messages import AMOUNT_MAX, DEPTH_MAX, PLAN_BYTES_MAX, REPORT_WORKERS_MAX
+from swarm.wire.steering import (
     LearnerPaceBody,
     LearnerReport,
     LearnerRulesBody,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from random import Random
 
 from swarm.identity import PeerId
-from swarm.wire.messages import AdvertBody
+from swarm.wire.messages import AnyAdvert
 
 
 class AdvertCache:
@@ -30,7 +30,7 @@ class AdvertCache:
         """`own` is the producer whose adverts stay; `is_proven` says who has delivered."""
         self._adverts_max = adverts_max
         self._per_producer_max = per_producer_max
-        self._adverts: OrderedDict[bytes, tuple[bytes, AdvertBody]] = OrderedDict()
+        self._adverts: OrderedDict[bytes, tuple[bytes, AnyAdvert]] = OrderedDict()
         self._own = own
         self._is_proven = is_proven
         self._told_by: dict[bytes, str] = {}  # of each advert: a peer, or an address block
@@ -44,7 +44,7 @@ class AdvertCache:
         """Whether these very bytes are kept, and so were checked before."""
         return hashlib.sha256(record).digest() in self._records
 
-    def put(self, advert_id: bytes, record: bytes, advert: AdvertBody, told_by: str = "") -> bool:
+    def put(self, advert_id: bytes, record: bytes, advert: AnyAdvert, told_by: str = "") -> bool:
         """Keep a checked advert; whether it is kept. One is not that is here already, in whatever
         wrapping, or whose producer has enough newer ones. `told_by` is in whose name its
         forwarder takes places."""
@@ -101,5 +101,5 @@ class AdvertCache:
             del self._by_producer[producer]
 
 
-def _age(advert: AdvertBody) -> tuple[int, int]:
+def _age(advert: AnyAdvert) -> tuple[int, int]:
     return advert.created_at_s, advert.round

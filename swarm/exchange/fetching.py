@@ -26,6 +26,7 @@ from swarm.errors import (
     RequestRefused,
     TransportError,
 )
+from swarm.exchange import large
 from swarm.exchange.holder_search import Found, HolderSearch
 from swarm.exchange.offers import Offer, OfferLimits, OfferTable
 from swarm.exchange.pool import AddResult, Candidate, Pool
@@ -38,7 +39,9 @@ from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
+    GROUP_BYTES_MAX,
     GROUPS_REPLY_BYTES_MAX,
+    PIECE_BYTES,
     ROLLOUTS_PROTOCOL,
     WANT_GROUPS_MAX,
     GroupsReply,
@@ -81,6 +84,7 @@ class ExchangeRules:
     record_life_s: int
     clock_skew_s: int
     group_size_max: int
+    group_bytes_max: int = GROUP_BYTES_MAX  # of a signed record; over the default: large groups
     fetch_parallel: int = 4
     fetch_timeout_s: float = 8.0  # for an answer without content; with it, see `timeout_s`
     fetch_bytes_per_s_min: float = 32 * 1024  # of a peer whose uplink many share
@@ -92,6 +96,11 @@ class ExchangeRules:
     recent_adverts_max: int = 512
     recent_adverts_per_producer_max: int = ADVERTS_PER_PRODUCER_MAX
     offers: OfferLimits = OFFER_LIMITS
+
+    @property
+    def takes_large(self) -> bool:
+        """Whether groups of the run can be too large for one answer."""
+        return self.group_bytes_max > GROUP_BYTES_MAX
 
     def timeout_s(self, size_bytes: int) -> float:
         """How long to wait for an answer of this size."""
@@ -412,11 +421,13 @@ class Fetcher:
             return _Answer.CUT_OFF if cut_off else _Answer.NOTHING
         if scope.cancelled_caught:
             return _Answer.NOTHING  # others were quicker
-        return reply if isinstance(reply, _Answer) else await self._take_all_in(batch, peer, reply)
+        if isinstance(reply, _Answer):
+            return reply
+        return await self._take_all_in(batch, peer, reply)
 
     async def _request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
-    ) -> GroupsReply | _Answer:
+    ) -> Sequence[bytes] | _Answer:
         counters = self._transport.counters
         answered = counters.answered
         reply = await self._try_request(peer, group_ids, size_bytes)
@@ -426,14 +437,16 @@ class Fetcher:
 
     async def _try_request(
         self, peer: PeerId, group_ids: Sequence[GroupId], size_bytes: int
-    ) -> GroupsReply | _Answer:
+    ) -> Sequence[bytes] | _Answer:
         try:
             if not await self._reach(peer):
                 return _Answer.SILENT
         except DialHeldBack:
             return _Answer.REFUSED
-        want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
         try:
+            if size_bytes > GROUP_BYTES_MAX and len(group_ids) == 1:
+                return await self._request_large(peer, group_ids[0], size_bytes)
+            want = Want(type="want", run_id=self._rules.run_id, group_ids=tuple(group_ids))
             answer = await self._transport.request(
                 peer,
                 ROLLOUTS_PROTOCOL,
@@ -441,7 +454,7 @@ class Fetcher:
                 timeout_s=self._rules.timeout_s(size_bytes),
                 response_bytes_max=GROUPS_REPLY_BYTES_MAX,
             )
-            return codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX)
+            return codec.decode(answer, GroupsReply, GROUPS_REPLY_BYTES_MAX).records
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return _Answer.BROKEN
@@ -450,11 +463,26 @@ class Fetcher:
         except TransportError:
             return _Answer.SILENT
 
-    async def _take_all_in(self, batch: _Batch, peer: PeerId, reply: GroupsReply) -> _Answer:
+    async def _request_large(
+        self, peer: PeerId, group_id: GroupId, size_bytes: int
+    ) -> Sequence[bytes]:
+        """A group that `_choose` put into no batch with others."""
+        record = await large.fetch(
+            self._transport,
+            peer,
+            self._rules.run_id,
+            group_id,
+            size_bytes,
+            timeout_s=self._rules.timeout_s(size_bytes),
+            piece_timeout_s=self._rules.timeout_s(PIECE_BYTES),
+        )
+        return [] if record is None else [record]
+
+    async def _take_all_in(self, batch: _Batch, peer: PeerId, answer: Sequence[bytes]) -> _Answer:
         good = 0
         waiting: list[_Checked] = []  # groups that go into the pool together
         since = trio.current_time()
-        records = reply.records
+        records = answer
         at_once = TAKEN_IN_AT_ONCE if self._offers.is_proven(batch.producer) else 1
         try:
             while records and not self._gater.is_banned(batch.producer):  # the rest may be as bad
@@ -472,7 +500,7 @@ class Fetcher:
         await self._keep(waiting)
         if good:
             return _Answer.GOOD
-        return _Answer.BROKEN if reply.records else _Answer.NOTHING
+        return _Answer.BROKEN if answer else _Answer.NOTHING
 
     async def _take_in_together(
         self, batch: _Batch, peer: PeerId, records: Sequence[bytes], waiting: list[_Checked]
@@ -539,7 +567,8 @@ class Fetcher:
         """The record's group, without columns. A bad one is the fault of the producer whose groups
         were asked for, if it signed it; else of who gives it to us."""
         try:
-            return codec.decode_group(record, columns=False)
+            bytes_max = max(GROUP_BYTES_MAX, self._rules.group_bytes_max)
+            return codec.decode_group(record, columns=False, bytes_max=bytes_max)
         except RemoteProtocolError as error:
             self._ledger.reject(producer if error.signer == producer else peer, error.reason)
             raise

@@ -18,7 +18,7 @@ from random import Random
 
 from swarm.identity import PeerId
 from swarm.rollouts import GroupId
-from swarm.wire.messages import AdvertBody
+from swarm.wire.messages import AnyAdvert
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class OfferTable:
 
     def hear(
         self,
-        advert: AdvertBody,
+        advert: AnyAdvert,
         heard_from: PeerId,
         now: float,
         told_by: str | None = None,

@@ -288,6 +288,18 @@ class Pool:
             ).fetchone()
         return None if row is None or row[1] in without else bytes(row[0])
 
+    def piece(
+        self, group_id: GroupId, start: int, size: int, now_s: float, without: Container[PeerId]
+    ) -> tuple[int, bytes]:
+        """How many bytes `record` would give, and some of them; (0, b""): none."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT length(record), substr(record, ?, ?), producer"
+                " FROM groups JOIN records USING (seq) WHERE group_id = ? AND expires_at_s > ?",
+                (start + 1, size, group_id, now_s),
+            ).fetchone()
+        return (0, b"") if row is None or row[2] in without else (row[0], bytes(row[1]))
+
     def has(self, group_id: GroupId) -> bool:
         """Whether the group is in the pool now, expired or not."""
         with self._lock:

@@ -11,8 +11,10 @@ that lies, stalls or vanishes costs a count.
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from math import ceil, inf
 from random import Random
+from typing import Any
 
 import trio
 
@@ -42,22 +44,33 @@ from swarm.wire.messages import (
     GROUPS_REPLY_BYTES_MAX,
     HAVE_REPLY_BYTES_MAX,
     HOLDERS_PROTOCOL,
+    LARGE_ADVERTS_PROTOCOL,
+    PIECE_BYTES,
+    PIECE_REPLY_BYTES_MAX,
+    PIECES_PROTOCOL,
     ROLLOUTS_PROTOCOL,
     WANT_BYTES_MAX,
     AdvertBody,
     AdvertEntry,
     AdvertsReply,
+    AnyAdvert,
     GroupsReply,
     Have,
     HaveReply,
+    LargeAdvertBody,
+    LargeAdvertEntry,
+    PieceReply,
     RecentAdverts,
     Want,
+    WantPiece,
     adverts_topic,
+    large_adverts_topic,
 )
 
 __all__ = ["Exchange", "ExchangeRules", "Verify"]
 
 Rewards = tuple[float, ...]
+_Entry = tuple[GroupId, int]  # a group on offer, and the bytes of its signed record
 
 REPLY_OVERHEAD_BYTES = 1_024
 CATCH_UP_LOOK_S = 1.0
@@ -100,12 +113,7 @@ class Exchange:
         self._rng = rng
         self._run_sync = run_sync
         self._offers = OfferTable(rules.offers)
-        self._advert_cache = AdvertCache(
-            rules.recent_adverts_max,
-            rules.recent_adverts_per_producer_max,
-            identity.peer_id,
-            self._offers.is_proven,
-        )
+        self._advert_cache, self._large_cache = self._new_cache(), self._new_cache()
         enough = ceil(PRODUCERS_PER_STOCKED_GROUP * rules.stock_groups)
         self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
         self._round_began = trio.current_time()
@@ -125,6 +133,14 @@ class Exchange:
             now_s=now_s,
             rng=rng,
             run_sync=run_sync,
+        )
+
+    def _new_cache(self) -> AdvertCache:
+        return AdvertCache(
+            self._rules.recent_adverts_max,
+            self._rules.recent_adverts_per_producer_max,
+            self._identity.peer_id,
+            self._offers.is_proven,
         )
 
     @property
@@ -148,47 +164,63 @@ class Exchange:
         """
         signed: list[tuple[bytes, VerifiedGroup]] = []
         for group, prompt, group_rewards in zip(groups, prompts, rewards, strict=True):
-            group_id, record = codec.sign_group(group, self._identity)
+            group_id, record = codec.sign_group(
+                group, self._identity, max(GROUP_BYTES_MAX, self._rules.group_bytes_max)
+            )
             signed.append((record, VerifiedGroup(group_id, group, prompt, tuple(group_rewards))))
         results: list[AddResult] = await self._run_sync(
             lambda: self._pool.add_all(signed, own=True, now_s=self._now_s())
         )
         added = [s for s, result in zip(signed, results, strict=True) if result is AddResult.ADDED]
         shared = [verified for _, verified in added]
-        entries = [
-            AdvertEntry(group_id=verified.group_id, size_bytes=len(record))
-            for record, verified in added
-        ]
+        entries = [(verified.group_id, len(record)) for record, verified in added]
         self._next_round()
-        for start in range(0, len(entries), ADVERT_GROUPS_MAX):
-            example = groups[start]
-            if example.expires_at_s <= self._now_s():
-                break  # the machine slept while the groups were made: nobody would take them
-            record = self._advertise(
-                example.round,
-                example.created_at_s,
-                example.expires_at_s,
-                entries[start : start + ADVERT_GROUPS_MAX],
-            )
-            await self._transport.publish(adverts_topic(self._rules.run_id), record)
+        for topic, some in self._by_topic(entries):
+            for start in range(0, len(some), ADVERT_GROUPS_MAX):
+                example = groups[start]
+                if example.expires_at_s <= self._now_s():
+                    break  # the machine slept while the groups were made: nobody would take them
+                record = self._advertise(
+                    example.round,
+                    example.created_at_s,
+                    example.expires_at_s,
+                    some[start : start + ADVERT_GROUPS_MAX],
+                )
+                await self._transport.publish(topic, record)
         return shared
 
+    def _by_topic(self, entries: Sequence[_Entry]) -> list[tuple[str, list[_Entry]]]:
+        """Ordinary groups, and large ones, of which some peers hear nothing."""
+        run_id = self._rules.run_id
+        ordinary = [entry for entry in entries if entry[1] <= GROUP_BYTES_MAX]
+        large = [entry for entry in entries if entry[1] > GROUP_BYTES_MAX]
+        return [(adverts_topic(run_id), ordinary), (large_adverts_topic(run_id), large)]
+
     def _advertise(
-        self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[AdvertEntry]
+        self, round_: int, created_at_s: int, expires_at_s: int, entries: Sequence[_Entry]
     ) -> bytes:
-        """The signed advert, which is in the cache from now on."""
-        body = AdvertBody(
-            type="advert",
-            run_id=self._rules.run_id,
-            producer=self._identity.peer_id,
-            round=round_,
-            addresses=self._transport.addresses()[:ADDRESSES_MAX],
-            groups=tuple(entries),
-            created_at_s=created_at_s,
-            expires_at_s=expires_at_s,
-        )
+        """The signed advert of groups that are all ordinary, or all large; it is in its cache from
+        now on."""
+        said: dict[str, Any] = {
+            "run_id": self._rules.run_id,
+            "producer": self._identity.peer_id,
+            "round": round_,
+            "addresses": self._transport.addresses()[:ADDRESSES_MAX],
+            "created_at_s": created_at_s,
+            "expires_at_s": expires_at_s,
+        }
+        body: AnyAdvert
+        if entries[0][1] > GROUP_BYTES_MAX:
+            large = tuple(LargeAdvertEntry(group_id=i, size_bytes=size) for i, size in entries)
+            body, cache = (
+                LargeAdvertBody(type="large_advert", groups=large, **said),
+                self._large_cache,
+            )
+        else:
+            groups = tuple(AdvertEntry(group_id=i, size_bytes=size) for i, size in entries)
+            body, cache = AdvertBody(type="advert", groups=groups, **said), self._advert_cache
         advert_id, record = codec.sign_advert(body, self._identity)
-        self._advert_cache.put(advert_id, record, body)
+        cache.put(advert_id, record, body)
         return record
 
     async def _advertise_again(self) -> None:
@@ -196,24 +228,32 @@ class Exchange:
         before anybody had heard of it, and whoever connects asks for adverts."""
         own: list[AdvertisedGroup] = await self._run_sync(self._pool.own_newest, self._now_s())
         newest = own[0].round if own else 0
-        rounds: dict[tuple[int, int, int], list[AdvertEntry]] = {}
+        rounds: dict[tuple[int, int, int], list[_Entry]] = {}
         for group in reversed(own):  # as they were shared, so that the adverts are the same again
             if newest - self._rules.offers.rounds_max < group.round <= newest:
                 key = (group.round, group.created_at_s, group.expires_at_s)
-                entry = AdvertEntry(group_id=group.group_id, size_bytes=group.size_bytes)
-                rounds.setdefault(key, []).append(entry)
+                rounds.setdefault(key, []).append((group.group_id, group.size_bytes))
         for key, entries in rounds.items():
-            for start in range(0, len(entries), ADVERT_GROUPS_MAX):
-                self._advertise(*key, entries[start : start + ADVERT_GROUPS_MAX])
+            for _, some in self._by_topic(entries):
+                for start in range(0, len(some), ADVERT_GROUPS_MAX):
+                    self._advertise(*key, some[start : start + ADVERT_GROUPS_MAX])
 
     async def _tell_again(self) -> None:
         """Gossip what was put in the cache after a restart, once somebody is there to hear it."""
-        records = self._advert_cache.choose(len(self._advert_cache), self._now_s(), self._rng)
+        run_id = self._rules.run_id
+        records = [
+            (topic, record)
+            for cache, topic in (
+                (self._advert_cache, adverts_topic(run_id)),
+                (self._large_cache, large_adverts_topic(run_id)),
+            )
+            for record in reversed(cache.choose(len(cache), self._now_s(), self._rng))
+        ]
         while records and not self._transport.peers():  # noqa: ASYNC110 - no event tells of peers
             await trio.sleep(CATCH_UP_LOOK_S)
         await trio.sleep(CATCH_UP_LOOK_S)  # until gossip knows who listens
-        for record in reversed(records):
-            await self._transport.publish(adverts_topic(self._rules.run_id), record)
+        for topic, record in records:
+            await self._transport.publish(topic, record)
 
     async def candidates(self) -> list[Candidate]:
         """Foreign groups that may be drawn now: verified, untrained, of recent rounds, and of a
@@ -266,12 +306,22 @@ class Exchange:
             self._serve_adverts,
             ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
         )
+        if self._rules.takes_large:
+            self._serve_large()
         await self._advertise_again()
         topic = adverts_topic(self._rules.run_id)
         heard = await self._transport.subscribe(
             topic, self._judge_gossip, self._admits, self._sampler.asks
         )
         heard.close()  # the validator takes each advert in
+        if self._rules.takes_large:
+            large = await self._transport.subscribe(
+                large_adverts_topic(self._rules.run_id),
+                self._judge_large_gossip,
+                self._admits,
+                self._sampler.asks,
+            )
+            large.close()
         async with trio.open_nursery() as nursery:
             if self._runs_gater:
                 nursery.start_soon(self.gater.run)
@@ -281,6 +331,40 @@ class Exchange:
                 nursery.start_soon(self._catch_up_forever)
                 nursery.start_soon(self._fetcher.run)
             task_status.started()
+
+    def _serve_large(self) -> None:
+        self._transport.serve(
+            PIECES_PROTOCOL,
+            self._serve_piece,
+            ServeLimits(
+                WANT_BYTES_MAX,
+                PIECE_REPLY_BYTES_MAX,
+                concurrent_max=16,
+                timeout_s=SERVE_SLACK_S + self._rules.timeout_s(PIECE_BYTES),
+            ),
+        )
+        self._transport.serve(
+            LARGE_ADVERTS_PROTOCOL,
+            partial(self._serve_adverts, large=True),
+            ServeLimits(WANT_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX, concurrent_max=8),
+        )
+
+    async def _serve_piece(self, peer: PeerId, payload: bytes) -> bytes:
+        self.gater.check_quota(Kind.WANT, peer)
+        want = self.ledger.judge(peer, codec.decode, payload, WantPiece, WANT_BYTES_MAX)
+        self._check_run(peer, want.run_id)
+        self._check_budget(peer)
+        banned = self.gater.banned_peers()
+        size_bytes, data = await self._run_sync(
+            self._pool.piece,
+            GroupId(want.group_id),
+            PIECE_BYTES * want.piece,
+            PIECE_BYTES,
+            self._now_s(),
+            banned,
+        )
+        self._spend(peer, [data])
+        return codec.encode(PieceReply(type="piece", size_bytes=size_bytes, data=data))
 
     async def _serve_groups(self, peer: PeerId, payload: bytes) -> bytes:
         self.gater.check_quota(Kind.WANT, peer)
@@ -344,12 +428,13 @@ class Exchange:
                 room -= len(record) + 8
         return records
 
-    async def _serve_adverts(self, peer: PeerId, payload: bytes) -> bytes:
+    async def _serve_adverts(self, peer: PeerId, payload: bytes, *, large: bool = False) -> bytes:
         self.gater.check_quota(Kind.CATCH_UP, peer)
         asked = self.ledger.judge(peer, codec.decode, payload, RecentAdverts, WANT_BYTES_MAX)
         self._check_run(peer, asked.run_id)
         self._check_budget(peer)
-        records = self._advert_cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
+        cache = self._large_cache if large else self._advert_cache
+        records = cache.choose(ADVERTS_PER_REPLY_MAX, self._now_s(), self._rng)
         self._spend(peer, records)
         return codec.encode(AdvertsReply(type="adverts", records=tuple(records)))
 
@@ -367,20 +452,30 @@ class Exchange:
     def _judge_gossip(self, peer: PeerId, payload: bytes) -> bool:
         return self._hear_gossip(peer, payload, sampled=True)
 
-    def _hear_gossip(self, peer: PeerId, payload: bytes, *, sampled: bool = False) -> bool:
+    def _judge_large_gossip(self, peer: PeerId, payload: bytes) -> bool:
+        return self._hear_gossip(peer, payload, sampled=True, large=True)
+
+    def _hear_gossip(
+        self, peer: PeerId, payload: bytes, *, sampled: bool = False, large: bool = False
+    ) -> bool:
         try:
-            return self._hear(peer, payload, sampled=sampled)
+            return self._hear(peer, payload, sampled=sampled, large=large)
         except RemoteProtocolError:
             self.gater.allows(Kind.ADVERT, peer, BAD_ADVERT_COST - 1)
             return False
 
-    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool) -> bool:
+    def _hear(self, peer: PeerId, record: bytes, *, sampled: bool, large: bool) -> bool:
         """Take in one signed advert; whether it was new. Of `sampled` ones, those of producers
         beyond enough are passed by. What is wrong with its bytes is counted
         against its signer; that it is handed over here and now, against the peer that does so."""
-        if self._advert_cache.holds(record):
+        cache = self._large_cache if large else self._advert_cache
+        if cache.holds(record):
             return False
-        advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
+        advert: AnyAdvert
+        if large:
+            advert_id, advert = self.ledger.judge(peer, codec.decode_large_advert, record)
+        else:
+            advert_id, advert = self.ledger.judge(peer, codec.decode_advert, record)
         if advert.producer == self._identity.peer_id:
             return False
         self._check_advert(advert, peer)
@@ -390,7 +485,7 @@ class Exchange:
         if sampled and not self._sampler.wants(producer, self._rng):
             return False
         told_by = self.gater.share_of(peer)
-        if not self._advert_cache.put(advert_id, record, advert, told_by):
+        if not cache.put(advert_id, record, advert, told_by):
             return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))
         if self._offers.hear(advert, peer, trio.current_time(), told_by, addresses):
@@ -399,7 +494,7 @@ class Exchange:
             self._fetcher.wake()
         return True
 
-    def _check_advert(self, advert: AdvertBody, peer: PeerId) -> None:
+    def _check_advert(self, advert: AnyAdvert, peer: PeerId) -> None:
         if advert.run_id != self._rules.run_id:
             self.ledger.reject(peer, Reject.WRONG_RUN)
             raise RemoteProtocolError(Reject.WRONG_RUN, advert.run_id)
@@ -447,11 +542,16 @@ class Exchange:
                 await trio.sleep(CATCH_UP_LOOK_S)
 
     async def _catch_up(self, peer: PeerId, asked: set[PeerId]) -> None:
+        await self._ask_adverts(peer, asked)
+        if self._rules.takes_large:
+            await self._ask_adverts(peer, asked, large=True)
+
+    async def _ask_adverts(self, peer: PeerId, asked: set[PeerId], *, large: bool = False) -> None:
         ask = codec.encode(RecentAdverts(type="recent_adverts", run_id=self._rules.run_id))
         try:
             answer = await self._transport.request(
                 peer,
-                ADVERTS_PROTOCOL,
+                LARGE_ADVERTS_PROTOCOL if large else ADVERTS_PROTOCOL,
                 ask,
                 timeout_s=self._rules.fetch_timeout_s,
                 response_bytes_max=ADVERTS_REPLY_BYTES_MAX,
@@ -467,7 +567,7 @@ class Exchange:
             return
         for record in reversed(reply.records):  # oldest first, so that the newest round wins
             if self._admits(peer):
-                self._hear_gossip(peer, record)
+                self._hear_gossip(peer, record, large=large)
 
     async def _expire_forever(self) -> None:
         while True:

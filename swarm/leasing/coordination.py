@@ -29,12 +29,9 @@ from swarm.wire.messages import (
     REPORT_WORKERS_MAX,
     REPORTS_PROTOCOL,
     WANT_REPORT_BYTES_MAX,
-    LearnerReport,
-    PlanReply,
-    SetPlan,
-    WantReport,
     WireModel,
 )
+from swarm.wire.steering import LearnerReport, PlanReply, SetPlan, WantReport
 
 TIMEOUT_S: Final = 10.0
 STANDING_BY, RELAYED, CONNECTED = 1, 2, 4  # flags of a row

@@ -16,9 +16,10 @@ time shows whether that process is alive now.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import trio
 
@@ -27,6 +28,7 @@ from swarm.errors import (
     IdentityInUse,
     Reject,
     RemoteProtocolError,
+    RequestRefused,
     TransportError,
 )
 from swarm.identity import Identity, PeerId, public_key_of
@@ -38,12 +40,19 @@ from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
     ADDRESSES_MAX,
+    GREETING_BYTES_MAX,
+    GREETING_PROTOCOL,
+    GREETING_REPLY_BYTES_MAX,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
+    PACKAGES_MAX,
+    Greeting,
+    GreetingReply,
     Hello,
     HelloReply,
     KnownPeer,
+    PackageBody,
 )
 
 HEARTBEAT_S = 5.0
@@ -60,6 +69,7 @@ HEARSAY_PER_REPLY_MAX = 8
 INSTANCES_MAX = 256
 LOOK_AROUND_S = 60.0  # so often a node with peers enough dials one more
 LOOKED_AROUND_MAX = 4  # connections beyond those enough that it keeps from this
+VERSION_NOTES_MAX = 8  # peers of which is told that their packages are other ones
 SAME_KEY_MARGIN_S = 2  # a hello sent this long after our start is no echo of our own past
 
 
@@ -89,9 +99,14 @@ class Discovery:
         now_s: Callable[[], float],
         rng: Random,
         run_sync: RunSync,
+        packages: Mapping[str, str] | None = None,
     ) -> None:
+        """`packages`: by name, the versions that the run's tasks are made with here."""
         self._run_id = run_id
         self._agent = agent
+        self._packages = dict(sorted((packages or {}).items())[:PACKAGES_MAX])
+        self._older: set[PeerId] = set()  # connected peers that know no greetings
+        self._other_versions: OrderedDict[PeerId, str] = OrderedDict()
         self._identity = identity
         self._instance = instance
         self._started_at_s = int(now_s())
@@ -119,7 +134,8 @@ class Discovery:
     @property
     def notes(self) -> list[str]:
         """What a person should know, e.g. that a bootstrap peer cannot be reached."""
-        return [f"cannot join through {text}" for text in sorted(self._unreachable.values())]
+        unreachable = [f"cannot join through {text}" for text in sorted(self._unreachable.values())]
+        return [*unreachable, *self._other_versions.values()]
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, and stay joined.
@@ -131,6 +147,11 @@ class Discovery:
             HELLO_PROTOCOL,
             self._serve_hello,
             ServeLimits(HELLO_BYTES_MAX, HELLO_REPLY_BYTES_MAX, concurrent_max=32),
+        )
+        self._transport.serve(
+            GREETING_PROTOCOL,
+            self._serve_greeting,
+            ServeLimits(GREETING_BYTES_MAX, GREETING_REPLY_BYTES_MAX, concurrent_max=32),
         )
         task_status.started()
         async with trio.open_nursery() as nursery:
@@ -280,6 +301,7 @@ class Discovery:
             for known in (self.peers, self._dialled, self._greeted_at):
                 for gone in known.keys() - set(connected):
                     del known[gone]
+            self._older.intersection_update(connected)
             due = [peer for peer in connected if peer not in self._greeted_at]
             if now >= next_beat:
                 greeted = sorted(self._greeted_at, key=lambda peer: (self._greeted_at[peer], peer))
@@ -307,13 +329,7 @@ class Discovery:
 
     async def _hello(self, peer: PeerId, record: bytes) -> None:
         try:
-            answer = await self._transport.request(
-                peer,
-                HELLO_PROTOCOL,
-                record,
-                timeout_s=HELLO_TIMEOUT_S,
-                response_bytes_max=HELLO_REPLY_BYTES_MAX,
-            )
+            answer = await self._ask(peer, record)
             reply = codec.decode(answer, HelloReply, HELLO_REPLY_BYTES_MAX)
             for known in reply.known_peers:
                 public_key_of(known.peer_id)  # an honest node is connected to each
@@ -335,6 +351,56 @@ class Discovery:
         self._learn_hearsay(peer, reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)
+
+    async def _ask(self, peer: PeerId, record: bytes) -> bytes:
+        """The answer to a hello: with a greeting, unless the peer is of a release without them.
+
+        Raises:
+            TransportError, RemoteProtocolError: as `Transport.request`.
+        """
+        if peer not in self._older:
+            said = self._said()
+            greeting = Greeting(type="greeting", hello=record, **said)
+            try:
+                answer = await self._transport.request(
+                    peer,
+                    GREETING_PROTOCOL,
+                    codec.encode(greeting),
+                    timeout_s=HELLO_TIMEOUT_S,
+                    response_bytes_max=GREETING_REPLY_BYTES_MAX,
+                )
+                reply = codec.decode(answer, GreetingReply, GREETING_REPLY_BYTES_MAX)
+            except RequestRefused:
+                self._older.add(peer)
+            else:
+                self._compare(peer, reply.packages)
+                return reply.reply
+        return await self._transport.request(
+            peer,
+            HELLO_PROTOCOL,
+            record,
+            timeout_s=HELLO_TIMEOUT_S,
+            response_bytes_max=HELLO_REPLY_BYTES_MAX,
+        )
+
+    def _said(self) -> dict[str, Any]:
+        """What a greeting and its answer say of this node."""
+        packages = tuple(PackageBody(name=n, version=v) for n, v in self._packages.items())
+        return {"release": self._agent, "packages": packages}
+
+    def _compare(self, peer: PeerId, theirs: Sequence[PackageBody]) -> None:
+        """Note, in one line for each peer, which packages differ: then tasks may differ, and with
+        them the run."""
+        other = [
+            f"{each.name} {each.version} (this run needs {self._packages[each.name]})"
+            for each in theirs
+            if self._packages.get(each.name, each.version) != each.version
+        ]
+        self._other_versions.pop(peer, None)
+        if other:
+            self._other_versions[peer] = f"peer {peer} has {', '.join(other)}: shares nothing here"
+        while len(self._other_versions) > VERSION_NOTES_MAX:
+            self._other_versions.popitem(last=False)
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
         """What a connected peer says of where a peer is, as far as it can know and we can dial."""
@@ -383,6 +449,12 @@ class Discovery:
                 f"another live node runs under this key ({self._identity.peer_id}): stop it, or "
                 "start this one with its own --data-dir or --key-file"
             )
+
+    async def _serve_greeting(self, peer: PeerId, payload: bytes) -> bytes:
+        greeting = self._ledger.judge(peer, codec.decode, payload, Greeting, GREETING_BYTES_MAX)
+        reply = await self._serve_hello(peer, greeting.hello)
+        self._compare(peer, greeting.packages)
+        return codec.encode(GreetingReply(type="greeting_reply", reply=reply, **self._said()))
 
     async def _serve_hello(self, peer: PeerId, payload: bytes) -> bytes:
         self._gater.check_quota(Kind.HELLO, peer)

@@ -32,6 +32,10 @@ MUCH: Final[Mapping[Reject, float]] = {
     Reject.NOT_A_PUBLISHER: 4.0,
     Reject.WRONG_HASH: 4.0,
     Reject.FALSE_LOGPROBS: 4.0,
+    Reject.FORGED_OBSERVATION: 4.0,
+    Reject.FORGED_TOOL_RESULT: 4.0,
+    Reject.SKIPPED_TURN: 4.0,
+    Reject.OTHER_TRANSCRIPT: 4.0,
     Reject.FLOOD: 4.0,
     # Of CPU time, so that no other load on this machine has a part in it, and a hundred times what
     # right answers take. One may still happen, with an odd environment on a slow machine.

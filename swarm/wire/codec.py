@@ -21,12 +21,17 @@ from pydantic import ValidationError
 from swarm.errors import LocalProtocolError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId, public_key_of, verify
 from swarm.rollouts import (
+    Author,
     Completion,
     FinishReason,
     GroupId,
     RolloutGroup,
     Task,
+    Turn,
+    counters_fault,
+    segments_fault,
     spans_fault,
+    splices_fault,
     version_spans,
 )
 from swarm.wire.messages import (
@@ -43,15 +48,18 @@ from swarm.wire.messages import (
     HELLO_BYTES_MAX,
     HELLO_DOMAIN,
     KNOWN_PEERS_MAX,
+    LARGE_GROUP_BYTES_MAX,
     NESTING_MAX,
     SUBMISSION_BYTES_MAX,
     TEXT_CHARS_MAX,
     WANT_GROUPS_MAX,
     AdvertBody,
+    AnyAdvert,
     CompletionBody,
     GroupBody,
     HeadBody,
     Hello,
+    LargeAdvertBody,
     Signed,
     Submission,
     TaskBody,
@@ -60,8 +68,8 @@ from swarm.wire.messages import (
 
 M = TypeVar("M", bound=WireModel)
 
-VALUES_MAX = 2_048  # values in one message, nested ones included; the fullest group has about 750
-FIELDS_MAX = 16  # of one map
+VALUES_MAX = 2_048  # values in one message, nested ones included; the fullest group has about 1,000
+FIELDS_MAX = 20  # of one map
 ARRAY_MAX = max(
     COMPLETIONS_MAX, ADVERT_GROUPS_MAX, ADVERTS_PER_REPLY_MAX, WANT_GROUPS_MAX, KNOWN_PEERS_MAX
 )
@@ -71,6 +79,7 @@ LOGPROB_MAX = 1e-3  # rounding may lift a log-prob a little over 0
 _SURELY_LOGPROBS = bytes([*range(0x3A), *range(0x80, 0xFF)])
 
 _CONTAINERS = frozenset({dict, tuple})  # exactly what `_unpack` makes of maps and arrays
+_AUTHORS = (Author.POLICY, Author.ENVIRONMENT)  # by their numbers in a column of turns
 _FINISH_REASONS = {reason.value: reason for reason in FinishReason}
 _TOO_LONG = frozenset({"too_long", "string_too_long", "bytes_too_long"})
 
@@ -100,10 +109,12 @@ def decode(data: bytes, kind: type[M], bytes_max: int) -> M:
     raise RemoteProtocolError(reason, detail)
 
 
-def sign_group(group: RolloutGroup, identity: Identity) -> tuple[GroupId, bytes]:
+def sign_group(
+    group: RolloutGroup, identity: Identity, bytes_max: int = GROUP_BYTES_MAX
+) -> tuple[GroupId, bytes]:
     """The signed record of our own group, ready to send, and its id.
 
-    Log-probs lose precision to 32 bits on the way.
+    Log-probs lose precision to 32 bits on the way. `bytes_max`: what the run's groups may have.
 
     Raises:
         LocalProtocolError: the group is not ours, or it does not fit the wire's limits.
@@ -114,10 +125,12 @@ def sign_group(group: RolloutGroup, identity: Identity) -> tuple[GroupId, bytes]
         payload = encode(_group_body(group))
     except (ValidationError, struct.error, OverflowError) as error:
         raise LocalProtocolError(f"group does not fit the wire: {error}") from error
-    return _group_id(payload), _sign(payload, GROUP_DOMAIN, identity, GROUP_BYTES_MAX)
+    return _group_id(payload), _sign(payload, GROUP_DOMAIN, identity, bytes_max)
 
 
-def decode_group(record: bytes, *, columns: bool = True) -> tuple[GroupId, RolloutGroup]:
+def decode_group(
+    record: bytes, *, columns: bool = True, bytes_max: int = GROUP_BYTES_MAX
+) -> tuple[GroupId, RolloutGroup]:
     """The group in a signed record, made by the producer that it names. Without `columns` its
     completions have neither tokens nor log-probs, which are checked all the same: to make thousands
     of objects of them is a tenth of the work, and whoever only verifies needs none.
@@ -128,9 +141,9 @@ def decode_group(record: bytes, *, columns: bool = True) -> tuple[GroupId, Rollo
         RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
             where the signature held.
     """
-    payload, signer = _open(record, GROUP_DOMAIN, GROUP_BYTES_MAX)
+    payload, signer = _open(record, GROUP_DOMAIN, bytes_max)
     try:
-        body = decode(payload, GroupBody, GROUP_BYTES_MAX)
+        body = decode(payload, GroupBody, bytes_max)
         _check_producer(signer, body.producer)
         return _group_id(payload), _rollout_group(body, columns)
     except RemoteProtocolError as error:
@@ -144,10 +157,10 @@ def kept_group(record: bytes, group_id: GroupId) -> RolloutGroup:
     Raises:
         RemoteProtocolError: it is no longer the record that it was, but for its signature.
     """
-    payload = decode(record, Signed, GROUP_BYTES_MAX).payload
+    payload = decode(record, Signed, LARGE_GROUP_BYTES_MAX).payload
     if _group_id(payload) != group_id:
         raise RemoteProtocolError(Reject.MALFORMED, "another content than that of its id")
-    return _rollout_group(decode(payload, GroupBody, GROUP_BYTES_MAX), columns=True)
+    return _rollout_group(decode(payload, GroupBody, LARGE_GROUP_BYTES_MAX), columns=True)
 
 
 def encode_submission(lease: bytes, group: RolloutGroup, identity: Identity) -> bytes:
@@ -209,7 +222,7 @@ def with_spans(group: RolloutGroup, column: bytes) -> RolloutGroup:
     return replace(group, completions=tuple(completions))
 
 
-def sign_advert(body: AdvertBody, identity: Identity) -> tuple[bytes, bytes]:
+def sign_advert(body: AnyAdvert, identity: Identity) -> tuple[bytes, bytes]:
     """The 32-byte id of our own advert, and its signed record, ready to gossip.
 
     Raises:
@@ -228,9 +241,26 @@ def decode_advert(record: bytes) -> tuple[bytes, AdvertBody]:
         RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
             where the signature held.
     """
+    return _decode_advert(record, AdvertBody)
+
+
+def decode_large_advert(record: bytes) -> tuple[bytes, LargeAdvertBody]:
+    """As `decode_advert`, for large groups.
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, BAD_SIGNATURE or WRONG_PRODUCER; with the signer
+            where the signature held.
+    """
+    return _decode_advert(record, LargeAdvertBody)
+
+
+A = TypeVar("A", AdvertBody, LargeAdvertBody)
+
+
+def _decode_advert(record: bytes, kind: type[A]) -> tuple[bytes, A]:
     payload, signer = _open(record, ADVERT_DOMAIN, ADVERT_BYTES_MAX)
     try:
-        body = decode(payload, AdvertBody, ADVERT_BYTES_MAX)
+        body = decode(payload, kind, ADVERT_BYTES_MAX)
         _check_producer(signer, body.producer)
     except RemoteProtocolError as error:
         error.signer = signer
@@ -458,23 +488,46 @@ def _group_body(group: RolloutGroup) -> GroupBody:
             seed=task.seed,
             index=task.index,
         ),
-        completions=tuple(_completion_body(completion) for completion in group.completions),
+        completions=tuple(_completion_body(each, group.is_extended) for each in group.completions),
         tokenizer=group.tokenizer,
         temperature=float(group.temperature),
         top_p=float(group.top_p),
         created_at_s=group.created_at_s,
         expires_at_s=group.expires_at_s,
-        **_said(engine=group.engine, precision=group.precision),
+        **_said(
+            engine=group.engine,
+            precision=group.precision,
+            attempt=group.attempt,
+            context=group.context,
+            counters=_packed(group.counters),
+        ),
     )
 
 
-def _said(**texts: str) -> dict[str, str]:
+def _said(**values: Any) -> dict[str, Any]:
     """Those that say something."""
-    return {name: text for name, text in texts.items() if text}
+    return {name: value for name, value in values.items() if value}
 
 
-def _completion_body(completion: Completion) -> CompletionBody:
-    token_ids, logprobs = completion.token_ids, completion.logprobs
+def _packed(rows: Sequence[Sequence[int]]) -> bytes:
+    """A column of u32, row by row."""
+    numbers = [number for row in rows for number in row]
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def _rows_of(column: bytes, width: int, what: str) -> list[tuple[int, ...]]:
+    """What `_packed` gave.
+
+    Raises:
+        RemoteProtocolError: MALFORMED.
+    """
+    if len(column) % (4 * width):
+        raise RemoteProtocolError(Reject.MALFORMED, f"a column of {what} of an odd length")
+    return list(struct.iter_unpack(f"<{width}I", column))
+
+
+def _completion_body(completion: Completion, with_spans: bool) -> CompletionBody:
+    token_ids, logprobs, turns = completion.token_ids, completion.logprobs, completion.segments
     if len(token_ids) != len(logprobs):
         raise LocalProtocolError(f"{len(token_ids)} token ids but {len(logprobs)} log-probs")
     body = CompletionBody(
@@ -483,15 +536,37 @@ def _completion_body(completion: Completion) -> CompletionBody:
         logprobs=struct.pack(f"<{len(logprobs)}f", *logprobs),
         finish_reason=completion.finish_reason.value,
         policy_version=completion.policy_version,
+        **_said(
+            segments=_packed([(_AUTHORS.index(t.author), t.chars, t.tokens) for t in turns]),
+            spans=_packed(completion.spans) if with_spans else b"",
+            propensity=0.0 if completion.propensity == 1.0 else completion.propensity,
+            splices=_packed([completion.splices]),
+        ),
     )
     if not _are_logprobs(body.logprobs):
         raise LocalProtocolError("log-probs that are not finite or over 0")
+    fault = _completion_fault(completion, len(token_ids))
+    if fault is not None:
+        raise LocalProtocolError(fault)
     return body
+
+
+def _completion_fault(completion: Completion, tokens: int) -> str | None:
+    """What is wrong with the turns, spans or splices of a completion of so many tokens."""
+    return (
+        segments_fault(completion, tokens)
+        or spans_fault(completion, tokens)
+        or splices_fault(completion.splices, tokens)
+    )
 
 
 def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
     task = body.task
-    return RolloutGroup(
+    counters = tuple((b, t, s) for b, t, s in _rows_of(body.counters, 3, "counters"))
+    fault = counters_fault(counters)
+    if fault is not None:
+        raise RemoteProtocolError(Reject.MALFORMED, fault)
+    group = RolloutGroup(
         run_id=body.run_id,
         producer=PeerId(body.producer),
         round=body.round,
@@ -510,7 +585,14 @@ def _rollout_group(body: GroupBody, columns: bool) -> RolloutGroup:
         expires_at_s=body.expires_at_s,
         engine=body.engine,
         precision=body.precision,
+        attempt=body.attempt,
+        context=body.context,
+        counters=counters,
     )
+
+    if not group.is_extended and any(completion.spans for completion in group.completions):
+        raise RemoteProtocolError(Reject.MALFORMED, "spans in a group that says nothing else new")
+    return group
 
 
 def _completion(body: CompletionBody, columns: bool) -> Completion:
@@ -519,13 +601,33 @@ def _completion(body: CompletionBody, columns: bool) -> Completion:
     length = len(body.token_ids) // 4
     if not _are_logprobs(body.logprobs):
         raise RemoteProtocolError(Reject.MALFORMED, "log-probs that are not finite or over 0")
-    return Completion(
+    completion = Completion(
         text=body.text,
         token_ids=struct.unpack(f"<{length}I", body.token_ids) if columns else (),
         logprobs=struct.unpack(f"<{length}f", body.logprobs) if columns else (),
         finish_reason=_FINISH_REASONS[body.finish_reason],
         policy_version=body.policy_version,
+        propensity=body.propensity,
     )
+    if not (body.segments or body.spans or body.splices):
+        return completion
+    return _with_columns(completion, body, length)
+
+
+def _with_columns(completion: Completion, body: CompletionBody, tokens: int) -> Completion:
+    turns = _rows_of(body.segments, 3, "turns")
+    if any(author >= len(_AUTHORS) for author, _, _ in turns):
+        raise RemoteProtocolError(Reject.MALFORMED, "a turn of an unknown author")
+    found = replace(
+        completion,
+        segments=tuple(Turn(_AUTHORS[a], chars, count) for a, chars, count in turns),
+        spans=tuple((version, count) for version, count in _rows_of(body.spans, 2, "spans")),
+        splices=tuple(at for (at,) in _rows_of(body.splices, 1, "splices")),
+    )
+    fault = _completion_fault(found, tokens)
+    if fault is not None:
+        raise RemoteProtocolError(Reject.MALFORMED, fault)
+    return found
 
 
 def _are_logprobs(column: bytes) -> bool:

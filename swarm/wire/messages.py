@@ -5,13 +5,17 @@ fields are refused), strict (no coercion) and frozen. Token ids and log-probs tr
 little-endian byte columns, so that their number is known before anything is allocated.
 """
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 HELLO_PROTOCOL = "/swarm/hello/1.0.0"
+GREETING_PROTOCOL = "/swarm/hello/1.1.0"
 ADVERTS_PROTOCOL = "/swarm/adverts/1.0.0"
+LARGE_ADVERTS_PROTOCOL = "/swarm/adverts/1.1.0"
 ROLLOUTS_PROTOCOL = "/swarm/rollouts/1.0.0"
+PIECES_PROTOCOL = "/swarm/rollouts/1.1.0"
 PROVIDERS_PROTOCOL = "/swarm/providers/1.0.0"
 REACH_PROTOCOL = "/swarm/reach/1.0.0"
 HOLDERS_PROTOCOL = "/swarm/holders/1.0.0"
@@ -28,6 +32,11 @@ RUN_PROTOCOL = "/swarm/run/1.0.0"
 def adverts_topic(run_id: str) -> str:
     """The gossip topic on which a run's adverts travel."""
     return f"/swarm/adverts/1.0.0/{run_id}"
+
+
+def large_adverts_topic(run_id: str) -> str:
+    """The gossip topic on which adverts of a run's large groups travel."""
+    return f"/swarm/adverts/1.1.0/{run_id}"
 
 
 def weights_topic(run_id: str) -> str:
@@ -51,6 +60,13 @@ COMPLETIONS_MAX = 64
 TEXT_CHARS_MAX = 65_536
 TOKENS_MAX = 16_384
 GROUP_BYTES_MAX = 1_048_576
+LARGE_GROUP_BYTES_MAX = 4_194_304
+PIECE_BYTES = 524_288
+PIECES_MAX = LARGE_GROUP_BYTES_MAX // PIECE_BYTES
+SEGMENTS_MAX = 128
+SPLICES_MAX = 16
+COUNTERS_MAX = 64
+PACKAGES_MAX = 16
 ADVERT_GROUPS_MAX = 64
 ADVERT_BYTES_MAX = 16_384
 ADVERTS_PER_REPLY_MAX = 64
@@ -58,6 +74,8 @@ WANT_GROUPS_MAX = 16
 KNOWN_PEERS_MAX = 32
 HELLO_BYTES_MAX = 8_192
 HELLO_REPLY_BYTES_MAX = 131_072
+GREETING_BYTES_MAX = HELLO_BYTES_MAX + 4_096
+GREETING_REPLY_BYTES_MAX = HELLO_REPLY_BYTES_MAX + 4_096
 PROVIDERS_BYTES_MAX = 4_096
 PROVIDERS_REPLY_BYTES_MAX = 65_536
 PROVIDERS_PER_REPLY_MAX = 16
@@ -67,6 +85,7 @@ REACH_PORTS_MAX = 4
 WANT_BYTES_MAX = 4_096
 ADVERTS_REPLY_BYTES_MAX = ADVERTS_PER_REPLY_MAX * (ADVERT_BYTES_MAX + 256)
 GROUPS_REPLY_BYTES_MAX = 4 * GROUP_BYTES_MAX
+PIECE_REPLY_BYTES_MAX = PIECE_BYTES + 256
 HAVE_REPLY_BYTES_MAX = 256
 HEAD_BYTES_MAX = 32_768
 HEADS_PER_REPLY_MAX = 16
@@ -105,6 +124,7 @@ PLAN_REPLY_BYTES_MAX = 1_024
 DEPTH_MAX = 1_024
 AMOUNT_MAX = 1e12
 NESTING_MAX = 8
+BELOW_ONE = math.nextafter(1.0, 0.0)
 
 SeqNo = Annotated[int, Field(ge=0, lt=2**31)]
 UnixSeconds = Annotated[int, Field(ge=0, lt=2**40)]
@@ -141,7 +161,7 @@ class WireModel(BaseModel):
 class Signed(WireModel):
     """The envelope: `signature` is by `signer` over domain tag + `payload`, as received."""
 
-    payload: Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)]
+    payload: Annotated[bytes, Field(max_length=LARGE_GROUP_BYTES_MAX)]
     signer: PeerIdText
     signature: Annotated[bytes, Field(min_length=64, max_length=64)]
 
@@ -157,19 +177,29 @@ class TaskBody(WireModel):
 
 
 class CompletionBody(WireModel):
-    """`swarm.rollouts.Completion` on the wire."""
+    """`swarm.rollouts.Completion` on the wire.
+
+    What comes after `policy_version` is absent where it says nothing. Columns are u32
+    little-endian: `segments` is triples (author: 0 the policy, 1 the environment; characters of
+    `text`; tokens), `spans` pairs (policy version, tokens), `splices` numbers of tokens.
+    """
 
     text: Annotated[str, Field(max_length=TEXT_CHARS_MAX)]
     token_ids: Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]  # u32 little-endian
     logprobs: Annotated[bytes, Field(max_length=4 * TOKENS_MAX)]  # f32 little-endian
     finish_reason: Literal["stop", "length", "abort"]
     policy_version: SeqNo
+    segments: Annotated[bytes, Field(min_length=12, max_length=12 * SEGMENTS_MAX)] = b""
+    spans: Annotated[bytes, Field(min_length=8, max_length=8 * SPANS_MAX)] = b""
+    propensity: Annotated[Float, Field(gt=0.0, le=BELOW_ONE)] = 1.0
+    splices: Annotated[bytes, Field(min_length=4, max_length=4 * SPLICES_MAX)] = b""
 
 
 class GroupBody(WireModel):
     """The signed payload of one shared group. Produced by `exchange.share`.
 
-    `engine` and `precision` are absent where the producer does not say them.
+    What comes after `expires_at_s` is absent where the producer does not say it. `counters` is
+    triples of u32 little-endian: (bucket, tries, successes).
     """
 
     type: Literal["group"]
@@ -187,6 +217,11 @@ class GroupBody(WireModel):
     expires_at_s: UnixSeconds
     engine: MadeBy = ""  # what sampled it, such as `vllm`
     precision: MadeBy = ""  # such as `bfloat16`, or how its weights are quantised
+    attempt: Annotated[int, Field(ge=1, lt=2**31)] = (
+        0  # how many groups of its producer for this task came before
+    )
+    context: MadeBy = ""  # the short name of what stood before the task's prompt
+    counters: Annotated[bytes, Field(min_length=12, max_length=12 * COUNTERS_MAX)] = b""
 
 
 class AdvertEntry(WireModel):
@@ -207,6 +242,31 @@ class AdvertBody(WireModel):
     groups: Annotated[tuple[AdvertEntry, ...], Field(min_length=1, max_length=ADVERT_GROUPS_MAX)]
     created_at_s: UnixSeconds
     expires_at_s: UnixSeconds
+
+
+class LargeAdvertEntry(WireModel):
+    """One group on offer that is too large for `GroupsReply`."""
+
+    group_id: GroupIdBytes
+    size_bytes: Annotated[int, Field(gt=GROUP_BYTES_MAX, le=LARGE_GROUP_BYTES_MAX)]
+
+
+class LargeAdvertBody(WireModel):
+    """`AdvertBody` for large groups. It has a topic of its own: who does not know it hears none."""
+
+    type: Literal["large_advert"]
+    run_id: RunId
+    producer: PeerIdText
+    round: SeqNo
+    addresses: Addresses
+    groups: Annotated[
+        tuple[LargeAdvertEntry, ...], Field(min_length=1, max_length=ADVERT_GROUPS_MAX)
+    ]
+    created_at_s: UnixSeconds
+    expires_at_s: UnixSeconds
+
+
+AnyAdvert = AdvertBody | LargeAdvertBody
 
 
 class KnownPeer(WireModel):
@@ -244,6 +304,35 @@ class HelloReply(WireModel):
     other_hello: Annotated[bytes, Field(max_length=HELLO_BYTES_MAX)] | None
 
 
+class PackageBody(WireModel):
+    """A package that a node computes with."""
+
+    name: MadeBy
+    version: MadeBy
+
+
+Packages = Annotated[tuple[PackageBody, ...], Field(max_length=PACKAGES_MAX)]
+
+
+class Greeting(WireModel):
+    """A hello with what the sender runs. The signed `Hello` inside is as it always was, so that it
+    proves what it proves to peers of any release."""
+
+    type: Literal["greeting"]
+    hello: Annotated[bytes, Field(max_length=HELLO_BYTES_MAX)]
+    release: Name
+    packages: Packages
+
+
+class GreetingReply(WireModel):
+    """The answer to `Greeting`: an encoded `HelloReply`, and what the responder runs."""
+
+    type: Literal["greeting_reply"]
+    reply: Annotated[bytes, Field(max_length=HELLO_REPLY_BYTES_MAX)]
+    release: Name
+    packages: Packages
+
+
 class RecentAdverts(WireModel):
     """Asks for adverts still alive at the responder: how a late joiner catches up."""
 
@@ -277,6 +366,24 @@ class GroupsReply(WireModel):
         tuple[Annotated[bytes, Field(max_length=GROUP_BYTES_MAX)], ...],
         Field(max_length=WANT_GROUPS_MAX),
     ]
+
+
+class WantPiece(WireModel):
+    """Asks for bytes `PIECE_BYTES` x `piece` and on of a signed group."""
+
+    type: Literal["want_piece"]
+    run_id: RunId
+    group_id: GroupIdBytes
+    piece: Annotated[int, Field(ge=0, lt=PIECES_MAX)]
+
+
+class PieceReply(WireModel):
+    """One piece, and of how many bytes in all; `data` is empty where the responder has no such
+    group."""
+
+    type: Literal["piece"]
+    size_bytes: Annotated[int, Field(ge=0, le=LARGE_GROUP_BYTES_MAX)]
+    data: Annotated[bytes, Field(max_length=PIECE_BYTES)]
 
 
 class Have(WireModel):
@@ -509,131 +616,3 @@ class SubmissionReply(WireModel):
     reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]
     detail: Annotated[str, Field(max_length=DETAIL_CHARS_MAX)]
     learner_version: SeqNo
-
-
-Depth = Annotated[int, Field(ge=0, le=DEPTH_MAX)]
-Count = Annotated[int, Field(ge=0, lt=2**48)]
-Amount = Annotated[Float, Field(ge=0.0, le=AMOUNT_MAX)]  # seconds, or a share
-PlanNumber = Annotated[int, Field(ge=0, lt=2**53)]  # a later plan has a higher one
-PublicKeys = Annotated[bytes, Field(max_length=32 * REPORT_WORKERS_MAX)]  # raw, 32 bytes each
-
-
-class WantReport(WireModel):
-    """A coordinator asks the learner how things stand."""
-
-    type: Literal["want_report"]
-
-
-class LearnerRulesBody(WireModel):
-    """What a learner goes by now."""
-
-    staleness_max: Depth  # S
-    pacing: Depth  # the staleness that leases aim at
-    publish_every: Depth  # κ, steps
-    groups_per_step: Count
-    credits: Count  # groups that may be granted and buffered together
-
-
-class LearnerWorkBody(WireModel):
-    """Groups: now, and ever."""
-
-    buffered: Count
-    leased: Count
-    consumed: Count  # ever, as those below
-    discarded: Count
-    would_be_stale: Count  # leases that were refused because their groups would come too late
-
-
-class LearnerPaceBody(WireModel):
-    """What the last steps were like. 0, or nothing, where that is not known yet."""
-
-    train_s: Amount  # all that a step takes but the wait for groups
-    step_s: Amount  # from one step's end to the next
-    idle_share: Amount  # of that, waited for groups
-    broadcast_s: Amount  # from the announcement of a version until all have it
-    staleness_mean: Amount
-    staleness_worst: Depth
-    effective_share: Amount | None  # effective sample size of importance weights, over their number
-    mismatch_k3: Amount | None  # KL from what generated the tokens to the policy before the step
-
-
-class LearnerSizesBody(WireModel):
-    """Bytes. 0 where they are not known yet."""
-
-    weights_bytes: Count  # a whole version
-    delta_bytes: Count  # what a version differs by from the one before it
-    up_bytes_per_s: Count
-    group_bytes: Count  # a group on its way
-
-
-class LearnerReport(WireModel):
-    """What a learner measured, of itself and of its workers."""
-
-    type: Literal["report"]
-    run_id: RunId
-    plan: PlanNumber  # that is in force; 0: none
-    version: SeqNo
-    published: SeqNo  # the newest version on offer
-    rules: LearnerRulesBody
-    work: LearnerWorkBody
-    pace: LearnerPaceBody
-    sizes: LearnerSizesBody
-    # a row for each of those heard of last, little-endian: its raw public key, 32 bytes; u32
-    # version; f32 groups_per_s (negative: not measured), failed share, turnaround_s, heard_s ago;
-    # u32 admitted, refused, groups in open leases; u64 up and down bytes per s; u32 flags (1 stands
-    # by, 2 relayed, 4 connected); u32 0
-    workers: Annotated[bytes, Field(max_length=REPORT_ROW_BYTES * REPORT_WORKERS_MAX)]
-
-
-class SetPlan(WireModel):
-    """A coordinator's plan: it is in force until one with a higher number comes."""
-
-    type: Literal["plan"]
-    number: PlanNumber
-    standby: PublicKeys  # who gets no leases; everybody else does
-    pacing: Depth  # the staleness that leases aim at; the run's bound holds in any case
-    publish_every: Depth  # κ; 0: as the run says
-    credits: Count  # groups that may be granted and buffered together; 0: as the learner has it
-
-
-class PlanReply(WireModel):
-    """Which plan is in force; `detail` says why another one was not taken."""
-
-    type: Literal["plan_reply"]
-    number: PlanNumber
-    detail: Annotated[str, Field(max_length=DETAIL_CHARS_MAX)]
-
-
-Message = Annotated[
-    GroupBody
-    | AdvertBody
-    | Hello
-    | HelloReply
-    | RecentAdverts
-    | AdvertsReply
-    | Want
-    | GroupsReply
-    | Have
-    | HaveReply
-    | DialBack
-    | DialBackReply
-    | FindProviders
-    | ProvidersReply
-    | HeadBody
-    | WantHeads
-    | HeadsReply
-    | WantManifest
-    | ManifestBody
-    | ChunkRequest
-    | WantLease
-    | LeaseReply
-    | Submission
-    | SubmissionReply
-    | WantReport
-    | LearnerReport
-    | SetPlan
-    | PlanReply
-    | WantRun
-    | RunReply,
-    Field(discriminator="type"),
-]

@@ -8,6 +8,7 @@ The first byte of an input says what to do with the rest:
     5        a peer id as text
     6        the payload of a head, as 1, 2 and 3
     7        the bytes of a manifest
+    8        the payload of an advert of large groups, as 1, 2 and 3
 """
 
 import re
@@ -32,6 +33,7 @@ from swarm.wire.messages import (
     GroupBody,
     HeadBody,
     Hello,
+    LargeAdvertBody,
     ManifestBody,
     Signed,
     WireModel,
@@ -40,13 +42,21 @@ from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden
 from tests.weights_reference import conform_manifest, conform_plan
 from tests.wire_reference import Refused, conform, conform_columns, kinds, read, rules
-from tests.wire_samples import ALICE, sample_advert, sample_group, sample_head, sample_hello
+from tests.wire_samples import (
+    ALICE,
+    sample_advert,
+    sample_group,
+    sample_head,
+    sample_hello,
+    sample_large_advert,
+    sample_turns_group,
+)
 
 BYTES_MAX = 4 * GROUP_BYTES_MAX
 INPUT_BYTES_MAX = 8_192
 DETAIL_CHARS_MAX = 400
-MODES = 8
-MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID, HEAD, MANIFEST = range(MODES)
+MODES = 9
+MESSAGE, GROUP, ADVERT, HELLO, CHANGED, PEER_ID, HEAD, MANIFEST, LARGE_ADVERT = range(MODES)
 REASONS = {
     Reject.MALFORMED,
     Reject.OVERSIZE,
@@ -71,12 +81,18 @@ SEALED: dict[int, tuple[bytes, type[WireModel], Decoder]] = {
     ADVERT: (ADVERT_DOMAIN, AdvertBody, lambda record: codec.decode_advert(record)),
     HELLO: (HELLO_DOMAIN, Hello, lambda record: codec.decode_hello(record)),
     HEAD: (HEAD_DOMAIN, HeadBody, lambda record: codec.decode_head(record)),
+    LARGE_ADVERT: (
+        ADVERT_DOMAIN,
+        LargeAdvertBody,
+        lambda record: codec.decode_large_advert(record),
+    ),
 }
 RECORDS = {
     GROUP: codec.sign_group(sample_group(), ALICE)[1],
     ADVERT: codec.sign_advert(sample_advert(), ALICE)[1],
     HELLO: codec.sign_hello(sample_hello(), ALICE),
     HEAD: codec.sign_head(sample_head(), ALICE),
+    LARGE_ADVERT: codec.sign_advert(sample_large_advert(), ALICE)[1],
 }
 TREES = {MESSAGE, MANIFEST, *SEALED}  # modes whose input is MessagePack
 
@@ -238,11 +254,19 @@ def seeds() -> dict[str, bytes]:
     """Inputs to start from, by name: a message of every type, and known bombs."""
     found = {f"message-{name}": bytes([MESSAGE]) + data for name, data in golden().items()}
     for at, (name, mode) in enumerate(
-        {"group": GROUP, "advert": ADVERT, "hello": HELLO, "head": HEAD}.items()
+        {
+            "group": GROUP,
+            "advert": ADVERT,
+            "hello": HELLO,
+            "head": HEAD,
+            "large-advert": LARGE_ADVERT,
+        }.items()
     ):
         payload = codec.decode(RECORDS[mode], Signed, BYTES_MAX).payload
         found[f"sealed-{name}"] = bytes([mode]) + payload
         found[f"changed-{name}"] = bytes([CHANGED, at, 0, 40, 1])
+    turns = codec.sign_group(sample_turns_group(), ALICE)[1]
+    found["sealed-turns"] = bytes([GROUP]) + codec.decode(turns, Signed, BYTES_MAX).payload
     for name, bomb in BOMBS.items():
         found["bomb-" + re.sub(r"[^a-z0-9]+", "-", name.lower())] = bytes([MESSAGE]) + bomb[:1024]
     found |= {f"fault-{name}": data for name, data in _faults().items()}
@@ -292,10 +316,43 @@ def _faults() -> dict[str, bytes]:
         "want-number": (MESSAGE, want | {"run_id": b"sample-1"}),
         "want-unknown": (MESSAGE, want | {"extra": None}),
     }
+    trees |= {"turns-" + name: (GROUP, tree) for name, tree in _turns_faults().items()}
     trees |= {"manifest-" + name: (MANIFEST, tree) for name, tree in manifest_faults().items()}
     found = {name: bytes([mode]) + msgpack.packb(tree) for name, (mode, tree) in trees.items()}
     twice = b"\x84" + golden()["want"][1:] + msgpack.packb("run_id") + msgpack.packb("sample-1")
     return found | {"want-field-twice": bytes([MESSAGE]) + twice}
+
+
+def _turns_faults() -> dict[str, dict[str, Any]]:
+    """Groups of turns that are right but for one thing."""
+    record = codec.sign_group(sample_turns_group(), ALICE)[1]
+    right = msgpack.unpackb(codec.decode(record, Signed, BYTES_MAX).payload)
+    told, *others = right["completions"]
+    columns: dict[str, dict[str, Any]] = {
+        "author": {"segments": struct.pack("<3I", 2, 6, 3)},
+        "odd": {"segments": bytes(8)},
+        "chars": {"segments": struct.pack("<3I", 0, 5, 3)},
+        "tokens": {"segments": struct.pack("<3I", 0, 6, 2)},
+        "environment-tokens": {"segments": struct.pack("<6I", 0, 3, 2, 1, 3, 1)},
+        "policy-without-tokens": {"segments": struct.pack("<6I", 0, 3, 3, 0, 3, 0)},
+        "spans-sum": {"spans": struct.pack("<4I", 6, 2, 7, 2)},
+        "spans-falling": {"spans": struct.pack("<4I", 6, 2, 5, 1)},
+        "splices-twice": {"splices": struct.pack("<2I", 2, 2)},
+        "splices-beyond": {"splices": struct.pack("<I", 4)},
+        "splices-zero": {"splices": struct.pack("<I", 0)},
+        "propensity-over": {"propensity": 1.5},
+        "propensity-zero": {"propensity": 0.0},
+    }
+    found = {
+        name: right | {"completions": [told | column, *others]} for name, column in columns.items()
+    }
+    lone = {key: told[key] for key in told if key not in ("segments", "splices", "propensity")}
+    bare = {key: right[key] for key in right if key not in ("attempt", "context", "counters")}
+    return found | {
+        "counters-descend": right | {"counters": struct.pack("<6I", 4, 1, 1, 0, 1, 1)},
+        "counters-over": right | {"counters": struct.pack("<3I", 4, 1, 2)},
+        "lone-spans": bare | {"completions": [lone, *others]},
+    }
 
 
 def manifest_faults() -> dict[str, dict[str, Any]]:

@@ -15,39 +15,53 @@ from swarm.wire.messages import (
     GROUP_BYTES_MAX,
     AdvertBody,
     AdvertsReply,
+    Greeting,
+    GreetingReply,
     GroupBody,
     GroupsReply,
     Have,
     HaveReply,
     Hello,
     HelloReply,
+    LargeAdvertBody,
+    PieceReply,
     RecentAdverts,
     Signed,
     Want,
+    WantPiece,
     WireModel,
 )
 from tests.wire_samples import (
     ALICE,
     adverts,
+    extended,
     groups,
     hellos,
     identities,
+    large_adverts,
     plain_messages,
     sample_advert,
     sample_group,
     sample_hello,
+    sample_large_advert,
     sample_messages,
+    sample_turns_group,
 )
 
 KINDS = (
     GroupBody,
     AdvertBody,
+    LargeAdvertBody,
     Hello,
     HelloReply,
+    Greeting,
+    GreetingReply,
     RecentAdverts,
     AdvertsReply,
     Want,
     GroupsReply,
+    WantPiece,
+    PieceReply,
     Have,
     HaveReply,
     Signed,
@@ -55,11 +69,14 @@ KINDS = (
 RECORD_DECODERS: tuple[Callable[[bytes], Any], ...] = (
     codec.decode_group,
     codec.decode_advert,
+    codec.decode_large_advert,
     codec.decode_hello,
 )
 SIGNED_SAMPLES = (
     codec.sign_group(sample_group(), ALICE)[1],
+    codec.sign_group(sample_turns_group(), ALICE)[1],
     codec.sign_advert(sample_advert(), ALICE)[1],
+    codec.sign_advert(sample_large_advert(), ALICE)[1],
     codec.sign_hello(sample_hello(), ALICE),
 )
 SAMPLES = (*SIGNED_SAMPLES, *(codec.encode(value) for value in sample_messages().values()))
@@ -104,6 +121,23 @@ def test_group_round_trip(case: tuple[Identity, Any]) -> None:
     identity, group = case
     group_id, record = codec.sign_group(group, identity)
     assert codec.decode_group(record) == (group_id, group)
+
+
+@given(groups(ALICE.peer_id).flatmap(extended))
+def test_extended_group_round_trip(group: Any) -> None:
+    group_id, record = codec.sign_group(group, ALICE)
+    assert codec.decode_group(record) == (group_id, group)
+    _, bare = codec.decode_group(record, columns=False)
+    assert [each.segments for each in bare.completions] == [
+        each.segments for each in group.completions
+    ]
+
+
+@given(large_adverts(ALICE.peer_id))
+def test_large_advert_round_trip(advert: LargeAdvertBody) -> None:
+    advert_id, record = codec.sign_advert(advert, ALICE)
+    assert codec.decode_large_advert(record) == (advert_id, advert)
+    assert refusal(lambda: codec.decode_advert(record)) is not None
 
 
 @given(adverts(ALICE.peer_id))
@@ -164,9 +198,14 @@ def test_bytes_changed_cut_or_added(sample: bytes, data: st.DataObject) -> None:
             try_everything(sample[:position] + added + sample[position:])
 
 
-@pytest.mark.parametrize("sample", SIGNED_SAMPLES, ids=["group", "advert", "hello"])
-def test_no_changed_byte_of_a_signed_record_passes(sample: bytes) -> None:
-    decoder = RECORD_DECODERS[SIGNED_SAMPLES.index(sample)]
+@pytest.mark.parametrize(
+    ("sample", "decoder"),
+    list(zip(SIGNED_SAMPLES, (RECORD_DECODERS[0], *RECORD_DECODERS), strict=True)),
+    ids=["group", "turns", "advert", "large advert", "hello"],
+)
+def test_no_changed_byte_of_a_signed_record_passes(
+    sample: bytes, decoder: Callable[[bytes], Any]
+) -> None:
     decoder(sample)
     for position in range(len(sample)):
         changed = bytes([sample[position] ^ 0x01])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import RemoteProtocolError
-from swarm.wire import codec, messages
+from swarm.wire import codec, union
 from swarm.wire.messages import MANIFEST_BYTES_MAX, WireModel
 from tests.wire_reference import Refused, Rule, conform, kinds, read, rules
 
@@ -234,7 +234,12 @@ def test_no_field_may_be_missing_or_twice_there(kind: type[WireModel], name: str
 
 def test_optional_fields_are_these() -> None:
     found = {(kind.__name__, name) for kind, name in fields() if rules(kind)[name].absent}
-    assert found == {("GroupBody", "engine"), ("GroupBody", "precision")}
+    group = ("engine", "precision", "attempt", "context", "counters")
+    completion = ("segments", "spans", "propensity", "splices")
+    assert found == {
+        *(("GroupBody", name) for name in group),
+        *(("CompletionBody", name) for name in completion),
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -271,8 +276,8 @@ def golden_trees() -> list[Any]:
 
 
 def test_every_message_is_in_the_union() -> None:
-    union = messages.Message.__origin__  # type: ignore[attr-defined]
-    assert {kind for kind in KINDS if "type" in rules(kind)} == set(union.__args__)
+    found = union.Message.__origin__  # type: ignore[attr-defined]
+    assert {kind for kind in KINDS if "type" in rules(kind)} == set(found.__args__)
 
 
 @pytest.mark.parametrize("kind", KINDS)

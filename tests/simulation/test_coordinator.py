@@ -25,7 +25,7 @@ from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
-from swarm.wire.messages import SetPlan
+from swarm.wire.steering import SetPlan
 from tests.wire_samples import ALICE
 
 LINK = LinkProfile(latency_s=0.04, up_bytes_per_s=2e6, down_bytes_per_s=1e7)

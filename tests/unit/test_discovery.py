@@ -12,7 +12,7 @@ from swarm.errors import IdentityInUse, Reject
 from swarm.identity import Identity, PeerId
 from swarm.peers.address_book import HEARSAY_PEERS_MAX, AddressBook
 from swarm.peers.connection_gater import ConnectionGater
-from swarm.peers.discovery import Discovery
+from swarm.peers.discovery import VERSION_NOTES_MAX, Discovery
 from swarm.peers.ledger import Ledger
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -21,6 +21,7 @@ from swarm.transport.base import ServeLimits
 from swarm.transport.memory.network import MemoryTransport
 from swarm.wire import codec
 from swarm.wire.messages import (
+    GREETING_PROTOCOL,
     HELLO_BYTES_MAX,
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
@@ -28,6 +29,7 @@ from swarm.wire.messages import (
     Hello,
     HelloReply,
     KnownPeer,
+    PackageBody,
 )
 
 LAN = LinkProfile(latency_s=0.02)
@@ -49,6 +51,7 @@ class Member:
         *,
         run_id: str = RUN_ID,
         book: AddressBook | None = None,
+        packages: dict[str, str] | None = None,
     ) -> None:
         self.book = book or AddressBook()
         self.ledger = Ledger()
@@ -57,6 +60,7 @@ class Member:
             run_id, "test", world.identities[host], world.rng(f"instance/{host}").randbytes(16),
             self.transport, bootstrap, self.book, ConnectionGater(self.transport, self.ledger),
             now_s=now_s, rng=world.rng(f"discovery/{host}"), run_sync=run_inline,
+            packages=packages,
         )  # fmt: skip
 
     @property
@@ -323,3 +327,64 @@ def test_hearsay_never_replaces_an_address_that_worked(worked: bool) -> None:
     book.learn(PeerId("peer"), ["good"], worked=True)
     book.learn(PeerId("peer"), ["new"], worked=worked)
     assert book.entries[PeerId("peer")].addresses == (("new",) if worked else ("good",))
+
+
+class Everybody(set[PeerId]):
+    def __contains__(self, peer: object) -> bool:
+        return True
+
+
+def test_a_peer_of_the_release_before_is_met_all_the_same() -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
+        old = Member(world, 0)
+        new = Member(world, 1, (old.address,))
+        serve = old.transport.serve
+
+        def older(protocol: str, *rest: Any, **more: Any) -> None:
+            if protocol != GREETING_PROTOCOL:
+                serve(protocol, *rest, **more)
+
+        old.transport.serve = older  # type: ignore[method-assign]
+        old.discovery._older = Everybody()  # it knows no greetings, and so asks with none
+        nursery.start_soon(old.discovery.run)
+        nursery.start_soon(new.discovery.run)
+        await trio.sleep(40)
+        assert set(new.discovery.peers) == {world.peer_id(0)}
+        assert set(old.discovery.peers) == {world.peer_id(1)}
+        asked = new.transport.counters.messages_out
+        assert asked[GREETING_PROTOCOL] == 1  # then it knows
+        assert asked[HELLO_PROTOCOL] > 3
+        assert not new.ledger.rejected
+
+    simulate(2, body)
+
+
+def test_other_versions_of_a_package_are_told_in_one_line_for_each_peer() -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
+        own = Member(world, 0, packages={"reasoning-gym": "0.1.25", "mine": "1"})
+        same = Member(world, 1, (own.address,), packages={"reasoning-gym": "0.1.25", "other": "7"})
+        other = Member(
+            world, 2, (own.address,), run_id="other-1", packages={"reasoning-gym": "0.1.24"}
+        )
+        for member in (own, same, other):
+            nursery.start_soon(member.discovery.run)
+        await trio.sleep(60)
+        (told,) = own.discovery.notes
+        assert str(world.peer_id(2)) in told
+        assert "reasoning-gym 0.1.24 (this run needs 0.1.25)" in told
+        assert not same.discovery.notes or "mine" not in same.discovery.notes[0]
+        assert any("needs 0.1.24" in note for note in other.discovery.notes)
+
+    simulate(3, body)
+
+
+def test_lines_about_versions_have_a_bound() -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
+        own = Member(world, 0, packages={"a": "1"})
+        for number in range(3 * VERSION_NOTES_MAX):
+            peer = Identity(number.to_bytes(32)).peer_id
+            own.discovery._compare(peer, [PackageBody(name="a", version="2")])
+        assert len(own.discovery.notes) == VERSION_NOTES_MAX
+        await trio.lowlevel.checkpoint()
+
+    simulate(1, body)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from swarm.errors import RemoteProtocolError
 from swarm.rollouts import RolloutGroup
 from swarm.weights.format import manifest_wire
 from swarm.wire import codec
@@ -13,18 +14,20 @@ from swarm.wire.messages import (
     ADVERTS_REPLY_BYTES_MAX,
     GROUP_DOMAIN,
     GROUPS_REPLY_BYTES_MAX,
-    Message,
     Signed,
 )
+from swarm.wire.union import Message
 from tests.wire_samples import (
     ALICE,
     sample_advert,
     sample_group,
     sample_head,
     sample_hello,
+    sample_large_advert,
     sample_made_group,
     sample_manifest,
     sample_messages,
+    sample_turns_group,
 )
 
 WIRE = Path(__file__).parent.parent / "wire"
@@ -36,6 +39,8 @@ def golden() -> dict[str, bytes]:
     records = {
         "signed_group": codec.sign_group(sample_group(), ALICE)[1],
         "signed_made_group": codec.sign_group(sample_made_group(), ALICE)[1],
+        "signed_turns_group": codec.sign_group(sample_turns_group(), ALICE)[1],
+        "signed_large_advert": codec.sign_advert(sample_large_advert(), ALICE)[1],
         "signed_advert": codec.sign_advert(sample_advert(), ALICE)[1],
         "signed_hello": codec.sign_hello(sample_hello(), ALICE),
         "signed_weights": codec.sign_head(sample_head(), ALICE),
@@ -49,7 +54,11 @@ def read(name: str) -> bytes:
 
 @pytest.mark.parametrize(
     ("name", "sample"),
-    [("signed_group", sample_group()), ("signed_made_group", sample_made_group())],
+    [
+        ("signed_group", sample_group()),
+        ("signed_made_group", sample_made_group()),
+        ("signed_turns_group", sample_turns_group()),
+    ],
 )
 def test_group_file(name: str, sample: RolloutGroup) -> None:
     group_id, group = codec.decode_group(read(name))
@@ -63,6 +72,13 @@ def test_advert_file() -> None:
     assert advert == sample_advert()
     payload = codec.decode(read("signed_advert"), Signed, BYTES_MAX).payload
     assert advert_id == hashlib.sha256(ADVERT_DOMAIN + payload).digest()
+
+
+def test_large_advert_file() -> None:
+    record = read("signed_large_advert")
+    assert codec.decode_large_advert(record)[1] == sample_large_advert()
+    with pytest.raises(RemoteProtocolError, match="AdvertBody"):
+        codec.decode_advert(record)
 
 
 def test_hello_file() -> None:
@@ -87,9 +103,10 @@ def test_files_are_what_is_encoded_today() -> None:
 def test_every_message_has_a_file() -> None:
     union = Message.__origin__  # type: ignore[attr-defined]
     kinds = {kind.model_fields["type"].annotation.__args__[0] for kind in union.__args__}
-    signed = {"group", "advert", "hello", "weights"}
+    signed = {"group", "advert", "large_advert", "hello", "weights"}
     assert kinds == signed | set(sample_messages())
-    records = {f"signed_{kind}" for kind in signed} | {"signed_made_group"}
+    records = {f"signed_{kind}" for kind in signed}
+    records |= {"signed_made_group", "signed_turns_group"}
     assert records | set(sample_messages()) == set(golden())
 
 

@@ -20,8 +20,8 @@ from swarm.wire.messages import (
     Signed,
     Submission,
     WantLease,
-    WantReport,
 )
+from swarm.wire.steering import WantReport
 
 KEYS = 30
 PACE_S = 45.0  # in which it shows whether a learner is held up

@@ -41,7 +41,7 @@ from swarm.limits.address_blocks import Block
 from swarm.peers.reputation import Ban
 from swarm.rollouts import GroupId, VerifiedGroup
 from swarm.simulation.checks.bounds import collections_in, limit_of
-from swarm.wire.messages import GROUP_BYTES_MAX, GROUP_DOMAIN
+from swarm.wire.messages import GROUP_DOMAIN, LARGE_GROUP_BYTES_MAX
 
 VIOLATIONS_MAX = 100  # kept; all are counted
 LIARS_FOR_BLOCK_BAN = 4  # PROTOCOL.md, "What breaking a rule costs"
@@ -114,7 +114,7 @@ class Invariants:
             self.violate(host, "record", fault)
 
     def _fault_of(self, record: bytes, group_id: bytes) -> str | None:
-        if len(record) > GROUP_BYTES_MAX:
+        if len(record) > LARGE_GROUP_BYTES_MAX:
             return f"oversize: {len(record)} bytes"
         envelope = msgpack.unpackb(record)
         payload, signer = envelope["payload"], envelope["signer"]
