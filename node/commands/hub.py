@@ -28,13 +28,14 @@ def push(directory: Path, repository: str, message: str, say: Callable[[str], No
         ChildFailed: the hub did not take it; the directory is as it was.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError, HTTPError
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined]  # made at first use
 
     hub = HfApi()
     try:
         hub.create_repo(repository, private=True, exist_ok=True)
         done = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message=message)
-    except (HTTPError, HFValidationError, OSError) as error:
+    except (httpx.HTTPError, HFValidationError, OSError) as error:
         lines = str(error).split("\n") or [type(error).__name__]
         said = printable(lines[0], ERROR_CHARS_MAX)
         raise ChildFailed(

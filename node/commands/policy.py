@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -126,19 +127,6 @@ def export_policy(
     """
     if repository is not None:
         check_repository(repository)
-
-    async def write(saved: Checkpoint | None) -> None:
-        async with _trainer(config, model, saved) as trainer:
-            with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
-                made = Path(room) / "policy"
-                made.mkdir()
-                if adapter:
-                    await trainer.export(made)
-                else:
-                    await trainer.export_whole(made, precision)
-                make_shared(made)
-                made.rename(out)
-
     _check_directory(config)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already; name a directory that is not")
@@ -151,13 +139,29 @@ def export_policy(
         try:
             out.parent.mkdir(parents=True, exist_ok=True)
             with on_stderr().showing(f"writing {out}"):
-                _run(write, saved)
+                _run(partial(_write, config, model, out, None if adapter else precision), saved)
         except OSError as error:
             raise ConfigError(f"{out}: {error.strerror}") from None
         number = saved.progress.round
     if repository is not None:
         push(out, repository, f"Run {config.run.run_id}, after round {number}", say)
     return number
+
+
+async def _write(
+    config: NodeConfig, model: str, out: Path, whole: Precision | None, saved: Checkpoint | None
+) -> None:
+    """`whole`: the model, in this; None: the adapter alone."""
+    async with _trainer(config, model, saved) as trainer:
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as room:
+            made = Path(room) / "policy"
+            made.mkdir()
+            if whole is None:
+                await trainer.export(made)
+            else:
+                await trainer.export_whole(made, whole)
+            make_shared(made)
+            made.rename(out)
 
 
 def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) -> int:

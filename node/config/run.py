@@ -40,6 +40,8 @@ GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, para
 COMPLETION_OVERHEAD_BYTES = 128
 PUBLISHERS_MAX = 64
 EXAMPLES_MAX = 8
+COMMON_TASKS_MAX = 4096
+EPOCH_MAX = 65_536  # tasks of a node; their order is worked out at once
 INSTRUCTION_CHARS_MAX = 4096  # of a system prompt, and of either side of a worked example
 CHARS_PER_TOKEN_MAX = 8  # in the mean over a completion; English text has four to five
 
@@ -197,6 +199,31 @@ class HeldOutRules(Frozen):
     """Judge the likeliest completion of each task instead of a sampled one."""
 
 
+class CommonRules(Frozen):
+    """Tasks that all nodes of the run have, beside those that each has for itself: on them nodes
+    meet, whose groups can then be compared, and who fails at one may see how others solved it."""
+
+    tasks: Annotated[int, Field(ge=1, le=COMMON_TASKS_MAX)] = 256
+    """How many tasks the run has in common. A node does all of them before it does one again."""
+    share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Their share of each node's tasks."""
+
+    @property
+    def epoch(self) -> int:
+        """Of so many tasks in a row of a node each common one is done once; share > 0."""
+        return max(self.tasks, round(self.tasks / self.share))
+
+    @model_validator(mode="after")
+    def _returns_in_time(self) -> Self:
+        if self.share and self.tasks / self.share > EPOCH_MAX:
+            raise ConfigError(
+                f"common.tasks = {self.tasks}: with common.share = {self.share:g} a node would "
+                f"meet each once in {self.tasks / self.share:.0f} tasks; take fewer, or a larger "
+                f"share, for at most {EPOCH_MAX}"
+            )
+        return self
+
+
 class LearnerRules(Frozen):
     """A central learner, and what it and its workers must agree on."""
 
@@ -311,6 +338,8 @@ class RunConfig(Frozen):
     """The central learner, if the run has one."""
     answer: AnswerRules = AnswerRules()
     """What of a completion is its answer."""
+    common: CommonRules = CommonRules()
+    """The tasks that all nodes have."""
 
     @property
     def group_bytes_max(self) -> int:
@@ -377,6 +406,8 @@ class RunConfig(Frozen):
         unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
         if self.answer == AnswerRules():
             unset.add("answer")
+        if not self.common.share:
+            unset.add("common")
         rules = self.model_dump(mode="json", exclude={*unset, "training"})
         if not self.held_out.greedy:
             del rules["held_out"]["greedy"]

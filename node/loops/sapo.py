@@ -27,7 +27,7 @@ from typing import Any, Protocol, cast
 
 import trio
 
-from node.config import NodeConfig
+from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
@@ -36,7 +36,7 @@ from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.validation import Validated
 from node.methods.advantages import grpo_advantages
-from node.methods.samplers import draw_foreign, kept_completions
+from node.methods.samplers import distinct, draw_foreign, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
 from node.verification.held_out import Assignment, HeldOutGuard
@@ -96,11 +96,26 @@ class OwnGroup:
     prompt: str
     completions: tuple[Completion, ...]
     rewards: tuple[float, ...]
+    attempt: int = 0  # how often the node did the task before
 
     @property
     def scored(self) -> Scored:
         """What is counted of it."""
         return self.task, self.completions, self.rewards
+
+
+def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
+    """Whether others would take the group: one that is too long, or whose log-probs are not
+    numbers, is trained on here and not shared."""
+    size_bytes = GROUP_OVERHEAD_BYTES
+    for completion in group.completions:
+        size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
+        size_bytes += 8 * len(completion.token_ids)
+        if len(completion.text) > run.limits.text_chars_max:
+            return False
+        if len(completion.token_ids) > TOKENS_MAX or not all(map(isfinite, completion.logprobs)):
+            return False
+    return size_bytes <= run.group_bytes_max
 
 
 OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
@@ -174,7 +189,7 @@ class Sapo:
         if self._config.share == "all":
             if self._before_share is not None:
                 await self._before_share(next_index)
-            shared = [group for group in own if self._fits_the_wire(group)]
+            shared = [group for group in own if _fits_the_wire(group, self._config.run)]
             await self._share(shared, number)
         foreign = await self._draw(number)
         with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
@@ -244,7 +259,7 @@ class Sapo:
         )
         clock.lap("score")
         return [
-            OwnGroup(its.task, its.prompt, group, of_group)
+            OwnGroup(its.task, its.prompt, group, of_group, its.attempt)
             for (its, group), of_group in zip(made, rewards, strict=True)
         ]
 
@@ -266,27 +281,13 @@ class Sapo:
                 expires_at_s=created_at_s + self._config.run.limits.record_life_s,
                 engine=self._engine.maker.engine,
                 precision=self._engine.maker.precision,
+                attempt=group.attempt,
             )
             for group in own
         ]
         await self._exchange.share(
             groups, [group.prompt for group in own], [group.rewards for group in own]
         )
-
-    def _fits_the_wire(self, group: OwnGroup) -> bool:
-        """Whether others would take the group: one that is too long, or whose log-probs are not
-        numbers, is trained on here and not shared."""
-        size_bytes = GROUP_OVERHEAD_BYTES
-        for completion in group.completions:
-            size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
-            size_bytes += 8 * len(completion.token_ids)
-            if len(completion.text) > self._config.run.limits.text_chars_max:
-                return False
-            if len(completion.token_ids) > TOKENS_MAX or not all(
-                map(isfinite, completion.logprobs)
-            ):
-                return False
-        return size_bytes <= self._config.run.group_bytes_max
 
     async def _draw(self, number: int) -> list[VerifiedGroup]:
         if self._config.external_groups == 0:
@@ -295,7 +296,8 @@ class Sapo:
         wanted = self._config.external_groups
         each_max = ceil(self._config.foreign_share_max * wanted)
         chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
-        return await self._guard.trainable(await self._exchange.take(chosen, number))
+        taken = distinct(await self._exchange.take(chosen, number))
+        return await self._guard.trainable(taken)
 
     def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
         """The I own groups to train on; with `filter_own` those with an advantage come first."""

@@ -8,7 +8,7 @@ from random import Random
 
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId, informative
+from swarm.rollouts import GroupId, VerifiedGroup, informative
 
 
 def draw_foreign(
@@ -36,6 +36,18 @@ def draw_foreign(
             places[candidate.producer] += 1
             drawn.append(candidate.group_id)
     return drawn
+
+
+def distinct(groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
+    """Those groups that say something new, in their order: of several with one task and the same
+    texts, in any order, the first. Whoever copies another's answers to a common task gains no
+    second place, and whoever answers alike by chance loses none that teaches."""
+    found = {
+        (each.group.task, tuple(sorted(c.text for c in each.group.completions))): each
+        for each in reversed(groups)
+    }
+    firsts = {each.group_id for each in found.values()}
+    return [each for each in groups if each.group_id in firsts]
 
 
 def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:

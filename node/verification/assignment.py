@@ -3,22 +3,33 @@
 Because everybody can work it out, a producer cannot make up its tasks: a group whose task is not
 the assigned one is refused. The index is the producer's data position, so a stream continues after
 a restart where it stopped.
+
+A run may have tasks in common (`common` in its rules). They are a stream of their own. Of it each
+producer does every task once in an epoch, at positions that follow from its peer id. A group of
+such a task says in which attempt it was made; a producer may choose that, as it may leave tasks
+out.
 """
 
 import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from random import Random
 
 from node.config import RunConfig
-from node.config.run import EnvironmentSpec
+from node.config.run import CommonRules, EnvironmentSpec
 from node.environments.answers import AnswerRule
 from swarm.rollouts import Task
 
 HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
 VALIDATION_PRODUCER = "validation"  # neither is this
+COMMON_PRODUCER = "common"  # nor this
 INDEX_MAX = 2**31 - 1
 FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
 
 _SEED_DOMAIN = b"swarm/task-seed/1"
 _ENVIRONMENT_DOMAIN = b"swarm/task-environment/1"
+_COMMON_DOMAIN = b"swarm/common-tasks/1"
+_EPOCHS_CACHED = 16
 _SEED_BITS = 62  # a seed plus an index stays below 2**63, and streams do not meet by chance
 
 
@@ -28,6 +39,37 @@ def assigned_task(run: RunConfig, producer: str, index: int) -> Task:
     spec = _environment_at(run, producer, index)
     seed = _hash_bits(_SEED_BITS, _SEED_DOMAIN, run.run_id, producer, spec.name, spec.parameters)
     return Task(spec.name, spec.version, spec.parameters, seed, index)
+
+
+def common_task(run: RunConfig, number: int) -> Task:
+    """The common task of that number, 0 <= number < run.common.tasks: the same for all nodes."""
+    return assigned_task(run, COMMON_PRODUCER, number)
+
+
+def is_common(run: RunConfig, task: Task) -> bool:
+    """Whether a task is one of those that the run has in common."""
+    rules = run.common
+    return bool(rules.share) and task.index < rules.tasks and task == common_task(run, task.index)
+
+
+def next_task(run: RunConfig, producer: str, index: int) -> tuple[Task, int]:
+    """What a producer does at a data position: a task, and how often it did that before."""
+    if not run.common.share:
+        return assigned_task(run, producer, index), 0
+    epoch, place = divmod(index, run.common.epoch)
+    number = _common_places(run.run_id, run.common, producer, epoch).get(place)
+    if number is None:
+        return assigned_task(run, producer, index), 0
+    return common_task(run, number), epoch
+
+
+@lru_cache(maxsize=_EPOCHS_CACHED)
+def _common_places(run_id: str, rules: CommonRules, producer: str, epoch: int) -> Mapping[int, int]:
+    """Where in an epoch of a producer which common task is: numbers by place."""
+    seed = _hash_bits(63, _COMMON_DOMAIN, run_id, producer, str(epoch))
+    draw = Random(seed).random  # the one method whose numbers no release of Python changes
+    places = sorted(range(rules.epoch), key=[draw() for _ in range(rules.epoch)].__getitem__)
+    return {place: number for number, place in enumerate(places[: rules.tasks])}
 
 
 def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:

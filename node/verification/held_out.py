@@ -18,9 +18,9 @@ from node.config import RunConfig
 from node.environments.scoring import PosedProblem
 from node.interfaces.prompts import question_of
 from node.verification.assignment import (
-    assigned_task,
     held_out_tasks,
     leased_task,
+    next_task,
     validation_tasks,
 )
 from node.verification.verifier import Verifier
@@ -40,6 +40,7 @@ class Assignment:
 
     task: Task
     prompt: str
+    attempt: int = 0  # how often the node did it before; of common tasks alone
 
 
 class HeldOutGuard:
@@ -130,11 +131,11 @@ class HeldOutGuard:
             wanted = count - len(found)
             if index >= last:
                 raise self._all_held_out()
-            tasks = [assigned_task(self._run, producer, index + n) for n in range(wanted)]
-            problems = await self._verifier.problems(tasks)
+            due = [next_task(self._run, producer, index + n) for n in range(wanted)]
+            problems = await self._verifier.problems([task for task, _ in due])
             found += [
-                Assignment(task, problem.prompt)
-                for task, problem in zip(tasks, problems, strict=True)
+                Assignment(task, problem.prompt, attempt)
+                for (task, attempt), problem in zip(due, problems, strict=True)
                 if question_of(problem.prompt) not in apart
             ]
             index += wanted

@@ -28,7 +28,7 @@ from node.environments.answers import AnswerRule
 from node.environments.scoring import GroupScore, PosedProblem, check_format, pose, score_group
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.system.child_environment import child_environ
-from node.verification.assignment import assigned_task, format_samples, sample_tasks
+from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
@@ -111,8 +111,11 @@ def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = No
     Raises:
         RemoteProtocolError: they are not.
     """
-    expected = task or assigned_task(run, group.producer, group.task.index)
-    if group.task != expected:
+    if task is None and is_common(run, group.task):
+        expected = group.task
+    else:
+        expected = task or assigned_task(run, group.producer, group.task.index)
+    if group.task != expected or (group.attempt and not is_common(run, group.task)):
         raise RemoteProtocolError(
             Reject.UNASSIGNED_TASK, f"not the task of {group.producer} at {group.task.index}"
         )

@@ -31,6 +31,7 @@ from node.cli import _parser as node_parser
 from node.config.node import NodeConfig
 from node.config.run import (
     AnswerRules,
+    CommonRules,
     EnvironmentAnswers,
     EnvironmentSpec,
     Example,
@@ -62,6 +63,7 @@ RUN_TABLES: Final[Mapping[str, Model]] = {
     "`[answer]`": AnswerRules,
     "`answer` of an environment": EnvironmentAnswers,
     "Each of `examples`": Example,
+    "`[common]`": CommonRules,
     "`[training]`": TrainingRules,
     "`[learner]`": LearnerRules,
 }

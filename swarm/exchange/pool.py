@@ -38,7 +38,7 @@ from typing import NamedTuple, Self
 
 from swarm.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from swarm.identity import PeerId
-from swarm.rollouts import GroupId, Task, VerifiedGroup
+from swarm.rollouts import GroupId, RolloutGroup, VerifiedGroup
 from swarm.wire.codec import kept_group
 
 SCHEMA_VERSION = 1
@@ -220,7 +220,7 @@ class Pool:
         group = verified.group
         rewards = json.dumps(verified.rewards, allow_nan=False)
         size = len(record) + len(verified.prompt.encode()) + len(rewards)
-        key = _task_key(group.producer, group.task)
+        key = _task_key(group)
         id_known, task_known = self._db.execute(_KNOWN, (verified.group_id, key)).fetchone()
         if id_known or task_known:
             return AddResult.KNOWN if id_known else AddResult.DUPLICATE_TASK
@@ -527,8 +527,11 @@ class _DamagedFileError(Exception):
     """The file is no intact SQLite database."""
 
 
-def _task_key(producer: PeerId, task: Task) -> bytes:
-    parts = [producer, task.environment, task.version, task.parameters, task.seed, task.index]
+def _task_key(group: RolloutGroup) -> bytes:
+    task = group.task
+    parts = [group.producer, task.environment, task.version, task.parameters, task.seed, task.index]
+    if group.attempt:  # keys without are in pools of before
+        parts.append(group.attempt)
     return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 

@@ -27,7 +27,8 @@ SURFACE = {
     "top": "--broker --broker-ca --data-dir",
     "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
     "eval": "--against --data-dir --lora-rank --model --run --samples --threads --yes",
-    "export": "--adapter --data-dir --lora-rank --model --precision --run --threads --yes out",
+    "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads --yes "
+    "out",
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",

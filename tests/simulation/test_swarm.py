@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import trio
@@ -10,6 +11,7 @@ from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.records.records import RoundDone
 from node.simulation.nodes import SimulatedNode, build, run
+from node.verification.assignment import is_common
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
@@ -120,3 +122,21 @@ def test_sharing_goes_on_when_every_producers_share_of_the_pool_is_full() -> Non
         assert max(simulated.pool.statistics().by_producer.values()) == 6
         assert sum(r.external_groups for r in rounds[-10:]) >= 15  # of 20
         assert not simulated.node.ledger.rejected
+
+
+def test_nodes_meet_on_the_tasks_that_a_run_has_in_common() -> None:
+    rules = {**RUN.model_dump(), "common": {"tasks": 6, "share": 0.5}}
+    run_ = RunConfig.model_validate(rules)
+    _, swarm = deterministic_run(partial(swarm_of, run=run_), 4, 1, 14, seed=1)
+    done: set[tuple[int, int, int]] = set()  # host, task, attempt
+    for simulated in swarm:
+        assert not simulated.node.ledger.rejected
+        pool = simulated.pool
+        ids = [each.group_id for each in pool.own_newest(0)]
+        for each in pool.groups(ids):
+            if is_common(run_, each.group.task):
+                done.add((simulated.host, each.group.task.index, each.group.attempt))
+    assert {(task, again) for host, task, again in done if host == 0} >= {
+        (task, again) for task in range(6) for again in (0, 1)
+    }
+    assert all(len({host for host, task, _ in done if task == number}) == 4 for number in range(6))

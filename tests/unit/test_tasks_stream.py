@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.verification.assignment import HELD_OUT_PRODUCER, INDEX_MAX, assigned_task, held_out_tasks
-from swarm.errors import RemoteProtocolError
+from node.verification.assignment import (
+    HELD_OUT_PRODUCER,
+    INDEX_MAX,
+    assigned_task,
+    common_task,
+    held_out_tasks,
+    is_common,
+    next_task,
+)
+from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_run
 
@@ -58,3 +66,37 @@ def test_any_producer_text_and_index_give_a_task_that_fits_the_wire(
 ) -> None:
     task = assigned_task(make_run(*TWO), producer.encode("utf-8", "replace").decode(), index)
     assert 0 <= task.seed + task.index < 2**63
+
+
+COMMON = {"tasks": 8, "share": 0.25}  # an epoch has 32 places
+
+
+def test_each_common_task_is_done_once_in_an_epoch_and_by_all() -> None:
+    run = make_run(*TWO, common=COMMON)
+    common = {common_task(run, number) for number in range(8)}
+    orders = []
+    for producer in (ALICE, BOB):
+        for epoch in range(3):
+            due = [next_task(run, producer, 32 * epoch + place) for place in range(32)]
+            met = [(place, task) for place, (task, _) in enumerate(due) if task in common]
+            assert {task for _, task in met} == common
+            assert len(met) == 8
+            assert {again for task, again in due if task in common} == {epoch}
+            assert {again for task, again in due if task not in common} == {0}
+            orders.append(tuple(met))
+    assert len(set(orders)) == len(orders)
+    own = [next_task(run, ALICE, index)[0] for index in range(96)]
+    assert all(task in common or task.index == index for index, task in enumerate(own))
+
+
+def test_without_a_share_nothing_changes() -> None:
+    run, other = make_run(*TWO), make_run(*TWO, common={"tasks": 9})
+    assert run.run_id == other.run_id != make_run(*TWO, common=COMMON).run_id
+    expected = [(task, 0) for task in first_tasks(run, ALICE, 64)]
+    assert [next_task(run, ALICE, index) for index in range(64)] == expected
+    assert not is_common(run, common_task(run, 0))
+
+
+def test_an_epoch_has_a_bound() -> None:
+    with pytest.raises(ConfigError, match=r"common.tasks = 4096: .* at most 65536"):
+        make_run(common={"tasks": 4096, "share": 0.01})

@@ -17,7 +17,7 @@ import trio.testing
 
 from node.config import RunConfig
 from node.verification import verifier as verifier_module
-from node.verification.assignment import assigned_task
+from node.verification.assignment import assigned_task, common_task
 from node.verification.fair_queue import (
     PROVEN_GROUPS,
     WAITING_PER_PRODUCER_MAX,
@@ -78,6 +78,28 @@ def test_only_the_producers_own_task_is_verified() -> None:
                 await verifier.verify(make_group(run, "1", task=task))
             assert refused.value.reason is Reject.UNASSIGNED_TASK
         await verifier.verify(make_group(run, "1", task=assigned_task(run, ALICE, 1_000)))
+
+    with_both(run, body)
+
+
+def test_a_common_task_is_anybodys_and_again() -> None:
+    run = make_run(common={"tasks": 8, "share": 0.5})
+    common, own = common_task(run, 7), assigned_task(run, ALICE, 7)
+    refused = [
+        (common_task(run, 8), 0),  # there are eight
+        (own, 1),  # once is all there is of it
+        (common_task(make_run(common={"tasks": 9, "share": 0.5}), 7), 0),
+    ]
+
+    async def body(verifier: Verifier) -> None:
+        for producer, attempt in ((ALICE, 0), (ALICE, 3), (BOB, 0)):
+            group = make_group(run, "1", producer=producer, task=common)
+            await verifier.verify(replace(group, attempt=attempt))
+        await verifier.verify(make_group(run, "1", task=own))
+        for task, attempt in refused:
+            with pytest.raises(RemoteProtocolError) as refusal:
+                await verifier.verify(replace(make_group(run, "1", task=task), attempt=attempt))
+            assert refusal.value.reason is Reject.UNASSIGNED_TASK
 
     with_both(run, body)
 
