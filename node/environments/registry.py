@@ -7,7 +7,8 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
 
 from node.environments.base import ENTRY_POINT_GROUP, Environment
-from node.environments.reasoning_gym import DATASETS, LIBRARY, ReasoningGym
+from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.environments.gym.environment import LIBRARY, ReasoningGym
 from node.environments.scripted import ScriptedSum
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
@@ -15,7 +16,7 @@ from swarm.wire.messages import MADE_BY_CHARS_MAX
 
 def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
-        name: partial(ReasoningGym, name) for name in DATASETS
+        name: partial(ReasoningGym, name) for name in OFFERED
     }
     makers[ScriptedSum.name] = ScriptedSum
     return makers
@@ -32,7 +33,7 @@ def environment_names() -> tuple[str, ...]:
 
 def is_plug_in(name: str) -> bool:
     """Whether the environment of that name would be made by code of another package."""
-    return name not in _built_in() and name in _plugged_in()
+    return name not in {*_built_in(), *REFUSED, *GROUPS} and name in _plugged_in()
 
 
 def packages_of(names: Iterable[str]) -> dict[str, str]:
@@ -41,8 +42,8 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     plugged_in = _plugged_in()
     for name in names:
-        if name in DATASETS:
-            found[LIBRARY] = _word(version(LIBRARY))
+        if name in OFFERED:
+            found |= {each: _word(version(each)) for each in (LIBRARY, OFFERED[name].made_with) if each}
         elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
             found[_word(point.dist.name)] = _word(point.dist.version)
     return found
@@ -58,10 +59,14 @@ def environment(name: str) -> Environment:
     """The environment of that name. A built-in one cannot be replaced by an entry point.
 
     Raises:
-        ConfigError: unknown, or what its entry point names cannot be loaded.
+        ConfigError: unknown, refused, or what its entry point names cannot be loaded.
     """
     if maker := _built_in().get(name):
         return maker()
+    if reason := REFUSED.get(name):
+        raise ConfigError(f"environment {name}: refused, because {reason}")
+    if name in GROUPS:
+        raise ConfigError(f"environment {name}: a group of {', '.join(GROUPS[name])}; name one")
     if point := _plugged_in().get(name):
         return _load(point)
     known = environment_names()

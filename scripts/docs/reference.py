@@ -41,7 +41,7 @@ from node.config.run import (
     SamplingRules,
     TrainingRules,
 )
-from node.environments.reasoning_gym import DATASETS
+from node.environments.gym.datasets import OFFERED as DATASETS
 from node.interfaces.trainer_spec import LOSSES
 
 USAGE_COLUMNS: Final = 96

@@ -1,0 +1,68 @@
+"""What is needed of reasoning-gym. The only file that imports `reasoning_gym`.
+
+The library takes more than a second and 100 MB to import, so it is imported at the first problem,
+which belongs into the verifier's process.
+"""
+
+import contextlib
+import decimal
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_PRECISION = 28  # decimal digits
+
+
+def config_of(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
+    """The configuration of a dataset: these settings, and the dataset's defaults.
+
+    Raises:
+        AssertionError, TypeError, ValueError: the library refuses the settings.
+    """
+    from reasoning_gym.factory import DATASETS
+
+    config = DATASETS[name][1](seed=seed, **settings)
+    if hasattr(config, "validate"):
+        config.validate()
+    return config
+
+
+def build(name: str, config: Any) -> Any:
+    """The dataset of a configuration.
+
+    Raises:
+        As `config_of`.
+    """
+    from reasoning_gym.factory import DATASETS
+
+    return DATASETS[name][0](config=config)
+
+
+def groups() -> dict[str, str]:
+    """The group of each dataset that there is, by its name."""
+    import reasoning_gym.composite
+    from reasoning_gym.factory import DATASETS
+
+    return {name: made.__module__.split(".")[1] for name, (made, _) in DATASETS.items()}
+
+
+def formula_names(dataset: Any, formula: str) -> set[str]:
+    """The names in a formula of `propositional_logic`, as its parser reads them.
+
+    Raises:
+        ValueError: it is no formula.
+    """
+    from reasoning_gym.logic.propositional_logic import (
+        Expression,
+    )
+
+    found: set[str] = dataset._collect_variables([Expression.from_string(formula)])
+    return found
+
+
+@contextlib.contextmanager
+def quiet_and_exact() -> Iterator[None]:
+    """One decimal context whatever ran before, and none of the library's progress dots."""
+    precise = decimal.localcontext(decimal.Context(prec=_PRECISION))
+    with precise, contextlib.redirect_stdout(io.StringIO()):
+        yield
