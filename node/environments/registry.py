@@ -72,7 +72,9 @@ def environment(name: str) -> Environment:
     known = environment_names()
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"environment {name}: no such environment; {hint}known: {', '.join(known)}")
+    raise ConfigError(
+        f"environment {name}: no such environment; {hint}swarm-node env list shows all"
+    )
 
 
 def _load(point: EntryPoint) -> Environment:

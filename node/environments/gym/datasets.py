@@ -252,7 +252,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         ),
         "rubiks_cube": Rules(
             guard=scorers.turns,
-            note="`R999999999` is a list of so many turns in memory, and what is no turn is passed over",
+            note="`R999999999` becomes a list of so many turns, and what is no turn is passed over",
             answer=_turns,
             settings_max={"cube_size": 3, "max_scramble_steps": 100},
             settings_min={"cube_size": 3},

@@ -20,6 +20,7 @@ ADAPTER_REVISION = 1
 LIBRARY = "reasoning-gym"
 DRAWS_MAX = 8
 DATASETS_CACHED_MAX = 128
+_RESERVED = ("seed", "size")
 _DRAW_STEP = 2**64  # beyond any seed plus index, so that a second draw is in no stream
 # What the library raises where an item cannot be made.
 _NOT_MADE = (
@@ -89,13 +90,19 @@ class ReasoningGym:
             return float(dataset.score_answer(guarded, problem.entry))
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """The settings that a run may give a dataset, with what they are by default."""
+    found = vars(config_of(name, 0, {}))
+    return {key: value for key, value in found.items() if key not in _RESERVED}
+
+
 def _settings(name: str, parameters: str) -> tuple[str, dict[str, Any]]:
     """The prompt style and the dataset's own settings."""
     settings = json.loads(parameters)
     style = settings.pop("prompt", "full")
     if style not in ("full", "terse"):
         raise ConfigError(f"environment {name}: prompt is {style!r}; write full or terse")
-    for reserved in ("seed", "size"):
+    for reserved in _RESERVED:
         if reserved in settings:
             raise ConfigError(f"environment {name}: {reserved} is not yours to set; remove it")
     return style, settings

@@ -40,7 +40,7 @@ def build(name: str, config: Any) -> Any:
 
 def groups() -> dict[str, str]:
     """The group of each dataset that there is, by its name."""
-    import reasoning_gym.composite
+    import reasoning_gym  # noqa: F401 - registers them
     from reasoning_gym.factory import DATASETS
 
     return {name: made.__module__.split(".")[1] for name, (made, _) in DATASETS.items()}

@@ -40,7 +40,11 @@ def plain_formula(dataset: Any, entry: Entry, text: str) -> str | None:
     for count in (_operators, _parentheses):
         if count(text) > max(FORMULA_OPERATORS_MAX, *map(count, premises)):
             return None
-    return text if formula_names(dataset, text) <= set(entry["metadata"]["variables"]) else None
+    try:
+        names = formula_names(dataset, text)
+    except ValueError:
+        return None
+    return text if names <= set(entry["metadata"]["variables"]) else None
 
 
 def _operators(formula: str) -> int:
@@ -88,9 +92,8 @@ buttons = only(r"[A-C](?: ?→ ?[A-C])*")
 bits = only(r"[01](?:[ \n][01])*")
 steps = only(r"[LURD]+")
 turns = only(r"[LRUDBF](?:'|2)?(?: [LRUDBF](?:'|2)?)*")
-disk_moves = only(
-    r"Move disk [0-9]+ from Peg [0-9] to Peg [0-9](?:\nMove disk [0-9]+ from Peg [0-9] to Peg [0-9])*"
-)
+_DISK_MOVE = r"Move disk [0-9]+ from Peg [0-9] to Peg [0-9]"
+disk_moves = only(rf"{_DISK_MOVE}(?:\n{_DISK_MOVE})*")
 
 # --- scorers ------------------------------------------------------------------------------------
 
