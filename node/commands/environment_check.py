@@ -155,7 +155,7 @@ def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
 def _on_rewards(texts: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
     outside = _names(texts, lambda each: not (each["reward"] is None or 0 <= each["reward"] <= 1))
     yield Verdict(not outside, f"out of [0, 1]: {outside}" if outside else "rewards are in [0, 1]")
-    passing = _names(texts, lambda each: each["reward"] == 1)
+    passing = _names(texts, lambda each: each["must_fail"] and each["reward"] == 1)
     yield Verdict(
         not passing,
         f"worth 1: {passing}; what no scorer sees could be taught there, judge the whole text"

@@ -59,3 +59,12 @@ def around(answer: str) -> Iterator[tuple[str, str]]:
     yield "many words behind the answer", answer + BEHIND * 10_000
     yield "many words before the answer", BEHIND * 10_000 + answer
     yield "many lines behind the answer", answer + "\nso" * 10_000
+
+
+def repeated(answer: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of a right answer over and over: as dear as what a guard lets pass. Where
+    steps may go on once a goal is reached, one may be right as well."""
+    for joint in ("", " ", "\n", ",", ", ", " → "):
+        for length in LENGTHS:
+            text = joint.join([answer] * max(2, length // (len(answer) + len(joint))))
+            yield f"the answer again, with {ascii(joint)}, up to {length}", text

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.environments.base import Environment, Problem
-from node.environments.hostile_texts import around, hostile_texts
+from node.environments.hostile_texts import around, hostile_texts, repeated
 from node.environments.registry import environment
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
@@ -98,11 +98,13 @@ def scored(source: Environment, problem: Problem, text: str) -> Scored:
     return Scored(reward, time.process_time() - began, _memory_bytes() - before, error)
 
 
-def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str]]:
-    """All hostile texts for a problem."""
-    yield "nothing", ""
-    yield from hostile_texts(marker)
-    yield from around(problem.answer)
+def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]:
+    """Names of hostile texts, the texts, and whether each must be worth less than 1."""
+    yield "nothing", "", True
+    for name, text in (*hostile_texts(marker), *around(problem.answer)):
+        yield name, text, True
+    for name, text in repeated(problem.answer):
+        yield name, text, False
 
 
 def _memory_bytes() -> int:
@@ -138,16 +140,23 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
         return
     _bound_memory()
     marker = Path(asked["marker"])
-    for what, text in texts_for(in_order[0], marker):
+    for what, text, must_fail in texts_for(in_order[0], marker):
         tell({"trying": what})
         signal.setitimer(signal.ITIMER_PROF, TEXT_CPU_S)  # its signal ends the process
         found = scored(source, in_order[0], text)
         again = scored(source, in_order[0], text)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        tell({
-            "text": what, "reward": found.reward, "again": again.reward, "error": found.error,
-            "cpu_s": min(found.cpu_s, again.cpu_s), "memory_bytes": found.memory_bytes,
-        })  # fmt: skip
+        tell(
+            {
+                "text": what,
+                "must_fail": must_fail,
+                "reward": found.reward,
+                "again": again.reward,
+                "error": found.error,
+                "cpu_s": min(found.cpu_s, again.cpu_s),
+                "memory_bytes": found.memory_bytes,
+            }
+        )
     tell({"ran_code": marker.exists()})
 
 

@@ -34,7 +34,7 @@ def row(name: str, group: str, rules: Rules, seconds: float) -> tuple[str, ...]:
     posed = rate(lambda: source.problem(next(tasks)), seconds)
     judged = rate(lambda: source.score(problem, problem.answer), seconds)
     with tempfile.TemporaryDirectory() as room:
-        texts = [text for _, text in texts_for(problem, Path(room) / "made")]
+        texts = [text for _, text, _ in texts_for(problem, Path(room) / "made")]
         worst = max(min(scored(source, problem, t).cpu_s for _ in range(2)) for t in texts)
     return name, group, verdict(rules), f"{posed:,.0f}", f"{judged:,.0f}", f"{worst * 1e3:.2f}"
 
