@@ -42,13 +42,18 @@ def check_environment(name: str, parameters: str, say: Callable[[str], None]) ->
     """
     parameters = parameters_text(parameters)
     with tempfile.TemporaryDirectory() as room:
+        marker = Path(room) / "made"
         ask = {"name": name, "parameters": parameters, "count": CHECKED_TASKS}
-        ask["marker"] = str(Path(room) / "made")
+        ask["marker"] = str(marker)
         one = _look({**ask, "backwards": False, "texts": True}, "1")
         other = _look({**ask, "backwards": True, "texts": False}, "2")
+        ran_code = marker.exists()
     who = next(each for each in one if "name" in each)
     say(f"{who['name']}, version {who['version']}")
     verdicts = [*_on_problems(one, other), *_on_texts(one)]
+    verdicts.append(
+        Verdict(not ran_code, "it runs an answer as code" if ran_code else "no text runs as code")
+    )
     for verdict in verdicts:
         say(f"{'ok  ' if verdict.is_fit else 'FAIL'}  {verdict.line}")
     failed = sum(not verdict.is_fit for verdict in verdicts)
@@ -133,8 +138,6 @@ def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
         return
     yield from _on_costs(texts)
     yield from _on_rewards(texts)
-    ran = any(each.get("ran_code") for each in found)
-    yield Verdict(not ran, "it runs an answer as code" if ran else "no text runs as code")
 
 
 def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:

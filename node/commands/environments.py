@@ -48,7 +48,9 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
     source = loaded(name)
     say(f"{source.name}, version {source.version}")
     if rules := OFFERED.get(name):
-        say(f"scorer: {rules.scored_by}" + (f" (the library's: {rules.note})" * bool(rules.note)))
+        say(f"scorer: {rules.scored_by}")
+        if rules.note:
+            say(f"  because of the library's: {rules.note}")
         say(f"a longer text than {rules.text_chars_max} characters is worth 0")
         say("parameters:")
         for setting, default in settings_of(name).items():

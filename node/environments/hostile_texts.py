@@ -35,6 +35,8 @@ def hostile_texts(marker: Path) -> Iterator[tuple[str, str]]:
     Args:
         marker: what texts that are code would make.
     """
+    for each in _CODE:
+        yield "code", each.format(path=str(marker))
     for each in _SINGLE:
         yield ascii(each)[:24], each
     for each in _REPEATED:
@@ -47,8 +49,6 @@ def hostile_texts(marker: Path) -> Iterator[tuple[str, str]]:
                     f"{each + closing!a} {length} deep",
                     each * (length // 2) + closing * (length // 2),
                 )
-    for each in _CODE:
-        yield "code", each.format(path=str(marker))
 
 
 def around(answer: str) -> Iterator[tuple[str, str]]:
@@ -67,4 +67,4 @@ def repeated(answer: str) -> Iterator[tuple[str, str]]:
     for joint in ("", " ", "\n", ",", ", ", " → "):
         for length in LENGTHS:
             text = joint.join([answer] * max(2, length // (len(answer) + len(joint))))
-            yield f"the answer again, with {ascii(joint)}, up to {length}", text
+            yield f"the answer again, with {joint!a}, up to {length}", text

@@ -5,6 +5,7 @@ writes what it finds, a line of JSON for each thing, before it goes on to the ne
 ends it, the last line names that text. It needs nothing but its pipes, and bounds itself.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -89,13 +90,15 @@ def told(problem: Problem) -> str:
 
 def scored(source: Environment, problem: Problem, text: str) -> Scored:
     """Score one text, and measure it."""
-    before, began = _memory_bytes(), time.process_time()
+    _forget_peak()
+    before, began = _memory_bytes("VmRSS"), time.process_time()
     reward, error = None, ""
     try:
         reward = float(source.score(problem, text))
     except Exception as raised:  # noqa: BLE001 - what scorers raise is part of what is looked for
         error = f"{type(raised).__name__}: {raised}"[:200]
-    return Scored(reward, time.process_time() - began, _memory_bytes() - before, error)
+    cpu_s = time.process_time() - began
+    return Scored(reward, cpu_s, _memory_bytes("VmHWM") - before, error)
 
 
 def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]:
@@ -107,9 +110,20 @@ def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]
         yield name, text, False
 
 
-def _memory_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * _KIB
+def _memory_bytes(what: str) -> int:
+    """What this process holds (`VmRSS`), or held at once since `_forget_peak` (`VmHWM`); where the
+    system does not tell that, the most that it ever held."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition(f"{what}:")[2].split()[0]) * _KIB
+    except (OSError, IndexError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * _KIB
+
+
+def _forget_peak() -> None:
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _bound_memory() -> None:
@@ -157,7 +171,6 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
                 "memory_bytes": found.memory_bytes,
             }
         )
-    tell({"ran_code": marker.exists()})
 
 
 def main(arguments: Sequence[str] = ()) -> None:

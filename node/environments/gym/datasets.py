@@ -69,6 +69,11 @@ class Rules:
             return "ours"
         return "the library's" if self.guard is None else "the library's, guarded"
 
+    @property
+    def verdict(self) -> str:
+        """The same, with what is wrong with the library's own."""
+        return self.scored_by + (f": {self.note}" if self.note else "")
+
 
 _NUMBER: Final = Rules(
     SHORT, scorers.plain_number, note="it gives a share for text around the number"

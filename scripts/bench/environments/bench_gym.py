@@ -21,11 +21,6 @@ HEAD = ("Dataset", "Group", "Scorer", "Problems/s", "Verdicts/s", "Dearest text,
 TASKS = 256
 
 
-def verdict(rules: Rules) -> str:
-    """Who scores, and what is wrong with the library's own scorer."""
-    return rules.scored_by + (f": {rules.note}" if rules.note else "")
-
-
 def row(name: str, group: str, rules: Rules, seconds: float) -> tuple[str, ...]:
     """One that is offered."""
     source = ReasoningGym(name)
@@ -36,7 +31,7 @@ def row(name: str, group: str, rules: Rules, seconds: float) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory() as room:
         texts = [text for _, text, _ in texts_for(problem, Path(room) / "made")]
         worst = max(min(scored(source, problem, t).cpu_s for _ in range(2)) for t in texts)
-    return name, group, verdict(rules), f"{posed:,.0f}", f"{judged:,.0f}", f"{worst * 1e3:.2f}"
+    return name, group, rules.verdict, f"{posed:,.0f}", f"{judged:,.0f}", f"{worst * 1e3:.2f}"
 
 
 def rate(work: Callable[[], object], seconds: float) -> float:
