@@ -27,7 +27,7 @@ _MIB: Final = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Fitness:
     """One thing that was looked at."""
 
     is_fit: bool
@@ -52,7 +52,7 @@ def check_environment(name: str, parameters: str, say: Callable[[str], None]) ->
     say(f"{who['name']}, version {who['version']}")
     verdicts = [*_on_problems(one, other), *_on_texts(one)]
     verdicts.append(
-        Verdict(not ran_code, "it runs an answer as code" if ran_code else "no text runs as code")
+        Fitness(not ran_code, "it runs an answer as code" if ran_code else "no text runs as code")
     )
     for verdict in verdicts:
         say(f"{'ok  ' if verdict.is_fit else 'FAIL'}  {verdict.line}")
@@ -91,13 +91,13 @@ def _look(ask: Mapping[str, Any], hash_seed: str) -> list[dict[str, Any]]:
 
 def _on_problems(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
-) -> Iterator[Verdict]:
+) -> Iterator[Fitness]:
     posed, posed_again = (
         next(each for each in looked if "posed" in each) for looked in (one, other)
     )
     count = len(posed["posed"])
     differing = sum(a != b for a, b in zip(posed["posed"], posed_again["posed"], strict=True))
-    yield Verdict(
+    yield Fitness(
         not differing,
         f"{differing} of {count} problems are others in another process: draw from "
         "random.Random(task.seed + task.index) alone, from no set, and keep nothing between them"
@@ -106,17 +106,17 @@ def _on_problems(
     )
     unlike = len(set(posed["posed"]))
     hint = ": draw from the task's seed and index" if unlike < 2 else ""
-    yield Verdict(unlike > 1, f"{unlike} of {count} problems are unlike{hint}")
+    yield Fitness(unlike > 1, f"{unlike} of {count} problems are unlike{hint}")
     own = next(each["own"] for each in one if "own" in each)
     wrong = sum(reward != 1.0 for reward in own)
-    yield Verdict(
+    yield Fitness(
         not wrong,
         f"{wrong} of {count} own answers are worth less than 1: mend the answer or the score"
         if wrong
         else "its own answers are worth 1",
     )
     threads = posed["threads"]
-    yield Verdict(
+    yield Fitness(
         threads == 1,
         "no thread is left"
         if threads == 1
@@ -124,7 +124,7 @@ def _on_problems(
     )
 
 
-def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
     texts = [each for each in found if "text" in each]
     if ended := next((each for each in found if "ended" in each), None):
         last = next((each["trying"] for each in reversed(found) if "trying" in each), "nothing")
@@ -133,44 +133,44 @@ def _on_texts(found: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
             if ended["ended"] == -signal.SIGPROF
             else f"ended its process with status {ended['ended']}"
         )
-        yield Verdict(False, f"the text {last} {how}: bound the length of what is looked at")
+        yield Fitness(False, f"the text {last} {how}: bound the length of what is looked at")
     if not texts:
         return
     yield from _on_costs(texts)
     yield from _on_rewards(texts)
 
 
-def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+def _on_costs(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
     slow = max(texts, key=lambda each: each["cpu_s"])
-    yield Verdict(
+    yield Fitness(
         slow["cpu_s"] <= CPU_MAX_S,
         f"of {len(texts)} hostile texts the dearest takes {slow['cpu_s'] * 1000:.2f} ms of CPU, "
         f"{CPU_MAX_S * 1000:g} may be: {slow['text']}",
     )
     large = max(texts, key=lambda each: each["memory_bytes"])
-    yield Verdict(
+    yield Fitness(
         large["memory_bytes"] <= MEMORY_MAX_BYTES,
         f"the largest takes {large['memory_bytes'] / _MIB:.0f} MiB more, "
         f"{MEMORY_MAX_BYTES // _MIB} may be: {large['text']}",
     )
 
 
-def _on_rewards(texts: Sequence[Mapping[str, Any]]) -> Iterator[Verdict]:
+def _on_rewards(texts: Sequence[Mapping[str, Any]]) -> Iterator[Fitness]:
     outside = _names(texts, lambda each: not (each["reward"] is None or 0 <= each["reward"] <= 1))
-    yield Verdict(not outside, f"out of [0, 1]: {outside}" if outside else "rewards are in [0, 1]")
+    yield Fitness(not outside, f"out of [0, 1]: {outside}" if outside else "rewards are in [0, 1]")
     passing = _names(texts, lambda each: each["must_fail"] and each["reward"] == 1)
-    yield Verdict(
+    yield Fitness(
         not passing,
         f"worth 1: {passing}; what no scorer sees could be taught there, judge the whole text"
         if passing
         else "none of them is worth 1",
     )
     moody = _names(texts, lambda each: each["reward"] != each["again"])
-    yield Verdict(
+    yield Fitness(
         not moody, f"another reward the second time: {moody}" if moody else "a text has one reward"
     )
     if failing := _names(texts, lambda each: each["reward"] is None):
-        yield Verdict(True, f"its scorer fails, which counts as 0, on: {failing}")
+        yield Fitness(True, f"its scorer fails, which counts as 0, on: {failing}")
 
 
 def _names(

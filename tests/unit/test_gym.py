@@ -1,9 +1,11 @@
 """All of reasoning-gym: what is offered is the same everywhere and safe, the rest is refused."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +68,7 @@ def test_the_page_has_a_row_for_each() -> None:
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count(" | ") == 5]
     offered = {(n, g, r.verdict) for g, of in OFFERED_BY_GROUP.items() for n, r in of.items()}
     refused = {(n, g, f"refused: {why}") for g, of in REFUSALS.items() for n, why in of.items()}
-    assert {tuple(row[:3]) for row in rows[1:]} == offered | refused
+    assert {tuple(row[:3]) for row in rows[2:]} == offered | refused
     guarded = sum(rules.scored_by != "the library's" for rules in OFFERED.values())
     counts = f"{len(OFFERED)} of the {len(OFFERED) + len(REFUSED)} datasets", f"{guarded} scorers"
     assert all(count in page for count in (*counts, f"refuses {len(REFUSED)}."))
@@ -141,6 +143,23 @@ def test_a_shared_dataset_poses_what_one_of_its_own_would() -> None:
         for problem in problems:
             alone = reasoning_gym.create_dataset(name, seed=problem.task.seed)[problem.task.index]
             assert (alone["question"], alone["answer"].strip()) == (problem.prompt, problem.answer)
+
+
+def test_divisors_are_found_as_the_library_finds_them_but_for_the_time() -> None:
+    from reasoning_gym.arithmetic import basic_arithmetic
+
+    from node.environments.gym.library import common_divisors
+
+    tree = ast.parse(Path(basic_arithmetic.__file__).read_text())  # in memory it may be ours
+    tree.body = [each for each in tree.body if getattr(each, "name", "") == "find_common_divisors"]
+    theirs: dict[str, Any] = {}
+    exec(compile(tree, "theirs", "exec"), theirs)
+    pairs = [(a, b) for a in range(-60, 700, 7) for b in (0, 1, 36, -48, 360, a)]
+    found = [common_divisors(*pair) for pair in pairs]
+    assert found == [theirs["find_common_divisors"](*pair) for pair in pairs]
+    began = time.process_time()
+    assert len(common_divisors(9999**6, 0)) > 100
+    assert time.process_time() - began < 1
 
 
 # --- what strangers write -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ which belongs into the verifier's process.
 import contextlib
 import decimal
 import io
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,9 +34,24 @@ def build(name: str, config: Any) -> Any:
     Raises:
         As `config_of`.
     """
+    from reasoning_gym.arithmetic import (
+        basic_arithmetic,
+    )
     from reasoning_gym.factory import DATASETS
 
+    basic_arithmetic.find_common_divisors = common_divisors
     return DATASETS[name][0](config=config)
+
+
+def common_divisors(one: int, other: int) -> list[int]:
+    """What `basic_arithmetic` finds by trying every number up to a root, which takes hours for some
+    of its dividends: the divisors that two numbers share, smallest and largest in turn."""
+    from sympy import divisors
+
+    common = math.gcd(one, other)
+    below = [each for each in divisors(common) if each * each <= common] if common else []
+    pairs = ((each, common // each) for each in below)
+    return [each for low, high in pairs for each in ((low,) if low == high else (low, high))]
 
 
 def groups() -> dict[str, str]:
