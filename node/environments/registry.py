@@ -43,7 +43,9 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
     plugged_in = _plugged_in()
     for name in names:
         if name in OFFERED:
-            found |= {each: _word(version(each)) for each in (LIBRARY, OFFERED[name].made_with) if each}
+            found |= {
+                each: _word(version(each)) for each in (LIBRARY, OFFERED[name].made_with) if each
+            }
         elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
             found[_word(point.dist.name)] = _word(point.dist.version)
     return found

