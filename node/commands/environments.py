@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from node.commands.environment_template import template
-from node.environments.groups import group_version
+from node.environments.groups import group_version, is_group
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import settings_of
 from node.environments.registry import environment_names, is_plug_in
@@ -42,7 +42,7 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
     Raises:
         ConfigError: there is no such environment, or no such problem.
     """
-    if name in GROUPS:
+    if is_group(name):
         say(f"{name}: a group, version {group_version(name)}, of {', '.join(GROUPS[name])}")
         return
     source = loaded(name)

@@ -5,10 +5,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from node.environments.gym.datasets import GROUPS
-from node.environments.registry import environment
+from node.environments.registry import environment, is_plug_in
 from swarm.errors import ConfigError
 
 _DIGEST_CHARS: Final = 8
+
+
+def is_group(name: object) -> bool:
+    """Whether a name is that of a group; a plug-in of the same name comes before it."""
+    return isinstance(name, str) and name in GROUPS and not is_plug_in(name)
 
 
 def group_version(name: str) -> str:
@@ -24,7 +29,7 @@ def expanded(entry: Any) -> list[Any]:
     Raises:
         ConfigError: parameters for what is no member, or another version of the group is wanted.
     """
-    if not isinstance(entry, Mapping) or entry.get("name") not in tuple(GROUPS):
+    if not isinstance(entry, Mapping) or not is_group(entry.get("name")):
         return [entry]
     name, parameters = entry["name"], entry.get("parameters", {})
     members = GROUPS[name]

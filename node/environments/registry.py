@@ -33,7 +33,7 @@ def environment_names() -> tuple[str, ...]:
 
 def is_plug_in(name: str) -> bool:
     """Whether the environment of that name would be made by code of another package."""
-    return name not in {*_built_in(), *REFUSED, *GROUPS} and name in _plugged_in()
+    return name not in _built_in() and name in _plugged_in()
 
 
 def packages_of(names: Iterable[str]) -> dict[str, str]:
@@ -65,12 +65,12 @@ def environment(name: str) -> Environment:
     """
     if maker := _built_in().get(name):
         return maker()
+    if point := _plugged_in().get(name):
+        return _load(point)
     if reason := REFUSED.get(name):
         raise ConfigError(f"environment {name}: refused, because {reason}")
     if name in GROUPS:
         raise ConfigError(f"environment {name}: a group of {', '.join(GROUPS[name])}; name one")
-    if point := _plugged_in().get(name):
-        return _load(point)
     known = environment_names()
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
