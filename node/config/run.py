@@ -21,6 +21,7 @@ from pydantic import (
 
 from node.config.texts import publisher_id
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
+from node.environments.groups import expanded
 from node.environments.registry import environment
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import DEFAULT_LOSS, Aggregation, loss_parameters
@@ -133,13 +134,13 @@ class EnvironmentSpec(Frozen):
     it, and then another installed version is an error instead of another run."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
-    """The environment's name, built in or plugged in."""
+    """The environment's name, built in or plugged in, or that of a group."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Its share of the tasks, relative to the other environments' weights."""
     parameters: Annotated[
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
     ] = "{}"
-    """A table of the environment's own parameters."""
+    """A table of the environment's own parameters; of a group, such tables by member."""
     version: Annotated[str, Field(max_length=64)] = ""
     """The version that must be installed. Left out, the installed one counts, and another
     version makes another run."""
@@ -159,6 +160,13 @@ class EnvironmentSpec(Frozen):
                 f"{installed}; install the former"
             )
         return {**value, "version": installed}
+
+
+def _without_groups(value: Any) -> Any:
+    """Entries with the members of a group in its place."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [each for entry in value for each in expanded(entry)]
 
 
 class SamplingRules(Frozen):
@@ -314,7 +322,11 @@ class RunConfig(Frozen):
 
     name: Annotated[str, AfterValidator(_run_name)]
     """The run's name: up to 40 lower-case letters, digits and hyphens."""
-    environments: Annotated[tuple[EnvironmentSpec, ...], Field(min_length=1, max_length=64)]
+    environments: Annotated[
+        tuple[EnvironmentSpec, ...],
+        Field(min_length=1, max_length=128),
+        BeforeValidator(_without_groups),
+    ]
     """The environments that tasks come from."""
     sampling: SamplingRules = SamplingRules()
     """How every node of the run samples."""

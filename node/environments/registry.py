@@ -7,7 +7,8 @@ from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
 
 from node.environments.base import ENTRY_POINT_GROUP, Environment
-from node.environments.reasoning_gym import DATASETS, LIBRARY, ReasoningGym
+from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.environments.gym.environment import LIBRARY, ReasoningGym
 from node.environments.scripted import ScriptedSum
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
@@ -15,7 +16,7 @@ from swarm.wire.messages import MADE_BY_CHARS_MAX
 
 def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
-        name: partial(ReasoningGym, name) for name in DATASETS
+        name: partial(ReasoningGym, name) for name in OFFERED
     }
     makers[ScriptedSum.name] = ScriptedSum
     return makers
@@ -41,8 +42,10 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     plugged_in = _plugged_in()
     for name in names:
-        if name in DATASETS:
-            found[LIBRARY] = _word(version(LIBRARY))
+        if name in OFFERED:
+            found |= {
+                each: _word(version(each)) for each in (LIBRARY, OFFERED[name].made_with) if each
+            }
         elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
             found[_word(point.dist.name)] = _word(point.dist.version)
     return found
@@ -58,16 +61,22 @@ def environment(name: str) -> Environment:
     """The environment of that name. A built-in one cannot be replaced by an entry point.
 
     Raises:
-        ConfigError: unknown, or what its entry point names cannot be loaded.
+        ConfigError: unknown, refused, or what its entry point names cannot be loaded.
     """
     if maker := _built_in().get(name):
         return maker()
     if point := _plugged_in().get(name):
         return _load(point)
+    if reason := REFUSED.get(name):
+        raise ConfigError(f"environment {name}: refused, because {reason}")
+    if name in GROUPS:
+        raise ConfigError(f"environment {name}: a group of {', '.join(GROUPS[name])}; name one")
     known = environment_names()
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(f"environment {name}: no such environment; {hint}known: {', '.join(known)}")
+    raise ConfigError(
+        f"environment {name}: no such environment; {hint}swarm-node env list shows all"
+    )
 
 
 def _load(point: EntryPoint) -> Environment:

@@ -2,6 +2,7 @@
 because torch and transformers stay out of the node's own.
 
     python -m node.policies.chat DIRECTORY [--system TEXT] [--max-new-tokens N] [--temperature T]
+        [--once]
 """
 
 import argparse
@@ -12,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from node.interfaces.prompts import prompt_of
-from node.policies.policy import load_policy
+from node.policies.policy import Policy, load_policy
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -49,24 +50,45 @@ def chat(directory: str, system: str, max_new_tokens: int, temperature: float) -
             said.clear()
         if question in ("", "/new"):
             continue
-        ids = policy.encode_prompt(prompt_of(question, system, said))
-        room = policy.context_tokens - len(ids)
-        if room < 1:
+        prompt = prompt_of(question, system, said)
+        reply = _reply(policy, prompt, max_new_tokens, temperature)
+        if reply is None:
             said.clear()
             sys.stdout.write(f"over {policy.context_tokens} tokens in all: ask anew\n")
             continue
-        printer = _Printer(policy.tokenizer)
-        model: Any = policy.model  # what it can do beyond a module is told at run time
-        with torch.inference_mode(), policy.autocast():
-            model.generate(
-                torch.tensor([ids], device=policy.device),
-                max_new_tokens=min(room, max_new_tokens),
-                do_sample=temperature > 0,
-                temperature=temperature or None,
-                pad_token_id=policy.eos_id,
-                streamer=printer,
-            )
-        said.append((question, printer.said))
+        said.append((question, reply))
+
+
+def answer_once(directory: str, max_new_tokens: int, temperature: float) -> None:
+    """Answer all of standard input, as it is.
+
+    Raises:
+        ConfigError: the model does not load, or the prompt leaves no room for an answer.
+    """
+    policy = load_policy(directory)
+    prompt = sys.stdin.read()
+    if _reply(policy, prompt, max_new_tokens, temperature) is None:
+        raise ConfigError(f"the prompt has over {policy.context_tokens} tokens; take a shorter one")
+
+
+def _reply(policy: Policy, prompt: str, max_new_tokens: int, temperature: float) -> str | None:
+    """What the model says, shown as it comes; None: the prompt leaves no room for an answer."""
+    ids = policy.encode_prompt(prompt)
+    room = policy.context_tokens - len(ids)
+    if room < 1:
+        return None
+    printer = _Printer(policy.tokenizer)
+    model: Any = policy.model  # what it can do beyond a module is told at run time
+    with torch.inference_mode(), policy.autocast():
+        model.generate(
+            torch.tensor([ids], device=policy.device),
+            max_new_tokens=min(room, max_new_tokens),
+            do_sample=temperature > 0,
+            temperature=temperature or None,
+            pad_token_id=policy.eos_id,
+            streamer=printer,
+        )
+    return printer.said
 
 
 def _line(prompt: str) -> str:
@@ -82,8 +104,12 @@ def main() -> int:
     parser.add_argument("--system", default="")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--once", action="store_true")
     options = parser.parse_args()
     try:
+        if options.once:
+            answer_once(options.directory, options.max_new_tokens, options.temperature)
+            return 0
         chat(options.directory, options.system, options.max_new_tokens, options.temperature)
     except ConfigError as error:
         sys.stderr.write(f"swarm-node: {error}\n")

@@ -1,6 +1,6 @@
 """The reference of commands and of settings, as Markdown, from the code that reads them.
 
-    python scripts/docs/reference.py {commands,environments,losses,settings}
+    python scripts/docs/reference.py {commands,losses,settings,template}
 
 `make docs` puts each text into the page that has the line `<!-- generated: NAME -->`.
 """
@@ -28,6 +28,7 @@ from coordinator.model.capacity import Run, Worker
 from coordinator.model.pacing import PacingRules
 from coordinator.model.ranges import MBIT
 from node.cli import _parser as node_parser
+from node.commands.environment_template import template
 from node.config.node import NodeConfig
 from node.config.run import (
     AnswerRules,
@@ -42,7 +43,6 @@ from node.config.run import (
     SamplingRules,
     TrainingRules,
 )
-from node.environments.reasoning_gym import DATASETS
 from node.interfaces.trainer_spec import LOSSES
 
 USAGE_COLUMNS: Final = 96
@@ -307,10 +307,9 @@ def losses_page() -> str:
     return _table(("Loss", *(f"`{name}`" for name in names)), rows)
 
 
-def environments_page() -> str:
-    """Every environment that comes with the package, for training on."""
-    rows = [(f"`{name}`", _number(rules.text_chars_max)) for name, rules in DATASETS.items()]
-    return _table(("Environment", "Characters of a completion that can score, at most"), rows)
+def template_page() -> str:
+    """The module that a new environment begins with."""
+    return f"```python\n{template('my_puzzles')['my_puzzles.py']}```\n"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -321,9 +320,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_page,
-    "environments": environments_page,
     "losses": losses_page,
     "settings": settings_page,
+    "template": template_page,
 }
 
 

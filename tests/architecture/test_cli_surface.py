@@ -34,6 +34,11 @@ SURFACE = {
     "prepare": "--data-dir --model --run --yes",
     "model get": "--cache-dir name",
     "model ls": "--cache-dir",
+    "env list": "",
+    "env show": "--parameters name",
+    "env try": "--max-new-tokens --model --parameters --seed name",
+    "env check": "--parameters name",
+    "env new": "directory",
     "simulate": "--nodes --plot --profile --scenario --seed",
     "weights ls": "data_dir",
     "weights publish": "--announce --data-dir --follow --key-file --listen --once --peer --policy "

@@ -258,7 +258,7 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
         ("version = '7'\n", "environment scripted_sum: this run needs version 7, installed is 1"),
         ("name = 3\n", "mine.toml: not TOML"),
         ("[[environments]]\nweight = 2\n", "environments.1.name in mine.toml: is missing; add it"),
-        ("[[environments]]\nname = 'no'\n", "environment no: no such environment; known: arc_1d"),
+        ("[[environments]]\nname = 'no'\n", "environment no: no such environment; swarm-node env"),
         (
             "[training]\nloss = 'ppo'\n",
             "training.loss = ppo in mine.toml: no such loss; known: dapo, decoupled, grpo, m2po, "

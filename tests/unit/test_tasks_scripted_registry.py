@@ -32,6 +32,12 @@ class Moody:
         return float(text)
 
 
+class Logic(Moody):
+    """Called as a group is."""
+
+    name = "logic"
+
+
 @pytest.fixture
 def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
     """A task of `moody`, which an installed distribution brings along."""
@@ -43,6 +49,7 @@ def moody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
         f"moody = {__name__}:Moody\n"
         "broken = no_such_module:Thing\n"
         f"misnamed = {__name__}:Moody\n"
+        f"logic = {__name__}:Logic\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     registry.environment.cache_clear()
@@ -66,13 +73,19 @@ def test_wrong_parameters_are_refused() -> None:
         pose(replace(TASK, parameters='{"maximum":3}'), 100)
 
 
-def test_an_unknown_environment_is_told_with_the_known_ones() -> None:
+def test_an_unknown_environment_is_told_with_a_near_one_and_where_all_are() -> None:
     with pytest.raises(
         ConfigError, match=r"propositonal.*did you mean propositional_logic"
     ) as told:
         environment("propositonal")
-    assert all(name in str(told.value) for name in NINE)
+    assert str(told.value).endswith("swarm-node env list shows all")
     assert set(NINE) < set(environment_names())
+
+
+@pytest.mark.usefixtures("moody")
+def test_a_plug_in_comes_before_a_group_of_its_name() -> None:
+    assert [each.name for each in make_run({"name": "logic"}).environments] == ["logic"]
+    assert environment("logic").version == "1"
 
 
 def test_an_installed_distribution_adds_an_environment(moody: Task) -> None:

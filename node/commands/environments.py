@@ -1,0 +1,151 @@
+"""`swarm-node env`: which environments there are, what one asks, and a package to begin with."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from node.commands.environment_template import template
+from node.environments.groups import group_version, is_group
+from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
+from node.environments.gym.environment import settings_of
+from node.environments.registry import environment_names, is_plug_in
+from node.environments.trial import loaded, parameters_text, scored, tasks_of
+from swarm.errors import ConfigError
+from swarm.texts import printable
+
+Say = Callable[[str], None]
+SHOWN_CHARS_MAX: Final = 4000
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def list_environments(say: Say) -> None:
+    """Say which there are, by group, which come from plug-ins, and which are refused."""
+    for group, members in GROUPS.items():
+        say(f"{group} ({group_version(group)}): {', '.join(members)}")
+    others = [name for name in environment_names() if name not in OFFERED]
+    say(f"in no group: {', '.join(each for each in others if not is_plug_in(each))}")
+    plugged = [each for each in others if is_plug_in(each)]
+    say(f"plugged in: {', '.join(plugged) or 'none'}")
+    say("refused:")
+    for name, reason in sorted(REFUSED.items()):
+        say(f"  {name}: {reason}")
+
+
+def show_environment(name: str, parameters: str, say: Say) -> None:
+    """Say what one environment is, with a problem of it.
+
+    Raises:
+        ConfigError: there is no such environment, or no such problem.
+    """
+    if is_group(name):
+        say(f"{name}: a group, version {group_version(name)}, of {', '.join(GROUPS[name])}")
+        return
+    source = loaded(name)
+    say(f"{source.name}, version {source.version}")
+    if rules := OFFERED.get(name):
+        say(f"scorer: {rules.scored_by}")
+        if rules.note:
+            say(f"  because of the library's: {rules.note}")
+        say(f"a longer text than {rules.text_chars_max} characters is worth 0")
+        say("parameters:")
+        for setting, default in settings_of(name).items():
+            bounds = [
+                f", {word} {bounds[setting]:g}"
+                for word, bounds in (
+                    ("at least", rules.settings_min),
+                    ("at most", rules.settings_max),
+                )
+                if setting in bounds
+            ]
+            say(f"  {setting}: {printable(str(default), 100)}{''.join(bounds)}")
+    else:
+        say(f"scorer: that of {type(source).__module__}")
+        say(printable(inspect.getdoc(type(source)) or "it says nothing of its parameters", 500))
+    problem = source.problem(tasks_of(source, parameters_text(parameters), 1)[0])
+    _say_text(say, "a problem of it", problem.prompt)
+    _say_text(say, "a right answer", problem.answer)
+
+
+def try_environment(
+    name: str, parameters: str, seed: int, answered: Callable[[str], str], say: Say
+) -> None:
+    """Pose a problem, and say what an answer is worth.
+
+    Args:
+        answered: the answer to a prompt.
+
+    Raises:
+        ConfigError: there is no such environment, or no such problem.
+    """
+    source = loaded(name)
+    problem = source.problem(tasks_of(source, parameters_text(parameters), 1, seed)[0])
+    _say_text(say, f"{source.name}, problem {seed}", problem.prompt)
+    text = answered(problem.prompt)
+    found = scored(source, problem, text.removesuffix("\n"))
+    worth = f"nothing; its scorer failed ({found.error})" if found.reward is None else found.reward
+    say(f"worth {worth}")
+    _say_text(say, "the environment's own answer", problem.answer)
+
+
+def _say_text(say: Say, what: str, text: str) -> None:
+    say(f"--- {what}:")
+    for line in text[:SHOWN_CHARS_MAX].split("\n"):
+        say(printable(line, SHOWN_CHARS_MAX))
+    if len(text) > SHOWN_CHARS_MAX:
+        say(f"… {len(text) - SHOWN_CHARS_MAX} characters more")
+
+
+# --- a model that answers -----------------------------------------------------------------------
+
+
+def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Callable[[str], str]:
+    """What a model says to a prompt: `tiny`, which is made first, `smollm2`, or a directory.
+
+    Raises:
+        ConfigError: there is no such model.
+        ChildFailed: it could not be made.
+    """
+    from node.config import load_config
+    from node.hosting.models import resolve_model
+
+    directory = resolve_model(load_config({"model": model, "yes": True}, os.environ), say)
+
+    def answered(prompt: str) -> str:
+        command = [sys.executable, "-m", "node.policies.chat", directory, "--once"]
+        command += ["--max-new-tokens", str(max_new_tokens)]
+        done = subprocess.run(command, input=prompt, stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise ConfigError(f"--model {model}: it could not answer; name another one")
+        _say_text(say, f"what {model} says", done.stdout)
+        return done.stdout
+
+    return answered
+
+
+# --- one of your own ----------------------------------------------------------------------------
+
+
+def new_environment(directory: Path, say: Say) -> None:
+    """Write a package with an environment, to be changed.
+
+    Raises:
+        ConfigError: something is there, or the name is none for a package.
+    """
+    name = directory.name
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name}: must be up to 40 lower-case letters, digits and underscores")
+    if directory.exists():
+        raise ConfigError(f"{directory} is there already; name a directory that is not")
+    try:
+        for path, text in template(name).items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            (directory / path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}") from None
+    say(f"{directory}: change {name}.py, then pip install ./{directory.name}")
+    say(f"look at it with: swarm-node env check {name}")

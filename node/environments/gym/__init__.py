@@ -1,0 +1,1 @@
+"""The datasets of reasoning-gym as environments: what was found in each, and which are refused."""
