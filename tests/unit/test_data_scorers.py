@@ -14,6 +14,10 @@ from node.environments.data.items import Item
 from node.environments.data.scorers import NAMES, SCORERS, ItemScorer, ScorerName
 from swarm.errors import ConfigError
 
+# What ends a text may strike in a callback of the garbage collector, of which hypothesis has one:
+# Python only tells of that, and the timer strikes again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 TEXT_CPU_S_MAX = 2.0  # four times what any scorer allows itself: the machine may be busy
 SCHEMA = json.dumps(
     {
