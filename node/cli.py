@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from node.commands.arguments import add_env, add_model
+from node.commands.data import add_data
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add_env(commands)
     _add_simulate(commands)
     _add_weights(commands)
+    add_data(commands, _say)
     return parser
 
 
@@ -500,18 +502,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _keygen(options: argparse.Namespace) -> int:
-    from swarm.identity import Identity
+    from node.commands.keygen import make_key
 
-    passphrase = None
-    if options.passphrase_env:
-        passphrase = os.environ.get(options.passphrase_env)
-        if not passphrase:
-            raise ConfigError(
-                f"--passphrase-env {options.passphrase_env}: no such variable; set it first"
-            )
-    identity = Identity.generate()
-    identity.save(options.out, passphrase)
-    _say(identity.peer_id)
+    _say(make_key(options.out, options.passphrase_env))
     return EXIT_OK
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 
 from node.hosting.fetched_models import fetch_preset
-from node.hosting.models import cache_directory
 from node.policies.presets import PRESETS
+from node.system.caches import cache_directory
 from swarm.errors import ChildFailed, ConfigError
 from swarm.simulation.sockets.lab import Lab, missing, missing_for_homes, open_lab
 from tests.brokers import no_mosquitto

@@ -13,9 +13,13 @@ from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.weights.format.topology import Plan, Strategy
 from swarm.wire import codec
+from swarm.wire.data_manifest import manifest_of
 from swarm.wire.messages import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
+    DATA_BYTES_MAX,
+    DATA_CHUNKS_MAX,
+    DATA_ITEMS_MAX,
     DEPTH_MAX,
     DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
@@ -30,6 +34,7 @@ from swarm.wire.messages import (
     AdvertEntry,
     AdvertsReply,
     ChunkRequest,
+    DataManifest,
     DialBack,
     DialBackReply,
     FindProviders,
@@ -56,6 +61,8 @@ from swarm.wire.messages import (
     SubmissionReply,
     Verdict,
     Want,
+    WantData,
+    WantDataManifest,
     WantHeads,
     WantLease,
     WantManifest,
@@ -305,6 +312,22 @@ have_replies = st.builds(
 )
 want_runs = st.builds(WantRun, type=st.just("want_run"), run_id=run_ids)
 run_replies = st.builds(RunReply, type=st.just("run"), rules=st.binary(min_size=2, max_size=200))
+want_data_manifests = st.builds(
+    WantDataManifest, type=st.just("want_data_manifest"), data=st.binary(min_size=32, max_size=32)
+)
+data_manifests = st.builds(
+    DataManifest,
+    type=st.just("data_manifest"),
+    items=st.integers(1, DATA_ITEMS_MAX),
+    size_bytes=st.integers(1, DATA_BYTES_MAX),
+    chunk_hashes=st.binary(min_size=32, max_size=200),
+)
+want_data = st.builds(
+    WantData,
+    type=st.just("want_data"),
+    data=st.binary(min_size=32, max_size=32),
+    chunk=st.integers(0, DATA_CHUNKS_MAX - 1),
+)
 want_heads = st.builds(WantHeads, type=st.just("want_heads"), run_id=run_ids)
 heads_replies = st.builds(
     HeadsReply,
@@ -421,6 +444,9 @@ plain_messages: st.SearchStrategy[WireModel] = st.one_of(
     want_heads,
     want_runs,
     run_replies,
+    want_data_manifests,
+    data_manifests,
+    want_data,
     heads_replies,
     want_leases,
     lease_replies,
@@ -722,6 +748,9 @@ def sample_messages() -> dict[str, WireModel]:
         **steering_messages(),
         "want_run": WantRun(type="want_run", run_id="sample-1"),
         "run": RunReply(type="run", rules=b'{"name":"sample"}'),
+        "want_data_manifest": WantDataManifest(type="want_data_manifest", data=bytes(range(32))),
+        "data_manifest": manifest_of(bytes(range(256)) * 1_100, items=1_100),
+        "want_data": WantData(type="want_data", data=bytes(range(32)), chunk=1),
         "want_heads": WantHeads(type="want_heads", run_id="sample-1"),
         "heads": HeadsReply(type="heads", records=(codec.sign_head(sample_head(), ALICE),)),
         "want_manifest": WantManifest(

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from node.hosting.fetched_models import DONE_FILE, fetch_preset, preset_directory
-from node.hosting.models import cache_directory
 from node.policies.presets import PRESETS
 from node.records.format import amount
+from node.system.caches import cache_directory
 from swarm.errors import ConfigError
 
 

@@ -153,7 +153,7 @@ def load_run(
     if not isinstance(node_table, dict):
         raise ConfigError(f"node in {label}: must be a table; write [node]")
     try:
-        run = RunConfig.model_validate(table)
+        run = RunConfig.model_validate(table, context=_folder_of(run_file, environ, label))
     except ValidationError as error:
         raise config_error(error, RunConfig, lambda _: Source.in_file(label)) from None
     if kept and run.run_id != str(run_file):
@@ -161,6 +161,12 @@ def load_run(
             f"{label}: holds the rules of {run.run_id}; delete it and join again with --peer"
         )
     return run, node_table
+
+
+def _folder_of(run_file: Path | None, environ: Mapping[str, str], label: str) -> Path | None:
+    """The folder of a run file that the user wrote; None: the run is packaged, or handed on."""
+    path = Path(run_file or environ.get(RUN_VARIABLE, DEFAULT_RUN))
+    return path.parent if path.name == label and not label.endswith(".json") else None
 
 
 def _invited_run(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Path | None:

@@ -15,12 +15,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from node.config.texts import publisher_id
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
+from node.environments.base import Settles
 from node.environments.groups import expanded
 from node.environments.registry import environment
 from node.interfaces.engine import Sampling
@@ -149,10 +151,15 @@ class EnvironmentSpec(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _resolve_version(cls, value: Any) -> Any:
+    def _resolve(cls, value: Any, info: ValidationInfo) -> Any:
+        """`info.context`: the folder of a run file of the user's."""
         if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             return value
-        installed = environment(value["name"]).version
+        source = environment(value["name"])
+        if isinstance(source, Settles):
+            table = json.loads(_parameters_text(value.get("parameters", {})))
+            value = {**value, "parameters": source.settled(table, info.context)}
+        installed = source.version
         wanted = value.get("version") or installed
         if wanted != installed:
             raise ConfigError(

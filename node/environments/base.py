@@ -11,7 +11,8 @@ importing an environment or making a problem must leave no thread running.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from swarm.rollouts import Task
 
@@ -50,5 +51,19 @@ class Environment(Protocol):
 
         The text may come from anybody. Whatever this raises, and a reward out of range, is counted
         by `scoring.score_group` and worth 0.
+        """
+        ...
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """An environment whose parameters a run file may write in a way that does not travel."""
+
+    def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> Mapping[str, Any]:
+        """The parameters as all nodes of the run have them, and the run's id follows from them.
+        `folder`: of a run file of the user's; None: they come from elsewhere.
+
+        Raises:
+            ConfigError: they are wrong.
         """
         ...

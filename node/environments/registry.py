@@ -19,7 +19,14 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
         name: partial(ReasoningGym, name) for name in OFFERED
     }
     makers[ScriptedSum.name] = ScriptedSum
+    makers["dataset"] = _dataset
     return makers
+
+
+def _dataset() -> Environment:
+    from node.environments.data.dataset import Dataset  # what it needs, others do without
+
+    return Dataset()
 
 
 def _plugged_in() -> dict[str, EntryPoint]:

@@ -5,9 +5,9 @@ address holds. What the rules would have this machine import or fetch is agreed 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import trio
 from pydantic import ValidationError
@@ -22,14 +22,17 @@ from node.hosting.models import TINY
 from node.policies.presets import PRESETS
 from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError, RemoteProtocolError, TransportError, first_of
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.peers.invite import Invitation, JoinKey
 from swarm.peers.run_rules import ask_for_rules
 from swarm.storage.files import write_whole
 from swarm.storage.locking import data_directory
 from swarm.texts import printable
+from swarm.transport.base import Transport
 from swarm.transport.libp2p.host import open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules
+
+T = TypeVar("T")
 
 CONNECT_TIMEOUT_S: Final = 20.0
 NAME_CHARS_SHOWN: Final = 100  # of what a peer sent
@@ -79,11 +82,35 @@ def fetch_unknown_run(
 def _ask(
     identity: Identity, key: JoinKey | None, addresses: Sequence[str], run_id: str
 ) -> tuple[bytes, str]:
-    """The rules by the first of the peers that has them, and who that is. The node's own key asks,
-    for lists of allowed peers name it."""
-    troubles = []
+    """The rules by the first of the peers that has them, and who that is."""
 
-    async def main() -> tuple[bytes, str] | None:
+    async def ask_one(transport: Transport, peer: PeerId) -> tuple[bytes, str]:
+        return await ask_for_rules(transport, peer, run_id), peer
+
+    found, troubles = ask_in_turn(identity, key, addresses, ask_one)
+    if found is None:
+        raise ConfigError(
+            f"--run {run_id}: nobody handed its rules on ({'; '.join(troubles)}); try again, or "
+            "give the run's file"
+        )
+    return found
+
+
+def ask_in_turn(
+    identity: Identity,
+    key: JoinKey | None,
+    addresses: Sequence[str],
+    ask_one: Callable[[Transport, PeerId], Awaitable[T]],
+) -> tuple[T | None, list[str]]:
+    """What the first of the peers answers that does; None: none of them did. And what went wrong
+    with those before. The node's own key asks, for lists of allowed peers name it.
+
+    Raises:
+        ConfigError: an address is wrong, or `ask_one` says so.
+    """
+    troubles: list[str] = []
+
+    async def main() -> T | None:
         async with open_libp2p(
             identity,
             ["/ip4/127.0.0.1/tcp/0"],
@@ -93,21 +120,15 @@ def _ask(
             for address in addresses:
                 try:
                     peer = await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-                    return await ask_for_rules(transport, peer, run_id), peer
+                    return await ask_one(transport, peer)
                 except (TransportError, RemoteProtocolError) as error:
                     troubles.append(str(error))
         return None
 
     try:
-        found = trio.run(main)
+        return trio.run(main), troubles
     except* ConfigError as group:
         raise first_of(group) from None
-    if found is None:
-        raise ConfigError(
-            f"--run {run_id}: nobody handed its rules on ({'; '.join(troubles)}); try again, or "
-            "give the run's file"
-        )
-    return found
 
 
 def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunConfig:

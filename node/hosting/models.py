@@ -7,7 +7,6 @@ nodes of one run that make it get the same weights. The making happens in a chil
 reasoning-gym in the node's own.
 """
 
-import os
 import resource
 import shutil
 import signal
@@ -36,6 +35,7 @@ from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, Tra
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
 from node.policies.recipe import TinyRecipe, recipe_key
+from node.system.caches import cache_directory
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
@@ -51,12 +51,6 @@ def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
     """Where the warmed tiny policy of a run is, or will be."""
     key = recipe_key(TinyRecipe(), run.run_id)  # which also decides what is held out
     return cache_directory(cache_dir) / "policies" / f"{TINY}-{run.name}-{key[:16]}"
-
-
-def cache_directory(cache_dir: Path | None) -> Path:
-    """Where made and fetched models are. `cache_dir` None: in the user's cache."""
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (cache_dir or user_cache / "swarm-node").absolute()
 
 
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:

@@ -24,8 +24,10 @@ import psutil
 import trio
 
 from node.config import NodeConfig, run_argument
+from node.hosting.fetched_models import ask
 from node.hosting.membership import Membership, load_identity
 from node.hosting.models import resolve_model
+from node.hosting.run_data import have_data
 from node.monitor.console.live import LiveView
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Reporter, Traffic
@@ -71,6 +73,7 @@ def run_node(
     with data_directory(config.data_dir, say=say):
         identity = load_identity(config)
         membership = Membership.of(config)
+        have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = makes.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
         try:

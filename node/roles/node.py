@@ -15,6 +15,7 @@ import trio
 
 from node.config import NodeConfig
 from node.hosting.membership import Membership
+from node.hosting.run_data import held_data
 from node.interfaces.engine import Maker
 from node.interfaces.trainer import PolicyInfo
 from node.loops.sapo import Progress
@@ -38,6 +39,7 @@ from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import Verifier
 from swarm.exchange.pool import Pool, PoolStatistics
 from swarm.identity import Identity
+from swarm.peers.run_data import serve_data
 from swarm.peers.run_rules import serve_rules
 from swarm.rollouts import is_quantised
 from swarm.transport.places import PlaceFigures
@@ -86,6 +88,8 @@ class Node:
         if pool is not None and draws is not None:
             self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)
         serve_rules(peer.transport, self.gater, config.run.run_id, config.run.as_json())
+        if held := held_data(config.run, world.run_sync):
+            serve_data(peer.transport, self.gater, held)
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()

@@ -23,6 +23,7 @@ from swarm.rollouts import Task
 HELD_OUT_PRODUCER = "held-out"  # no valid peer id, so no node can train on its stream
 VALIDATION_PRODUCER = "validation"  # neither is this
 COMMON_PRODUCER = "common"  # nor this
+ORDINARY_PRODUCER = "ordinary"  # nor this
 INDEX_MAX = 2**31 - 1
 FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
 
@@ -85,6 +86,12 @@ def held_out_tasks(run: RunConfig) -> tuple[Task, ...]:
 def validation_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
     """The first of the tasks by which nodes of the run decide, in no producer's stream either."""
     return tuple(assigned_task(run, VALIDATION_PRODUCER, i) for i in range(count))
+
+
+def ordinary_tasks(run: RunConfig, count: int) -> tuple[Task, ...]:
+    """Tasks as any node may have them, in no producer's stream: by them it is found out how often
+    the run poses a question."""
+    return tuple(assigned_task(run, ORDINARY_PRODUCER, i) for i in range(count))
 
 
 def sample_tasks(run: RunConfig) -> tuple[Task, ...]:

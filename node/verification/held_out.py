@@ -21,6 +21,7 @@ from node.verification.assignment import (
     held_out_tasks,
     leased_task,
     next_task,
+    ordinary_tasks,
     validation_tasks,
 )
 from node.verification.verifier import Verifier
@@ -82,21 +83,22 @@ class HeldOutGuard:
         return self._validation
 
     async def _fit_for_validation(self, held_out: frozenset[str]) -> tuple[Assignment, ...]:
-        """The first tasks of their stream that are fit. What comes after them shows how often the
-        run poses one of their questions."""
+        """The first tasks of their stream that are fit. Another stream shows how often the run
+        poses one of their questions: a stream of few items does not repeat itself soon."""
         wanted = self._validation_wanted
-        tasks = validation_tasks(self._run, (CANDIDATES + 1) * wanted)
+        candidates = validation_tasks(self._run, CANDIDATES * wanted)
+        tasks = (*candidates, *ordinary_tasks(self._run, wanted))
         problems: list[PosedProblem] = []
         for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
             problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
         questions = [question_of(problem.prompt) for problem in problems]
         found: dict[str, Assignment] = {}
-        for task, problem, question in zip(tasks, problems, questions, strict=True):
-            if len(found) == wanted or task.index >= CANDIDATES * wanted:
+        for task, problem, question in zip(candidates, problems, questions, strict=False):
+            if len(found) == wanted:
                 break
             if question not in held_out:
                 found.setdefault(question, Assignment(task, problem.prompt))
-        again = sum(question in found for question in questions[CANDIDATES * wanted :])
+        again = sum(question in found for question in questions[len(candidates) :])
         return tuple(found.values()) if again <= MISSED_SHARE_MAX * wanted else ()
 
     async def trainable(self, groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:

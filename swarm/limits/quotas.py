@@ -39,6 +39,7 @@ class Kind(StrEnum):
     SUBMISSION = "submission"
     CONTROL = "control"  # reports and plans
     RUN = "run"  # the rules of the run
+    DATA = "data"  # the items of the run: their manifest, and chunks
     IDENTIFY = "identify"  # and pings on streams: what other libp2p programs ask of each peer
 
 
@@ -66,6 +67,7 @@ RATES: Final[Mapping[Kind, Rate]] = {
     Kind.SUBMISSION: Rate(20.0, 200.0),
     Kind.CONTROL: Rate(2.0, 20.0),  # a report and a plan every few seconds
     Kind.RUN: Rate(1.0, 4.0),  # once in the life of a data directory
+    Kind.DATA: Rate(8.0, 64.0),  # once in the life of a machine: 256 KiB each at 16 Mbit/s
     Kind.IDENTIFY: Rate(1.0, 16.0),  # once for each connection, and a ping in some seconds
 }
 BAD_ADVERT_COST: Final = 8.0  # a bad advert costs its forwarder as much as so many good ones

@@ -34,12 +34,14 @@ from swarm.rollouts import (
     splices_fault,
     version_spans,
 )
+from swarm.wire.data_manifest import chunks_of, data_id
 from swarm.wire.messages import (
     ADVERT_BYTES_MAX,
     ADVERT_DOMAIN,
     ADVERT_GROUPS_MAX,
     ADVERTS_PER_REPLY_MAX,
     COMPLETIONS_MAX,
+    DATA_MANIFEST_BYTES_MAX,
     DETAIL_CHARS_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
@@ -56,6 +58,7 @@ from swarm.wire.messages import (
     AdvertBody,
     AnyAdvert,
     CompletionBody,
+    DataManifest,
     GroupBody,
     HeadBody,
     Hello,
@@ -336,6 +339,30 @@ def _plan_fault(head: HeadBody) -> str | None:
     if any(parent > place for place, parent in enumerate(parents)):
         return "a parent that comes after its child"
     return None
+
+
+def decode_data_manifest(payload: bytes, wanted: bytes) -> DataManifest:
+    """The manifest with this hash (32 bytes).
+
+    Raises:
+        RemoteProtocolError: OVERSIZE, MALFORMED, or WRONG_HASH where it is another one.
+    """
+    manifest = decode(payload, DataManifest, DATA_MANIFEST_BYTES_MAX)
+    if len(manifest.chunk_hashes) != 32 * chunks_of(manifest.size_bytes):
+        raise RemoteProtocolError(Reject.MALFORMED, "not one hash for each chunk")
+    if data_id(manifest) != wanted:
+        raise RemoteProtocolError(Reject.WRONG_HASH, "the manifest of other data")
+    return manifest
+
+
+def check_data_chunk(chunk: bytes, wanted: bytes) -> None:
+    """Whether a chunk of data has this SHA-256.
+
+    Raises:
+        RemoteProtocolError: WRONG_HASH.
+    """
+    if hashlib.sha256(chunk).digest() != wanted:
+        raise RemoteProtocolError(Reject.WRONG_HASH, f"{len(chunk)} bytes of other data")
 
 
 def check_times(

@@ -27,6 +27,8 @@ SUBMISSIONS_PROTOCOL = "/swarm/submissions/1.0.0"
 REPORTS_PROTOCOL = "/swarm/learner-report/1.0.0"
 PLANS_PROTOCOL = "/swarm/plan/1.0.0"
 RUN_PROTOCOL = "/swarm/run/1.0.0"
+DATA_MANIFEST_PROTOCOL = "/swarm/data-manifest/1.0.0"
+DATA_PROTOCOL = "/swarm/data/1.0.0"
 
 
 def adverts_topic(run_id: str) -> str:
@@ -48,6 +50,7 @@ GROUP_DOMAIN = b"swarm/rollout-group/1\x00"
 ADVERT_DOMAIN = b"swarm/advert/1\x00"
 HELLO_DOMAIN = b"swarm/hello/1\x00"
 HEAD_DOMAIN = b"swarm/weights-head/1\x00"
+DATA_DOMAIN = b"swarm/data-manifest/1\x00"
 
 RUN_ID_CHARS_MAX = 80
 PEER_ID_CHARS_MAX = 64
@@ -122,6 +125,12 @@ REPORT_ROW_BYTES = 88
 PLAN_BYTES_MAX = 65_536
 PLAN_REPLY_BYTES_MAX = 1_024
 DEPTH_MAX = 1_024
+DATA_BYTES_MAX = 67_108_864
+DATA_ITEMS_MAX = 1_000_000
+DATA_CHUNK_BYTES_MAX = 262_144
+DATA_CHUNKS_MAX = DATA_BYTES_MAX // DATA_CHUNK_BYTES_MAX
+WANT_DATA_BYTES_MAX = 256
+DATA_MANIFEST_BYTES_MAX = 32 * DATA_CHUNKS_MAX + 256
 AMOUNT_MAX = 1e12
 NESTING_MAX = 8
 BELOW_ONE = math.nextafter(1.0, 0.0)
@@ -616,3 +625,28 @@ class SubmissionReply(WireModel):
     reason: Annotated[str, Field(max_length=NAME_CHARS_MAX)]
     detail: Annotated[str, Field(max_length=DETAIL_CHARS_MAX)]
     learner_version: SeqNo
+
+
+class WantDataManifest(WireModel):
+    """Asks for the manifest with this hash of a run's items; answered with `DataManifest`."""
+
+    type: Literal["want_data_manifest"]
+    data: HashBytes  # of the manifest: see `swarm.wire.data_manifest`
+
+
+class DataManifest(WireModel):
+    """What a run's items are: how many, and the hashes of their bytes, cut into chunks of
+    `DATA_CHUNK_BYTES_MAX` of which the last is what is left."""
+
+    type: Literal["data_manifest"]
+    items: Annotated[int, Field(gt=0, le=DATA_ITEMS_MAX)]
+    size_bytes: Annotated[int, Field(gt=0, le=DATA_BYTES_MAX)]
+    chunk_hashes: Annotated[bytes, Field(min_length=32, max_length=32 * DATA_CHUNKS_MAX)]
+
+
+class WantData(WireModel):
+    """Asks for one chunk of a run's items; answered with its bytes themselves."""
+
+    type: Literal["want_data"]
+    data: HashBytes
+    chunk: Annotated[int, Field(ge=0, lt=DATA_CHUNKS_MAX)]

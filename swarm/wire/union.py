@@ -8,6 +8,7 @@ from swarm.wire.messages import (
     AdvertBody,
     AdvertsReply,
     ChunkRequest,
+    DataManifest,
     DialBack,
     DialBackReply,
     FindProviders,
@@ -31,6 +32,8 @@ from swarm.wire.messages import (
     Submission,
     SubmissionReply,
     Want,
+    WantData,
+    WantDataManifest,
     WantHeads,
     WantLease,
     WantManifest,
@@ -79,6 +82,9 @@ Message = Annotated[
     | SetPlan
     | PlanReply
     | WantRun
-    | RunReply,
+    | RunReply
+    | WantDataManifest
+    | DataManifest
+    | WantData,
     Field(discriminator="type"),
 ]

@@ -18,6 +18,8 @@ SURFACE = {
     "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads --web-name --yes",
     "invite": "--data-dir",
+    "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
+    "--scorer --tolerance file",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

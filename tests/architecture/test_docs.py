@@ -1,6 +1,7 @@
 """What is written for readers agrees with the tree. Each check is tried on a planted fault too."""
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -152,7 +153,10 @@ def test_faults_in_code_are_found() -> None:
     assert wrong_commands(planted) == ["swarm-node join: --per", "swarm-node jion"]
 
 
-def test_run_files_on_the_pages_are_right(tmp_path: Path) -> None:
+def test_run_files_on_the_pages_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_NODE_CACHE_DIR", str(tmp_path))
+    lines = map(json.dumps, script("word_problems").word_problems(9))
+    (tmp_path / "items.jsonl").write_text("\n".join(lines))
     peer, seen = Identity.generate().peer_id, 0
     for page, text in PAGES.items():
         for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):

@@ -93,6 +93,22 @@ VIOLATIONS = {
         ("node/system/planted.py", "import reasoning_gym"),
         ("node/environments/planted.py", "from reasoning_gym import factory"),
     ],
+    "math_verify is imported in node.environments.data.math_scorer alone": [
+        ("node/system/planted.py", "import math_verify"),
+        ("node/environments/data/planted.py", "def late():\n    import math_verify"),
+    ],
+    "re2 is imported in node.environments.data.regex_scorer alone": [
+        ("node/system/planted.py", "import re2"),
+        ("node/environments/data/planted.py", "def late():\n    import re2"),
+    ],
+    "jsonschema is imported in node.environments.data.schema_scorer alone": [
+        ("node/system/planted.py", "import jsonschema"),
+        ("node/environments/data/planted.py", "def late():\n    import jsonschema"),
+    ],
+    "pyarrow is imported in node.environments.data.readers alone": [
+        ("node/system/planted.py", "import pyarrow"),
+        ("node/environments/data/planted.py", "def late():\n    import pyarrow"),
+    ],
     "peft is imported in node.policies.adapters alone": [
         ("node/system/planted.py", "import peft"),
         ("node/policies/planted.py", "def late():\n    from peft import LoraConfig"),

@@ -23,13 +23,16 @@ from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import peer_id_of, public_key_of
 from swarm.weights.format import manifest_wire
 from swarm.wire import codec
+from swarm.wire.data_manifest import data_id
 from swarm.wire.messages import (
     ADVERT_DOMAIN,
+    DATA_CHUNK_BYTES_MAX,
     GROUP_BYTES_MAX,
     GROUP_DOMAIN,
     HEAD_DOMAIN,
     HELLO_DOMAIN,
     AdvertBody,
+    DataManifest,
     GroupBody,
     HeadBody,
     Hello,
@@ -62,6 +65,7 @@ REASONS = {
     Reject.OVERSIZE,
     Reject.BAD_SIGNATURE,
     Reject.WRONG_PRODUCER,
+    Reject.WRONG_HASH,
 }
 KINDS = kinds()
 
@@ -160,9 +164,19 @@ def _check_message(data: bytes) -> None:
             assert again == message, f"{kind.__name__} changed on the way"
             sent = message.model_dump(exclude_unset=True)  # a field with a default may be absent
             assert _plain(sent) == _plain(tree), f"{kind.__name__}: coerced"
+        if isinstance(message, DataManifest):
+            _check_data_manifest(message, data)
     decoders = [decoder for _, _, decoder in SEALED.values()]
     for decoder in decoders if _follows(tree, Signed) else decoders[:1]:
         _judge(lambda decoder=decoder: decoder(data))
+
+
+def _check_data_manifest(message: DataManifest, data: bytes) -> None:
+    """It is taken for its own hash if it has one hash for each chunk, and for no other."""
+    chunks = -(-message.size_bytes // DATA_CHUNK_BYTES_MAX)
+    taken = _judge(lambda: codec.decode_data_manifest(data, data_id(message)))
+    assert (taken is not None) == (len(message.chunk_hashes) == 32 * chunks)
+    assert _judge(lambda: codec.decode_data_manifest(data, bytes(32))) is None
 
 
 def _close_kinds(data: bytes) -> list[type[WireModel]]:

@@ -24,12 +24,12 @@ import trio
 
 from node.config import NodeConfig, load_config
 from node.hosting.fetched_models import fetch_preset
-from node.hosting.models import cache_directory
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.loops.evaluation import score
 from node.methods.advantages import grpo_advantages
 from node.policies.presets import PRESETS
+from node.system.caches import cache_directory
 from node.training.process import InProcessTrainer
 from node.verification.assignment import assigned_task
 from node.verification.verifier import ProcessVerifier

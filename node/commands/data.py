@@ -1,0 +1,89 @@
+"""`swarm-node data`: what a file of questions and answers would be as a run's items."""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from swarm.errors import ConfigError
+
+REFUSED_SHOWN_MAX: Final = 5
+COLUMNS: Final = ("question", "answer", "choices", "rule")
+SETTINGS: Final = ("tolerance", "relative_tolerance", "ignore_case")
+
+
+def add_data(commands: Any, say: Callable[[str], None]) -> None:
+    """Add the command to those of a parser."""
+    data = commands.add_parser("data", help="questions and answers of your own")
+    actions = data.add_subparsers(required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="what a file would be as a run's items; keeps nothing")
+    check.add_argument("file", metavar="FILE", help="JSON lines, Parquet, or a saved dataset")
+    for column in COLUMNS:
+        check.add_argument(f"--{column}", metavar="COLUMN", help="its name in the file")
+    check.add_argument("--scorer", metavar="NAME", help="exact (default), numeric, choice, math...")
+    check.add_argument("--tolerance", type=float, metavar="X", help="of numeric: absolute")
+    check.add_argument("--relative-tolerance", type=float, metavar="X", help="of numeric")
+    check.add_argument("--ignore-case", action="store_true", default=None, help="of exact")
+
+    def run(options: argparse.Namespace) -> int:
+        given = {name: getattr(options, name) for name in (*COLUMNS, "scorer", *SETTINGS)}
+        for line in check_file(
+            Path(options.file), {k: v for k, v in given.items() if v is not None}
+        ):
+            say(line)
+        return 0
+
+    check.set_defaults(run_command=run)
+
+
+def check_file(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
+    """What a person wants to know before a run is founded on a file, and the table for its run
+    file.
+
+    Raises:
+        ConfigError: it is none, or not for this scorer: one line.
+    """
+    from node.environments.data import store
+    from node.environments.data.dataset import prompt_of
+    from node.environments.data.items import Items
+    from node.environments.data.readers import read_rows
+    from node.environments.data.rules import DataRules
+    from node.records.format import amount
+
+    rules = DataRules.of(parameters)
+    content = rules.content(read_rows(path, rules.columns), path.name)
+    items = Items(content.data)
+    rules.judge.prepare()
+    lengths: list[int] = []
+    seen: Counter[str] = Counter()
+    refused: list[int] = []
+    for place in range(len(items)):
+        item = rules.columns.item(items.row(place))
+        seen[item["question"]] += 1
+        lengths.append(len(prompt_of(item)))
+        if rules.judge.score(item, rules.judge.own_answer(item)) != 1.0:
+            refused.append(place + 1)
+    lengths.sort()
+    middle = lengths[len(lengths) // 2]
+    yield f"{content.items} items, {amount(len(content.data), 'B')}, {store.sha256_of(content)}"
+    yield f"prompts: {lengths[0]} to {lengths[-1]} characters, half of them at most {middle}"
+    yield f"questions that come more than once: {sum(count > 1 for count in seen.values())}"
+    passed = content.items - len(refused)
+    yield f"own answers that pass the scorer {rules.scorer}: {passed} of {content.items}"
+    if refused:
+        shown = ", ".join(map(str, refused[:REFUSED_SHOWN_MAX]))
+        raise ConfigError(f"{path}: the own answers of items {shown} do not pass; correct them")
+    yield ""
+    yield from _table(path, parameters)
+
+
+def _table(path: Path, parameters: dict[str, Any]) -> Iterator[str]:
+    """For a run file beside the working directory's."""
+    from node.environments.data.items import canonical_json
+
+    yield "[[environments]]"
+    yield 'name = "dataset"'
+    yield "[environments.parameters]"
+    for name, value in {"path": str(path.absolute()), **parameters}.items():
+        yield f"{name} = {canonical_json(value)}"

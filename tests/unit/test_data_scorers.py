@@ -1,0 +1,245 @@
+"""Scorers by name: own answers pass, others do not, and no text or item costs more than it may."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from node.environments.data import math_scorer
+from node.environments.data.items import Item
+from node.environments.data.scorers import NAMES, SCORERS, ItemScorer, ScorerName
+from swarm.errors import ConfigError
+
+# What ends a text may strike in a callback of the garbage collector, of which hypothesis has one:
+# Python only tells of that, and the timer strikes again.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+TEXT_CPU_S_MAX = 2.0  # four times what any scorer allows itself: the machine may be busy
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "required": ["name", "age"],
+        "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"minimum": 0}},
+        "additionalProperties": False,
+    }
+)
+
+
+def item(answer: str, **more: Any) -> Item:
+    return {"question": "?", "answer": answer, **more}
+
+
+def scorer(name: ScorerName, **settings: float | bool) -> ItemScorer:
+    made = SCORERS[name](settings)
+    made.prepare()
+    return made
+
+
+RIGHT_AND_WRONG: list[tuple[ScorerName, dict[str, Any], Item, list[str], list[str]]] = [
+    ("exact", {}, item(" yes "), ["yes", " yes"], ["Yes", "yes!", "", "y es"]),
+    ("exact", {"ignore_case": True}, item("Straße"), ["straße", "STRASSE"], ["Strase"]),
+    ("numeric", {}, item("so #### 1,200"), ["1200", "1,200", "1200.0"], ["12 00", "1.2e3"]),
+    ("numeric", {}, item("-0.5"), ["-0.5", "-1/2", "\N{MINUS SIGN}0.5"], ["0.5", "1/2", "--0.5"]),
+    ("numeric", {}, item("7"), ["7"], ["7 apples", "it is 7", "007", "7_", "", "nan", "inf"]),
+    ("numeric", {"tolerance": 0.1}, item("3.1"), ["3", "3.2", "16/5"], ["2.99", "3.201", "1/0"]),
+    ("numeric", {"relative_tolerance": 0.01}, item("-200"), ["-198", "-202"], ["-203", "200"]),
+    ("choice", {}, item("B"), ["B", "(B)", "B.", "B)", "B:"], ["b", "A", "BB", "B or C", "(B"[:1]]),
+    ("choice", {}, item("2", choices=["x", "y", "z"]), ["C"], ["2", "z", "D"]),
+    ("choice", {}, item("y", choices=["x", "y", "z"]), ["B"], ["y"]),
+    ("math", {}, item("\\frac{1}{2}"), ["1/2", "0.5", "\\frac12", "$0.50$"], ["2", "0.49", "1/2x"]),
+    ("math", {}, item("so \\boxed{x^{2}+2x+1}"), ["(x+1)^2", "1+2x+x^2"], ["(x-1)^2", "x^2"]),
+    ("math", {}, item("#### \\sqrt{8}"), ["2\\sqrt{2}"], ["2", "\\sqrt{7}"]),
+    ("math", {}, item("(1, 2)"), ["(1,2)"], ["(2,1)", "1"]),
+    ("regex", {}, item("ab12", rule="[a-z]+[0-9]{2}"), ["x99"], ["x9", "x99 ", "x999", "X99"][:1]),
+    ("json_schema", {}, item('{"name": "a", "age": 1}', rule=SCHEMA),
+     ['{"age": 0, "name": ""}'], ['{"age": -1, "name": ""}', "{}", "[]", "NaN", '{"age": 1}',
+     '{"age": 1, "name": "a", "name": "b"}', '{"age": 1, "name": "a", "x": 1}', "not json"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "asked", "right", "wrong"), RIGHT_AND_WRONG)
+def test_right_texts_score_and_wrong_ones_do_not(
+    name: ScorerName, settings: dict[str, Any], asked: Item, right: list[str], wrong: list[str]
+) -> None:
+    judge = scorer(name, **settings)
+    assert judge.score(asked, judge.own_answer(asked)) == 1.0
+    assert [judge.score(asked, text) for text in right] == [1.0] * len(right)
+    assert [judge.score(asked, text) for text in wrong] == [0.0] * len(wrong)
+
+
+def test_every_scorer_is_tried() -> None:
+    assert {name for name, *_ in RIGHT_AND_WRONG} == set(NAMES) == set(SCORERS)
+
+
+NOT_ITEMS: list[tuple[ScorerName, Item, str]] = [
+    ("exact", item(" "), "empty"),
+    ("numeric", item("seven"), "without a number"),
+    ("numeric", item("1/0"), "without a number"),
+    ("choice", item("AB"), "none of the choices"),
+    ("choice", item("3", choices=["x", "y", "z"]), "none of the choices"),
+    ("choice", item("x", choices=["x", "x"]), "none of the choices"),
+    ("math", item("\\int_0^1 x"), "does not know"),
+    ("math", item("9^{9^{9}}"), "no small number"),
+    ("regex", item("a", rule="(a"), "RE2 does not take"),
+    ("regex", item("a", rule="(a)\\1"), "RE2 does not take"),
+    ("regex", item("a", rule="(((a{100}){100}){100})"), "RE2 does not take"),
+    ("regex", item("a", rule="[\\pL]{900}"), "RE2 does not take"),
+    ("regex", item("b", rule="a"), "does not match"),
+    ("json_schema", item("1", rule="{"), "no JSON"),
+    ("json_schema", item("1", rule='{"$ref": "http://192.0.2.1/s"}'), "$ref"),
+    ("json_schema", item('"a"', rule='{"pattern": "(a*)*b"}'), "pattern"),
+    ("json_schema", item("{}", rule='{"patternProperties": {"(a*)*b": true}}'), "patternProp"),
+    ("json_schema", item("1", rule='{"anyOf": [{"items": {"format": "regex"}}]}'), "format"),
+    ("json_schema", item("1", rule='{"type": 1}'), "a schema that is none"),
+    ("json_schema", item("1", rule='{"type": "string"}'), "does not fit"),
+    ("json_schema", item("1", rule="[" * 9_000), "nested"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "wrong", "told"), NOT_ITEMS)
+def test_what_is_no_item_is_told(name: ScorerName, wrong: Item, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)) as refused:
+        scorer(name).own_answer(wrong)
+    assert len(str(refused.value)) < 150
+
+
+# --- hostile texts ----------------------------------------------------------------------------
+
+HOSTILE_TEXTS: list[str] = [
+    "",
+    "\0",
+    "9" * 65_536,
+    "1/" * 30_000,
+    "(" * 65_536,
+    "[" * 8_000,
+    '{"a":' * 1_600,
+    '[{"a":[1]}]' * 700,
+    "[" + "1," * 4_000 + "1]",
+    "a" * 65_536,
+    "a" * 4_096,
+    "ab" * 2_048 + "!",
+    "\\frac{1}{" * 60,
+    "\\sqrt{" * 30,
+    "9^{9^{9^{9}}}",
+    "9^{99999999}",
+    "(a+b+c+d)^{12}",
+    "(a+b)^{12}(c+d)^{12}",
+    "\\sin(a+b+c+d)\\cos(a-b-c-d)\\tan(a+b)",
+    "1/2/2/2/2/2/2/2/2",
+    "\\frac{1}{a+b+\\frac{1}{a+c+\\frac{1}{b+d+\\frac{1}{a+b}}}}",
+    "xyzw" * 40,
+    "|x|+|y|+|z|+|x+y|+|x-y|+|z-x|",
+    "\\text{__import__('os').system('true')}",
+    "__import__('os').system('true')",
+    "1000000000000000003000000000000077!",
+    "\\sqrt{10000000000000000000000000000777}",
+    "\U0001d7d9" * 1_000,
+    "٣",
+]
+HOSTILE_ITEMS: dict[ScorerName, list[Item]] = {
+    "exact": [item("a" * 60_000)],
+    "numeric": [item("9" * 40), item("1/3")],
+    "choice": [item("A"), item("1", choices=["x"] * 26)],
+    "math": [item("1"), item("\\sin(x)"), item("\\frac{a+b}{c+d}"), item("x>3"), item("\\{1,2\\}")],
+    "regex": [
+        item("", rule="(a*)*b"),
+        item("", rule="(a|aa|aaa)+$"),
+        item("", rule="(.*)(.*)(.*)(.*)(.*)x"),
+        item("", rule="(?i)(a?){200}a{200}"),
+    ],
+    "json_schema": [
+        item("1", rule=json.dumps({"items": {"anyOf": [{"minimum": n} for n in range(900)]}})),
+        item("1", rule=json.dumps({"allOf": [{"contains": {"const": n}} for n in range(300)]})),
+        item("1", rule=json.dumps({"enum": [[n] * 9 for n in range(200)]})),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_hostile_text_costs_more_than_it_may(name: ScorerName) -> None:
+    judge = scorer(name)
+    for asked in HOSTILE_ITEMS[name]:
+        for text in HOSTILE_TEXTS:
+            began = time.process_time()
+            try:
+                reward = judge.score(asked, text)
+            except Exception:  # noqa: BLE001 - as `scoring.score_group` does, which counts it
+                reward = 0.0
+            assert 0.0 <= reward <= 1.0
+            assert time.process_time() - began < TEXT_CPU_S_MAX, (asked, text[:60])
+
+
+def test_the_clock_bites_where_the_grammar_lets_something_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planted fault: without its bounds a short text takes sympy for minutes."""
+    judge = scorer("math")
+    text = "\\sin(a+b+c+d)\\cos(a-b-c-d)\\tan(a+b)\\sin(c+d)"
+    assert math_scorer.grammar_fault(text) is not None
+    monkeypatch.setattr(math_scorer, "grammar_fault", lambda text: None)
+    began = time.process_time()
+    assert judge.score(item("x+1"), text) == 0.0
+    assert math_scorer.TEXT_CPU_S * 0.9 < time.process_time() - began < TEXT_CPU_S_MAX
+    assert judge.score(item("x+1"), "1+x") == 1.0  # and nothing is left running
+
+
+@pytest.mark.parametrize(
+    ("many", "bound"),
+    [
+        (lambda n: "1" * n, "TEXT_CHARS_MAX"),
+        (lambda n: "(" * n + "1" + ")" * n, "NESTING_MAX"),
+        (lambda n: "\\sin(1)" * n, "FUNCTIONS_MAX"),
+        (lambda n: "\\sqrt{1}" * n, "ROOTS_MAX"),
+        (lambda n: "1" + "/2" * n, "FRACTIONS_MAX"),
+        (lambda n: "1^{2}" * n, "POWERS_MAX"),
+        (lambda n: "abcdefgh"[:n], "LETTERS_MAX"),
+        (lambda n: "x" * n, "LETTERS_IN_ALL_MAX"),
+        (lambda n: f"x^{{{n}}}", "EXPONENT_MAX"),
+        (lambda n: f"2^{{{n}}}", "NUMBERS_EXPONENT_MAX"),
+        (lambda n: "1" + "+1" * (n - 1), "TERMS_MAX"),
+    ],
+)
+def test_each_bound_of_the_grammar_holds(many: Callable[[int], str], bound: str) -> None:
+    most = getattr(math_scorer, bound)
+    if bound != "TEXT_CHARS_MAX":  # where numbers end before texts do
+        assert math_scorer.grammar_fault(many(most)) is None
+    assert math_scorer.grammar_fault(many(most + 1)) is not None
+
+
+def test_random_texts_of_the_grammar_are_cheap() -> None:
+    judge = scorer("math")
+    rng = Random(1)
+    parts = (
+        "x y 1 2 12 0.5 \\pi + - * / ^{2} ^{12} ( ) \\sqrt{ } \\frac{ }{ \\sin( = < , \\cup | \\{"
+    )
+    tried = 0
+    while tried < 150:
+        text = "".join(rng.choice(parts.split()) for _ in range(rng.randint(2, 30)))
+        if math_scorer.grammar_fault(text) is None:
+            tried += 1
+            began = time.process_time()
+            assert judge.score(item("\\sin(x)"), text) in (0.0, 1.0)
+            assert time.process_time() - began < TEXT_CPU_S_MAX, text
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("math", "math-verify", "math"), ("regex", "google-re2", "regex"),
+     ("json_schema", "jsonschema", "schema")],
+)  # fmt: skip
+def test_what_is_not_installed_is_told_by_name(
+    name: ScorerName, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib import metadata
+
+    def none(wanted: str) -> str:
+        raise metadata.PackageNotFoundError(wanted)
+
+    module = f"node.environments.data.{extra}_scorer"
+    monkeypatch.setattr(f"{module}.version", none)
+    with pytest.raises(ConfigError, match=rf"takes {package}.*install swarm-node\[{extra}\]"):
+        SCORERS[name]({})
