@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
 
-from node.environments.base import ENTRY_POINT_GROUP, Environment
+from node.environments.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.environments.reasoning_gym import DATASETS, LIBRARY, ReasoningGym
 from node.environments.scripted import ScriptedSum
+from node.environments.turns.guess import GuessNumber
+from node.environments.turns.maze import TextMaze
+from node.environments.turns.tool_use import CalculatorSum, FileLookup
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
 
@@ -17,8 +20,14 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
         name: partial(ReasoningGym, name) for name in DATASETS
     }
-    makers[ScriptedSum.name] = ScriptedSum
-    return makers
+    own: tuple[type[Environment], ...] = (
+        ScriptedSum,
+        GuessNumber,
+        TextMaze,
+        CalculatorSum,
+        FileLookup,
+    )
+    return makers | {str(each.name): each for each in own}
 
 
 def _plugged_in() -> dict[str, EntryPoint]:
@@ -68,6 +77,16 @@ def environment(name: str) -> Environment:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigError(f"environment {name}: no such environment; {hint}known: {', '.join(known)}")
+
+
+def interaction(name: str) -> Interaction | None:
+    """The environment of that name where its tasks have several turns; None: they have one.
+
+    Raises:
+        ConfigError: as `environment`.
+    """
+    found = environment(name)
+    return found if isinstance(found, Interaction) else None
 
 
 def _load(point: EntryPoint) -> Environment:

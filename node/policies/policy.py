@@ -121,25 +121,27 @@ class Policy:
         """The template's special tokens count, those that a message spells out do not."""
         contents = [message["content"] for message in messages]
         plain = [self.encode_completion(content) for content in contents]
-        if plain == [self._encode_special(content) for content in contents]:
-            return self._encode_special(self._render(messages))  # tokens may span the seams
+        if plain == [self.encode_special(content) for content in contents]:
+            return self.encode_special(self.render(messages))  # tokens may span the seams
         places = [_PLACEHOLDER.format(number) for number in range(len(messages))]
-        rest = self._render(
+        rest = self.render(
             [{**message, "content": at} for message, at in zip(messages, places, strict=True)]
         )
         ids: list[int] = []
         for place, tokens in zip(places, plain, strict=True):
             before, found, rest = rest.partition(place)
             if not found:  # a template that rewrites its content
-                return self.encode_completion(self._render(messages))
-            ids += [*self._encode_special(before), *tokens]
-        return [*ids, *self._encode_special(rest)]
+                return self.encode_completion(self.render(messages))
+            ids += [*self.encode_special(before), *tokens]
+        return [*ids, *self.encode_special(rest)]
 
-    def _encode_special(self, text: str) -> list[int]:
+    def encode_special(self, text: str) -> list[int]:
+        """Token ids of a template's own text, in which special tokens count."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
         return list(encoded["input_ids"])
 
-    def _render(self, messages: list[Message]) -> str:
+    def render(self, messages: list[Message]) -> str:
+        """Messages by the chat template, up to where the policy's next turn begins."""
         return str(
             self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
