@@ -130,7 +130,10 @@ class Encoder:
 
     def _row(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row | None:
         if completion.segments:
-            row = self._transcript(group, completion, advantage)
+            told = self._transcript(group, completion, advantage)
+            if told is None:
+                return None
+            row = told
         elif group.own_tokens and self._has_that_text(group, completion):
             row = Row(list(completion.token_ids), advantage, own=True)
             row.claimed = self._claimed(row.tokens, completion.logprobs)
@@ -160,7 +163,9 @@ class Encoder:
             return Row(ids, advantage, own=False, claimed=claimed)
         return Row(self._encoded(completion), advantage, own=False)
 
-    def _transcript(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row:
+    def _transcript(
+        self, group: TrainingGroup, completion: Completion, advantage: float
+    ) -> Row | None:
         """A completion of several turns, with what was said to the policy between them: in our own
         words of a chat, and not trained on. Its own turns are taken by their ids where a completion
         of one turn would be."""
@@ -176,6 +181,10 @@ class Encoder:
             and all(self._is_that_text(each) and self._ends_as_told(each) for each in turns)
             and len(completion.token_ids) <= self._tokens_max()
         )
+        most = self._spec.completion_chars_max
+        if not (own or carried) and most is not None:
+            if sum(len(each.text) for each in turns) > most:
+                return None
         heard = [text for author, text in completion.parts() if author is Author.ENVIRONMENT]
         tokens: list[int] = []
         said: list[int] = []
