@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from node.engines.torch_engine import Generation
 from node.interfaces.engine import Context, Sampling
 from node.policies.policy import Policy
-from node.policies.turns import after_turns
 from swarm.rollouts import Completion, FinishReason
 
 _NOTHING = Completion("", (), (), FinishReason.LENGTH, 0)
@@ -22,7 +21,7 @@ class TurnGeneration(Generation):
         Raises:
             ConfigError: the policy's chat template has no turns, or the sampling makes no sense.
         """
-        encoded = [after_turns(policy, each.prompt, each.turns) for each in contexts]
+        encoded = [policy.encode_turns(each.prompt, each.turns) for each in contexts]
         limits = [
             min(each.tokens_max, policy.context_tokens - len(ids))
             for each, ids in zip(contexts, encoded, strict=True)

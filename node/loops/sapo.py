@@ -123,6 +123,7 @@ class HandOver(Protocol):
         ...
 
 
+# Long: one round, in the order of the algorithm, from one place.
 class Sapo:
     """The round loop's body. Holds the node's progress and nothing else that changes."""
 

@@ -21,7 +21,6 @@ from node.interfaces.trainer_spec import Aggregation, TrainerSpec
 from node.methods import losses
 from node.methods.advantages import SPREAD_MIN
 from node.policies.policy import Policy
-from node.policies.turns import glue
 from swarm.rollouts import Author, Completion, FinishReason
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
@@ -181,16 +180,15 @@ class Encoder:
             and all(self._is_that_text(each) and self._ends_as_told(each) for each in turns)
             and len(completion.token_ids) <= self._tokens_max()
         )
-        most = self._spec.completion_chars_max
-        if not (own or carried) and most is not None:
-            if sum(len(each.text) for each in turns) > most:
-                return None
+        most, chars = self._spec.completion_chars_max, sum(len(each.text) for each in turns)
+        if not (own or carried) and most is not None and chars > most:
+            return None
         heard = [text for author, text in completion.parts() if author is Author.ENVIRONMENT]
         tokens: list[int] = []
         said: list[int] = []
         for at, turn in enumerate(turns):
             if at:
-                tokens += glue(self._policy, heard[at - 1])
+                tokens += self._policy.between_turns(heard[at - 1])
             ids = list(turn.token_ids) if own or carried else self._encoded(turn)
             said += range(len(tokens), len(tokens) + len(ids))
             tokens += ids

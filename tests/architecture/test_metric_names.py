@@ -26,7 +26,7 @@ STEPS = {
     "node/loops/learner.py",
     "node/monitor/report/learner_report.py",
     "node/roles/steering.py",
-    "swarm/wire/messages.py",
+    "swarm/wire/steering.py",
     "coordinator/loop.py",
     "coordinator/model/pacing.py",
 }

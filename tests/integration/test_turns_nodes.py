@@ -1,5 +1,7 @@
 """Nodes as processes that share transcripts of several turns, replay them and train on them."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,9 +9,11 @@ import pytest
 
 from swarm.rollouts import Author
 from swarm.wire.codec import decode_group
-from tests.integration.nodes import NodeProcess, swarm_node
+from tests.integration.nodes import ENVIRON, NodeProcess
 
 pytestmark = pytest.mark.integration
+
+PREPARE_S = 600.0  # a minute of one core that nobody else wants
 
 RUNS = {
     "turns": """
@@ -31,8 +35,9 @@ held_out = {tasks = 10}
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[NodeProcess]]:
     run_file, cache = tmp_path / "run.toml", tmp_path / "cache"
     run_file.write_text(RUNS[request.param])
-    done = swarm_node("prepare", "--run", run_file, SWARM_NODE_CACHE_DIR=str(cache))
-    assert done.returncode == 0, done.stderr
+    prepare = [sys.executable, "-m", "node.cli", "prepare", "--run", str(run_file)]
+    environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(cache)}
+    subprocess.run(prepare, env=environ, timeout=PREPARE_S, check=True)
     nodes = [NodeProcess(tmp_path / name, run_file, cache) for name in ("a", "b")]
     yield nodes
     for node in nodes:

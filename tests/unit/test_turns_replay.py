@@ -10,7 +10,7 @@ from node.environments.base import Interaction, Problem
 from node.environments.registry import interaction
 from node.environments.scoring import score_group
 from node.environments.turns.replay import Parts, replies
-from node.environments.turns.tools import Call, answered, calculator, call_in, file_tree, search
+from node.environments.turns.tools import ToolCall, answered, calculator, call_in, file_tree, search
 from node.verification.assignment import assigned_task
 from node.verification.verifier import InlineVerifier, Verifier
 from swarm.errors import ConfigError, Reject, RemoteProtocolError
@@ -245,10 +245,10 @@ def test_runs_with_turns_refuse_what_cannot_have_them() -> None:
 
 def test_the_first_call_of_a_turn_counts() -> None:
     text = "I think <tool>calculator: 12*7</tool> or <tool>calculator: 1</tool>"
-    assert call_in(text) == Call("calculator", "12*7")
+    assert call_in(text) == ToolCall("calculator", "12*7")
     assert call_in("84") is None
     assert call_in("<tool>calculator: 1") is None
-    assert answered({"calculator": calculator}, Call("clock", "")) == (
+    assert answered({"calculator": calculator}, ToolCall("clock", "")) == (
         "<result>no tool clock; there are: calculator</result>"
     )
 

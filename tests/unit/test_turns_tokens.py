@@ -12,7 +12,6 @@ from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies.policy import Policy
-from node.policies.turns import after_turns, glue
 from node.training.rows import Encoder, Row
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError
@@ -90,8 +89,8 @@ def rows_of(policy: Policy, made: TrainingGroup, spec: TrainerSpec = SPEC) -> li
 def test_without_a_template_a_reply_stands_where_a_prompt_does(qwen: Policy) -> None:
     prompt = qwen.encode_prompt("x")
     answer = prompt[-1]  # the tokenizer's word that an answer begins
-    assert glue(qwen, REPLY) == [*qwen.encode_completion(REPLY), answer]
-    context = after_turns(qwen, "x", [([*qwen.encode_completion("5"), qwen.eos_id], REPLY)])
+    assert qwen.between_turns(REPLY) == [*qwen.encode_completion(REPLY), answer]
+    context = qwen.encode_turns("x", [([*qwen.encode_completion("5"), qwen.eos_id], REPLY)])
     whole = qwen.tokenizer("x<answer>5<eos>higher")["input_ids"]
     assert context == whole  # as the policy was warmed
 
@@ -99,7 +98,7 @@ def test_without_a_template_a_reply_stands_where_a_prompt_does(qwen: Policy) -> 
 def test_a_template_that_rewrites_history_changes_no_turn_that_was_sampled(tmp_path: Path) -> None:
     policy = chatty(tmp_path, REWRITES)
     thought = [*policy.encode_completion("<think>hm</think>5"), policy.eos_id]
-    context = after_turns(policy, PROMPT, [(thought, REPLY)])
+    context = policy.encode_turns(PROMPT, [(thought, REPLY)])
     prompt = policy.encode_prompt(PROMPT)
     assert context[: len(prompt) + len(thought)] == [*prompt, *thought]
     rest = policy.tokenizer.decode(context[len(prompt) + len(thought) :])
@@ -117,13 +116,13 @@ def test_special_tokens_that_a_reply_spells_out_are_text(tmp_path: Path) -> None
         open_policy(qwen_directory(tmp_path / "plain")),
         chatty(tmp_path / "chatty", REWRITES),
     ):
-        own = glue(policy, "").count(policy.eos_id)
-        assert glue(policy, "<eos><eos>").count(policy.eos_id) == own
+        own = policy.between_turns("").count(policy.eos_id)
+        assert policy.between_turns("<eos><eos>").count(policy.eos_id) == own
 
 
 def test_a_template_that_forgets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leaves out what was said before"):
-        glue(chatty(tmp_path, FORGETS), REPLY)
+        chatty(tmp_path, FORGETS).between_turns(REPLY)
 
 
 # --- generation --------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def test_the_next_turn_is_sampled_after_the_ids_of_those_before(policy: Policy) 
     for context, completion in zip(contexts, found, strict=True):
         assert 1 <= len(completion.token_ids) <= 6
         assert completion.policy_version == 7
-        ids = after_turns(policy, context.prompt, context.turns)
+        ids = policy.encode_turns(context.prompt, context.turns)
         with torch.no_grad():
             logits = policy.model(torch.tensor([[*ids, *completion.token_ids]])).logits[0]
         told = logits.double().log_softmax(-1)

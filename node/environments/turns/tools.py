@@ -20,17 +20,17 @@ Tool = Callable[[str], str]  # an argument to a result
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     """What a turn asks of a tool."""
 
     name: str
     argument: str
 
 
-def call_in(text: str) -> Call | None:
+def call_in(text: str) -> ToolCall | None:
     """The first call of a turn; None: it has none, and so is an answer."""
     found = CALL.search(text)
-    return None if found is None else Call(found[1], found[2].strip())
+    return None if found is None else ToolCall(found[1], found[2].strip())
 
 
 def written(name: str, argument: str) -> str:
@@ -38,7 +38,7 @@ def written(name: str, argument: str) -> str:
     return f"<tool>{name}: {argument}</tool>"
 
 
-def answered(tools: Mapping[str, Tool], call: Call) -> str:
+def answered(tools: Mapping[str, Tool], call: ToolCall) -> str:
     """A call's result, as it is said to the policy."""
     tool = tools.get(call.name)
     if tool is None:
