@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from swarm.identity import Identity, PeerId
 from swarm.leasing import coordination
-from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Task, Turn
+from swarm.rollouts import Completion, FinishReason, RolloutGroup, Task
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, TensorSpec
 from swarm.weights.format.topology import Plan, Strategy
@@ -48,8 +48,6 @@ from swarm.wire.messages import (
     Hello,
     HelloReply,
     KnownPeer,
-    LargeAdvertBody,
-    LargeAdvertEntry,
     LeaseReply,
     ManifestBody,
     PackageBody,
@@ -130,44 +128,6 @@ def completions(draw: st.DrawFn) -> Completion:
     )
 
 
-@st.composite
-def transcripts(draw: st.DrawFn) -> Completion:
-    """Completions that say what is new in a release."""
-    plain = draw(completions())
-    tokens = len(plain.token_ids)
-    spans: tuple[tuple[int, int], ...] = ()
-    splices: tuple[int, ...] = ()
-    segments: tuple[Turn, ...] = ()
-    if tokens:
-        cut = draw(st.integers(1, tokens))
-        splices = draw(st.sampled_from(((), (cut,), (tokens,))))
-        later = (plain.policy_version, cut), (2**31 - 1, tokens - cut)
-        spans = draw(st.sampled_from(((), tuple(run for run in later if run[1]))))
-        said = sorted(draw(st.lists(st.integers(0, len(plain.text)), min_size=2, max_size=2)))
-        segments = (
-            Turn(Author.POLICY, said[0], cut),
-            Turn(Author.ENVIRONMENT, said[1] - said[0], 0),
-        )
-        if cut < tokens:
-            segments += (Turn(Author.POLICY, len(plain.text) - said[1], tokens - cut),)
-        else:
-            segments += (Turn(Author.ENVIRONMENT, len(plain.text) - said[1], 0),)
-    propensity = draw(st.floats(0.0, 1.0, exclude_min=True))
-    return replace(plain, segments=segments, spans=spans, splices=splices, propensity=propensity)
-
-
-def extended(group: RolloutGroup) -> st.SearchStrategy[RolloutGroup]:
-    """The group with completions that say what is new, and new things of its own."""
-    return st.builds(
-        replace,
-        st.just(group),
-        completions=st.lists(transcripts(), min_size=1, max_size=4).map(tuple),
-        attempt=seq_nos.filter(bool),
-        context=made_by,
-        counters=st.sampled_from(((), ((0, 3, 3),), ((1, 5, 0), (2**32 - 1, 2**32 - 1, 7)))),
-    )
-
-
 def groups(producer: PeerId) -> st.SearchStrategy[RolloutGroup]:
     """Groups that this producer may sign."""
     return st.builds(
@@ -200,28 +160,6 @@ def adverts(producer: PeerId) -> st.SearchStrategy[AdvertBody]:
         round=seq_nos,
         addresses=addresses,
         groups=st.lists(entries, min_size=1, max_size=5).map(tuple),
-        created_at_s=seconds,
-        expires_at_s=seconds,
-    )
-
-
-large_entries = st.builds(
-    LargeAdvertEntry,
-    group_id=ids,
-    size_bytes=st.integers(GROUP_BYTES_MAX + 1, LARGE_GROUP_BYTES_MAX),
-)
-
-
-def large_adverts(producer: PeerId) -> st.SearchStrategy[LargeAdvertBody]:
-    """Adverts of large groups that this producer may sign."""
-    return st.builds(
-        LargeAdvertBody,
-        type=st.just("large_advert"),
-        run_id=run_ids,
-        producer=st.just(producer),
-        round=seq_nos,
-        addresses=addresses,
-        groups=st.lists(large_entries, min_size=1, max_size=5).map(tuple),
         created_at_s=seconds,
         expires_at_s=seconds,
     )
@@ -481,33 +419,6 @@ def sample_group() -> RolloutGroup:
 def sample_made_group() -> RolloutGroup:
     """The same, from a producer that says what sampled it."""
     return replace(sample_group(), engine="vllm", precision="fp8")
-
-
-def sample_turns_group() -> RolloutGroup:
-    """The same, of turns, with all that is new in its release."""
-    group = sample_group()
-    first, second = group.completions
-    turns = (
-        Turn(Author.POLICY, 2, 2),
-        Turn(Author.ENVIRONMENT, 3, 0),
-        Turn(Author.POLICY, 1, 1),
-    )
-    assert len(first.text) == 6
-    told = replace(first, segments=turns, spans=((6, 2), (7, 1)), splices=(2,), propensity=0.25)
-    return replace(
-        group,
-        completions=(told, second),
-        attempt=2,
-        context="hint-1",
-        counters=((0, 8, 3), (4, 8, 0)),
-    )
-
-
-def sample_large_advert() -> LargeAdvertBody:
-    """One fixed advert of a large group of Alice's."""
-    said = {**sample_advert().model_dump(), "type": "large_advert"}
-    entry = LargeAdvertEntry(group_id=bytes([1]) * 32, size_bytes=GROUP_BYTES_MAX + 1)
-    return LargeAdvertBody(**{**said, "groups": (entry,)})
 
 
 def sample_advert() -> AdvertBody:

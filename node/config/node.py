@@ -331,6 +331,12 @@ class NodeConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _samples_turns(self) -> Self:
+        if self.run.has_turns and self.engine != "torch":
+            raise Conflict("engine", "samples no tasks of several turns", "torch")
+        return self
+
+    @model_validator(mode="after")
     def _quantises_what_it_can(self) -> Self:
         if self.engine_quantization != "none":
             if self.engine != "vllm":

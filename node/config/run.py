@@ -24,7 +24,7 @@ from node.config.texts import publisher_id
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
 from node.environments.base import Settles
 from node.environments.groups import expanded
-from node.environments.registry import environment
+from node.environments.registry import environment, interaction
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer_spec import DEFAULT_LOSS, Aggregation, loss_parameters
 from swarm.errors import ConfigError
@@ -361,6 +361,11 @@ class RunConfig(Frozen):
     """The tasks that all nodes have."""
 
     @property
+    def has_turns(self) -> bool:
+        """Whether tasks of the run may have several turns."""
+        return any(interaction(spec.name) is not None for spec in self.environments)
+
+    @property
     def group_bytes_max(self) -> int:
         """How large a signed group of the run may be: an ordinary one at least, and more where the
         tokens that it can have need that. Tokens take 8 bytes, and of text as much at most."""
@@ -368,6 +373,22 @@ class RunConfig(Frozen):
         each = COMPLETION_OVERHEAD_BYTES + tokens + min(tokens, 4 * limits.text_chars_max)
         wanted = GROUP_OVERHEAD_BYTES + limits.group_size_max * each
         return min(max(wanted, GROUP_BYTES_MAX), LARGE_GROUP_BYTES_MAX)
+
+    @model_validator(mode="after")
+    def _turns_fit(self) -> Self:
+        if self.learner is not None and self.has_turns:
+            raise ConfigError(
+                f"run {self.name}: a learner leases no tasks of several turns; leave out "
+                "[learner], or the environments that answer"
+            )
+        for spec in self.environments:
+            rules = self._answers_of(spec)
+            if interaction(spec.name) is not None and rules.format != "whole":
+                raise ConfigError(
+                    f"environment {spec.name}: its tasks say themselves what ends a transcript; "
+                    "take answer.format = whole for it"
+                )
+        return self
 
     @model_validator(mode="after")
     def _answers_fit_together(self) -> Self:

@@ -79,8 +79,10 @@ class Generation:
         completions_each: int,
         sampling: Sampling,
         seed: int,
+        encoded: Sequence[tuple[list[int], int]] | None = None,
     ) -> None:
-        """Computes nothing yet.
+        """Computes nothing yet. `encoded`: ids to go on from in place of each prompt's, and how
+        many tokens may follow; of the prompts only random numbers are made then.
 
         Raises:
             ConfigError: a prompt leaves no room for a token, or the sampling makes no sense.
@@ -88,7 +90,12 @@ class Generation:
         _check(sampling, completions_each)
         self._policy, self._sampling = policy, sampling
         self._prompts, self._each, self._seed = tuple(prompts), completions_each, seed
-        self._encoded = [policy.encode_prompt(prompt) for prompt in prompts]
+        self._limits: list[int] | None = None
+        if encoded is None:
+            self._encoded = [policy.encode_prompt(prompt) for prompt in prompts]
+        else:
+            self._encoded = [ids for ids, _ in encoded]
+            self._limits = [limit for _, limit in encoded]
         for ids in self._encoded:
             if len(ids) >= policy.context_tokens:
                 raise ConfigError(
@@ -100,7 +107,9 @@ class Generation:
 
     def _begin(self) -> None:
         policy, tokens_max = self._policy, self._sampling.max_new_tokens
-        limits = [min(tokens_max, policy.context_tokens - len(ids)) for ids in self._encoded]
+        limits = self._limits or [
+            min(tokens_max, policy.context_tokens - len(ids)) for ids in self._encoded
+        ]
         self._rows = _rows(self._prompts, limits, self._each, tokens_max, self._seed)
         self._batches = deque(
             _Batch(policy, self._encoded, rows, self._sampling)

@@ -9,7 +9,7 @@ The verifier's worker makes a problem of each environment, then forks, and score
 importing an environment or making a problem must leave no thread running.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -66,4 +66,42 @@ class Settles(Protocol):
         Raises:
             ConfigError: they are wrong.
         """
+        ...
+
+
+@runtime_checkable
+class Interaction(Environment, Protocol):
+    """An environment that answers: its tasks are done in several turns.
+
+    What it says and what a transcript is worth are pure functions of the task and of what the
+    policy said before, so that a receiver works out every word of it again.
+    """
+
+    @property
+    def turns_max(self) -> int:
+        """How many turns the policy has at most; at least 1."""
+        ...
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names of the tools that give its replies; empty: it replies by itself."""
+        ...
+
+    def begin(self, problem: Problem) -> Any:
+        """The state before the policy's first turn. States are values: none is ever changed."""
+        ...
+
+    def reply(self, problem: Problem, state: Any, text: str) -> tuple[Any, str | None]:
+        """The state after a turn of the policy, and what is said to it; None: it is over.
+
+        The text may come from anybody, as in `score`, and whatever this raises ends the transcript.
+        """
+        ...
+
+    def worth(self, problem: Problem, texts: Sequence[str]) -> float:
+        """The reward of all that the policy said, by turns; as `score`, which is of one turn."""
+        ...
+
+    def right(self, problem: Problem) -> tuple[str, ...]:
+        """Turns of a policy that come to a full score, for supervised warm-up."""
         ...

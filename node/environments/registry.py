@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
 
-from node.environments.base import ENTRY_POINT_GROUP, Environment
+from node.environments.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import LIBRARY, ReasoningGym
 from node.environments.scripted import ScriptedSum
+from node.environments.turns.guess import GuessNumber
+from node.environments.turns.maze import TextMaze
+from node.environments.turns.tool_use import CalculatorSum, FileLookup
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
 
@@ -18,9 +21,15 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
         name: partial(ReasoningGym, name) for name in OFFERED
     }
-    makers[ScriptedSum.name] = ScriptedSum
     makers["dataset"] = _dataset
-    return makers
+    own: tuple[type[Environment], ...] = (
+        ScriptedSum,
+        GuessNumber,
+        TextMaze,
+        CalculatorSum,
+        FileLookup,
+    )
+    return makers | {str(each.name): each for each in own}
 
 
 def _dataset() -> Environment:
@@ -84,6 +93,16 @@ def environment(name: str) -> Environment:
     raise ConfigError(
         f"environment {name}: no such environment; {hint}swarm-node env list shows all"
     )
+
+
+def interaction(name: str) -> Interaction | None:
+    """The environment of that name where its tasks have several turns; None: they have one.
+
+    Raises:
+        ConfigError: as `environment`.
+    """
+    found = environment(name)
+    return found if isinstance(found, Interaction) else None
 
 
 def _load(point: EntryPoint) -> Environment:

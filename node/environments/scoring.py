@@ -1,9 +1,10 @@
 """Tasks to problems and texts to rewards, where it is computed: in a worker or right here."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeGuard
 
 from node.environments.answers import (
     FORMATS,
@@ -14,10 +15,12 @@ from node.environments.answers import (
     is_padded,
     written,
 )
-from node.environments.base import Environment, Problem
-from node.environments.registry import environment
+from node.environments.base import Environment, Interaction, Problem
+from node.environments.registry import environment, interaction
+from node.environments.turns import replay
+from node.environments.turns.replay import Said
 from node.interfaces.prompts import prompt_of
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Reject
 from swarm.rollouts import Task
 from swarm.texts import printable
 
@@ -41,6 +44,7 @@ class GroupScore:
     prompt: str
     rewards: tuple[float, ...]
     scorer_errors: int  # texts on which the environment's scorer failed; they score 0
+    forgery: Reject | None = None  # why a transcript of it is none of this task
 
 
 def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedProblem:
@@ -60,7 +64,7 @@ def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedPr
 
 
 def score_group(
-    task: Task, texts: Sequence[str], reward: RewardRule, rule: AnswerRule = WHOLE
+    task: Task, texts: Sequence[Said], reward: RewardRule, rule: AnswerRule = WHOLE
 ) -> GroupScore:
     """Rewards by the run's rules: `exact` is 1 for a full score, else 0; `partial` keeps fractions.
     What is scored is the answer in a text, and a text without one scores 0; a wrong one in the
@@ -71,14 +75,72 @@ def score_group(
     """
     problem = _problem(task)
     source = environment(task.environment)
+    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
+    if isinstance(source, Interaction):
+        return _score_transcripts(source, problem, prompt, texts, reward)
+    if not _are_texts(texts):
+        return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
     answers = [_answer(rule.format, text, problem.answer) for text in texts]
     raw = [0.0 if each is None else _raw_score(source, problem, each) for each in answers]
     rewards = [0.0 if each is None else each for each in raw]
     if reward == "exact":
         rewards = [float(each == 1.0) for each in rewards]
     least = [0.0 if each is None else rule.format_reward for each in answers]
-    prompt = prompt_of(problem.prompt, rule.system, rule.examples)
     return GroupScore(prompt, tuple(map(max, rewards, least)), raw.count(None))
+
+
+def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
+    return all(isinstance(each, str) for each in said)
+
+
+def _score_transcripts(
+    source: Interaction, problem: Problem, prompt: str, said: Sequence[Said], reward: RewardRule
+) -> GroupScore:
+    """As `score_group`, of transcripts. Whether each is one of this task is found out first."""
+    raw: list[float | None] = []
+    for each in said:
+        try:
+            forgery = replay.forgery(source, problem, each)
+        except Exception:  # noqa: BLE001 - as in `_raw_score`
+            raw.append(None)
+            continue
+        if forgery is not None:
+            return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
+        texts = [text for mine, text in each[1] if mine] if not isinstance(each, str) else [each]
+        raw.append(_checked(partial(source.worth, problem, texts)))
+    rewards = [0.0 if each is None else each for each in raw]
+    if reward == "exact":
+        rewards = [float(each == 1.0) for each in rewards]
+    return GroupScore(prompt, tuple(rewards), raw.count(None))
+
+
+def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None]:
+    """What is said to the last turn of each transcript, given the policy's turns; None: it is over,
+    as it is for tasks of one turn and where the environment fails.
+
+    Raises:
+        ConfigError: the run's parameters make no problem.
+    """
+    source, problem = interaction(task.environment), _problem(task)
+    found: list[str | None] = []
+    for texts in transcripts:
+        try:
+            said = [None] if source is None else replay.replies(source, problem, texts)
+        except Exception:  # noqa: BLE001 - as in `_raw_score`
+            said = [None]
+        found.append(said[-1] if len(said) == len(texts) else None)
+    return found
+
+
+def right_turns(task: Task) -> list[tuple[str, str]] | None:
+    """The policy's turns that come to a full score, each with what is said to it then, which is
+    nothing at the end; None: the task has one turn."""
+    source, problem = interaction(task.environment), _problem(task)
+    if source is None:
+        return None
+    texts = source.right(problem)
+    said = replay.replies(source, problem, texts)
+    return [(text, reply or "") for text, reply in zip(texts, said, strict=True)]
 
 
 def _answer(kind: AnswerFormat, text: str, right: str) -> str | None:
@@ -117,8 +179,12 @@ def _is_of(task: Task, other: Task) -> bool:
 
 def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
     """The environment's own score; None where its scorer failed or left [0, 1]."""
+    return _checked(lambda: source.score(problem, text))
+
+
+def _checked(score: Callable[[], float]) -> float | None:
     try:
-        reward = float(source.score(problem, text))
+        reward = float(score())
     except Exception:  # noqa: BLE001 - the boundary where strangers' text meets foreign scorers
         return None
     return reward if 0.0 <= reward <= 1.0 else None  # nan is in no range

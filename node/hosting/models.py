@@ -187,8 +187,9 @@ def _make_here(run: RunConfig, directory: Path) -> None:
 
 def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Problems of a stream of their own, none of them held out."""
-    from node.environments.scoring import PosedProblem, pose
+    from node.environments.scoring import PosedProblem, pose, right_turns
     from node.interfaces.prompts import plain_text, question_of
+    from node.policies.tiny import ANSWER, EOS
     from node.verification.assignment import assigned_task, held_out_tasks
 
     def posed(task: Task) -> PosedProblem:
@@ -197,9 +198,18 @@ def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
 
     held_out = {question_of(posed(task).prompt) for task in held_out_tasks(run)}
     for index in count():
-        problem = posed(assigned_task(run, WARM_UP_PRODUCER, index))
-        if question_of(problem.prompt) not in held_out:
+        task = assigned_task(run, WARM_UP_PRODUCER, index)
+        problem = posed(task)
+        if question_of(problem.prompt) in held_out:
+            continue
+        turns = right_turns(task)
+        if turns is None:
             yield plain_text(problem.prompt), problem.answer
+            continue
+        said = plain_text(problem.prompt)
+        for text, reply in turns:
+            yield said, text
+            said = f"{said}{ANSWER}{text}{EOS}{reply}"
 
 
 if __name__ == "__main__":

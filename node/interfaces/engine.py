@@ -35,6 +35,15 @@ class Maker:
     precision: str = ""  # `float32`, `bfloat16`, or how weights are quantised: `fp8`; empty: unsaid
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a policy's next turn comes after: a prompt, and its turns so far."""
+
+    prompt: str
+    turns: tuple[tuple[tuple[int, ...], str], ...]  # sampled ids, end included; what was said to it
+    tokens_max: int  # of the next turn
+
+
 class PendingGroup(Protocol):
     """The completions of one prompt in the making, at the engine that began them."""
 
@@ -95,6 +104,21 @@ class Serving:
     engine: RolloutEngine
     tokenizer: str  # fingerprint
     version: Callable[[], int]  # that serves now
+
+
+class TurnsEngine(RolloutEngine, Protocol):
+    """One that goes on where a transcript is, on the ids that were sampled."""
+
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """The next turn of each, within its own limit. Where the policy's context has no room left
+        it has no tokens, and was cut by LENGTH.
+
+        Raises:
+            ChildFailed, ConfigError: as `generate`.
+        """
+        ...
 
 
 class PartialEngine(RolloutEngine, Protocol):

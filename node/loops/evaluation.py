@@ -15,7 +15,9 @@ import trio
 
 from node.config import RunConfig
 from node.config.run import GREEDY_TEMPERATURE
-from node.interfaces.engine import RolloutEngine
+from node.environments.turns.replay import said_of
+from node.interfaces.engine import RolloutEngine, Sampling
+from node.loops.turns.play import completions
 from node.records.abilities import TaskResult
 from node.records.records import HeldOut
 from node.verification.assignment import held_out_tasks
@@ -48,8 +50,10 @@ async def evaluate(
     tasks = [*held_out, *(each.task for each in validation)]
     prompts = [problem.prompt for problem in await verifier.problems(held_out)]
     prompts += [each.prompt for each in validation]
-    completions = await engine.generate(prompts, 1, run.held_out_sampling, _seed(run))
-    rewards = await score(verifier, tasks, completions)
+    made = await completions(
+        run, engine, verifier, tasks, prompts, 1, run.held_out_sampling, _seed(run)
+    )
+    rewards = await score(verifier, tasks, made)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
     test, validated = rewards[: len(held_out)], rewards[len(held_out) :]
@@ -74,12 +78,17 @@ async def examine(
     tasks = held_out_tasks(run)
     prompts = [problem.prompt for problem in await verifier.problems(tasks)]
     likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
-    greedy = await score(verifier, tasks, await engine.generate(prompts, 1, likeliest, _seed(run)))
+
+    async def rewards_of(each: int, sampling: Sampling, seed: int) -> list[tuple[float, ...]]:
+        made = await completions(run, engine, verifier, tasks, prompts, each, sampling, seed)
+        return await score(verifier, tasks, made)
+
+    greedy = await rewards_of(1, likeliest, _seed(run))
     passed = [0] * len(tasks)
     for done in range(0, samples, AT_ONCE_MAX):
         each = min(AT_ONCE_MAX, samples - done)
-        made = await engine.generate(prompts, each, run.engine_sampling, _seed(run) + done)
-        for place, rewards in enumerate(await score(verifier, tasks, made)):
+        of_all = await rewards_of(each, run.engine_sampling, _seed(run) + done)
+        for place, rewards in enumerate(of_all):
             passed[place] += rewards.count(1.0)
     return [
         TaskResult(task.environment, first == (1.0,), count, samples)
@@ -116,7 +125,7 @@ def _seed(run: RunConfig) -> int:
 
 
 async def score(
-    verifier: Verifier, tasks: Sequence[Task], completions: Sequence[Sequence[Completion]]
+    verifier: Verifier, tasks: Sequence[Task], made: Sequence[Sequence[Completion]]
 ) -> list[tuple[float, ...]]:
     """Rewards of each task's completions, by this node's own verifier."""
-    return await verifier.score(tasks, [[c.text for c in group] for group in completions])
+    return await verifier.score(tasks, [[said_of(c) for c in group] for group in made])

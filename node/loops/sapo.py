@@ -34,6 +34,7 @@ from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, score
 from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
+from node.loops.turns.play import completions
 from node.loops.validation import Validated
 from node.methods.advantages import grpo_advantages
 from node.methods.samplers import distinct, draw_foreign, kept_completions
@@ -137,6 +138,7 @@ class HandOver(Protocol):
         ...
 
 
+# Long: one round, in the order of the algorithm, from one place.
 class Sapo:
     """The round loop's body. Holds the node's progress and nothing else that changes."""
 
@@ -249,9 +251,17 @@ class Sapo:
             made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
         else:
             assigned = await assign(wanted)
-            prompts = [assignment.prompt for assignment in assigned]
-            completions = await self._engine.generate(prompts, each, self._sampling, seed)
-            made = list(zip(assigned, completions, strict=True))
+            made_of = await completions(
+                self._config.run,
+                self._engine,
+                self._verifier,
+                [assignment.task for assignment in assigned],
+                [assignment.prompt for assignment in assigned],
+                each,
+                self._sampling,
+                seed,
+            )
+            made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._on_phase("scoring")
         rewards = await score(

@@ -12,7 +12,7 @@ from node.interfaces.prompts import plain_text
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import TEXTS_MAX, shortened
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, FinishReason, Task, VerifiedGroup
+from swarm.rollouts import Author, Completion, FinishReason, Task, VerifiedGroup
 
 Scored = tuple[Task, Sequence[Completion], Sequence[float]]  # one group with its rewards
 
@@ -45,7 +45,7 @@ def sampled(
         answer = answer_in(kind, completion.text)
         texts.append(
             SampledText(
-                shortened(completion.text),
+                shortened(_shown(completion)),
                 None if answer is None else shortened(answer),
                 reward,
                 str(completion.finish_reason),
@@ -53,4 +53,11 @@ def sampled(
         )
     return SampledGroup(
         round_, own, str(producer), task.environment, shortened(plain_text(prompt)), tuple(texts)
+    )
+
+
+def _shown(completion: Completion) -> str:
+    """Its text; in a transcript, what was said to the policy stands in brackets on its own line."""
+    return "".join(
+        text if author is Author.POLICY else f"\n[{text}]\n" for author, text in completion.parts()
     )

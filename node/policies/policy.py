@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,57 @@ class Policy:
             ids = list(self.tokenizer(plain_text(prompt), split_special_tokens=True)["input_ids"])
         return ids or [self.eos_id]
 
+    def encode_turns(self, prompt: str, turns: Iterable[tuple[Iterable[int], str]]) -> list[int]:
+        """Token ids of a prompt and what came after it: sampled ids, each with what was said then.
+
+        Raises:
+            ConfigError: as `between_turns`.
+        """
+        ids = self.encode_prompt(prompt)
+        for sampled, reply in turns:
+            ids += [*sampled, *self.between_turns(reply)]
+        return ids
+
+    def between_turns(self, reply: str) -> list[int]:
+        """The ids between a turn of the policy's that ended by itself, its end token included, and
+        its next one. They are rendered by difference: nothing that came before is rendered again,
+        so a chat template that rewrites earlier turns changes none.
+
+        Raises:
+            ConfigError: the chat template leaves out what it is given.
+        """
+        plain = self.encode_completion(reply)
+        if not self.tokenizer.chat_template:
+            after = self._after_prompt()
+            return [*plain, *after] if after else self.encode_completion(f"\n{reply}\n")
+        question, said, place = (_PLACEHOLDER.format(number) for number in range(3))
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": said},
+            {"role": "user", "content": place},
+        ]
+        _, found, rest = self.render(messages).partition(said)
+        end, found_reply, begin = rest.partition(place)
+        if not (found and found_reply):
+            raise ConfigError(
+                f"model {self.name}: its chat template leaves out what was said before; a run with "
+                "turns needs another model"
+            )
+        ending = self.encode_special(end)
+        if ending and ending[0] in self.eos_ids:
+            ending = ending[1:]  # it was sampled
+        return [*ending, *plain, *self.encode_special(begin)]
+
+    def _after_prompt(self) -> list[int]:
+        """What a tokenizer without a chat template puts behind a prompt."""
+        word = _PLACEHOLDER.format(0)
+        plain = self.encode_completion(word)
+        ids = list(self.tokenizer(word, split_special_tokens=True)["input_ids"])
+        for at in range(len(ids) - len(plain) + 1):
+            if ids[at : at + len(plain)] == plain:
+                return ids[at + len(plain) :]
+        return []
+
     def encode_completion(self, text: str) -> list[int]:
         """Token ids of a completion's text: special tokens are neither added nor recognised, so
         that text from elsewhere cannot hold any."""
@@ -121,25 +173,27 @@ class Policy:
         """The template's special tokens count, those that a message spells out do not."""
         contents = [message["content"] for message in messages]
         plain = [self.encode_completion(content) for content in contents]
-        if plain == [self._encode_special(content) for content in contents]:
-            return self._encode_special(self._render(messages))  # tokens may span the seams
+        if plain == [self.encode_special(content) for content in contents]:
+            return self.encode_special(self.render(messages))  # tokens may span the seams
         places = [_PLACEHOLDER.format(number) for number in range(len(messages))]
-        rest = self._render(
+        rest = self.render(
             [{**message, "content": at} for message, at in zip(messages, places, strict=True)]
         )
         ids: list[int] = []
         for place, tokens in zip(places, plain, strict=True):
             before, found, rest = rest.partition(place)
             if not found:  # a template that rewrites its content
-                return self.encode_completion(self._render(messages))
-            ids += [*self._encode_special(before), *tokens]
-        return [*ids, *self._encode_special(rest)]
+                return self.encode_completion(self.render(messages))
+            ids += [*self.encode_special(before), *tokens]
+        return [*ids, *self.encode_special(rest)]
 
-    def _encode_special(self, text: str) -> list[int]:
+    def encode_special(self, text: str) -> list[int]:
+        """Token ids of a template's own text, in which special tokens count."""
         encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=False)
         return list(encoded["input_ids"])
 
-    def _render(self, messages: list[Message]) -> str:
+    def render(self, messages: list[Message]) -> str:
+        """Messages by the chat template, up to where the policy's next turn begins."""
         return str(
             self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )

@@ -7,8 +7,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from node.interfaces.engine import Context
 from node.interfaces.trainer import TrainingGroup
-from swarm.rollouts import Completion, FinishReason
+from swarm.rollouts import Author, Completion, FinishReason, Turn
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
@@ -19,6 +20,7 @@ def completion_record(completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason.value,
         "policy_version": completion.policy_version,
         "spans": completion.spans,
+        "segments": [(str(t.author), t.chars, t.tokens) for t in completion.segments],
     }
 
 
@@ -30,7 +32,30 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
         finish_reason=FinishReason(record["finish_reason"]),
         policy_version=record["policy_version"],
         spans=tuple((version, count) for version, count in record["spans"]),
+        segments=tuple(Turn(Author(who), chars, n) for who, chars, n in record["segments"]),
     )
+
+
+def context_records(contexts: Sequence[Context]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": context.prompt,
+            "turns": [(array("I", ids).tobytes(), reply) for ids, reply in context.turns],
+            "tokens_max": context.tokens_max,
+        }
+        for context in contexts
+    ]
+
+
+def contexts_of(records: Sequence[Mapping[str, Any]]) -> list[Context]:
+    return [
+        Context(
+            prompt=record["prompt"],
+            turns=tuple((tuple(array("I", ids)), reply) for ids, reply in record["turns"]),
+            tokens_max=record["tokens_max"],
+        )
+        for record in records
+    ]
 
 
 def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:

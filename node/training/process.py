@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import trio
 
-from node.interfaces.engine import Maker, Sampling
+from node.interfaces.engine import Context, Maker, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.system.child_channel import NUMBER, ChildChannel, encode
@@ -133,23 +133,38 @@ class TrainerProcess:
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """See `RolloutEngine.generate`; generations wait for each other."""
+        return await self._generated(
+            "begin",
+            prompts=list(prompts),
+            completions_each=completions_each,
+            sampling=asdict(sampling),
+            seed=seed,
+        )
+
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """See `TurnsEngine.go_on`."""
+        records = await trio.to_thread.run_sync(frames.context_records, contexts)
+        groups = await self._generated(
+            "begin_turns", contexts=records, sampling=asdict(sampling), seed=seed
+        )
+        return [completion for (completion,) in groups]
+
+    async def _generated(self, begin: str, **arguments: Any) -> list[tuple[Completion, ...]]:
         async with self._generating:
             self._session += 1
             try:
-                groups = await self._segments(
-                    self._session,
-                    prompts=list(prompts),
-                    completions_each=completions_each,
-                    sampling=asdict(sampling),
-                    seed=seed,
-                )
+                groups = await self._segments(begin, self._session, **arguments)
             except BaseException:
                 await self._leave(self._session)
                 raise
         return await trio.to_thread.run_sync(_completions, groups)
 
-    async def _segments(self, session: int, **arguments: Any) -> list[list[dict[str, Any]]]:
-        await self._call("begin", session=session, **arguments)
+    async def _segments(
+        self, begin: str, session: int, **arguments: Any
+    ) -> list[list[dict[str, Any]]]:
+        await self._call(begin, session=session, **arguments)
         while True:
             async with self._gate.passing():
                 groups: list[list[dict[str, Any]]] | None = await self._call(

@@ -21,7 +21,7 @@ from node.interfaces.trainer_spec import Aggregation, TrainerSpec
 from node.methods import losses
 from node.methods.advantages import SPREAD_MIN
 from node.policies.policy import Policy
-from swarm.rollouts import Completion, FinishReason
+from swarm.rollouts import Author, Completion, FinishReason
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
 FOREIGN_WEIGHT_MAX: Final = 2.0  # of a token, as truncated importance sampling (`tis`) has it
@@ -45,6 +45,12 @@ class Row:
     before: torch.Tensor | None = None  # log-probs right before the last step
     floor: float | None = None  # tokens that were less likely before the update teach nothing
     tokens_counted: int = 0  # as how long it weighs, in a mean over tokens
+    said: list[int] | None = None  # places of its tokens that the policy sampled; None: all
+
+    @property
+    def count(self) -> int:
+        """Tokens that are trained on: what an environment said is none of them."""
+        return len(self.tokens) if self.said is None else len(self.said)
 
     @property
     def weighing(self) -> torch.Tensor | None:
@@ -122,7 +128,12 @@ class Encoder:
         return prompt, found
 
     def _row(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row | None:
-        if group.own_tokens and self._has_that_text(group, completion):
+        if completion.segments:
+            told = self._transcript(group, completion, advantage)
+            if told is None:
+                return None
+            row = told
+        elif group.own_tokens and self._has_that_text(group, completion):
             row = Row(list(completion.token_ids), advantage, own=True)
             row.claimed = self._claimed(row.tokens, completion.logprobs)
         else:
@@ -149,10 +160,62 @@ class Encoder:
             and len(ids) <= self._tokens_max()
         ):
             return Row(ids, advantage, own=False, claimed=claimed)
+        return Row(self._encoded(completion), advantage, own=False)
+
+    def _transcript(
+        self, group: TrainingGroup, completion: Completion, advantage: float
+    ) -> Row | None:
+        """A completion of several turns, with what was said to the policy between them: in our own
+        words of a chat, and not trained on. Its own turns are taken by their ids where a completion
+        of one turn would be."""
+        turns = self._turns(completion)
+        claimed = self._claimed(list(completion.token_ids), completion.logprobs)
+        own = group.own_tokens and (
+            not group.source or all(self._is_that_text(each) for each in turns)
+        )
+        carried = (
+            self._spec.foreign_weighting == "auto"
+            and group.tokenizer == self._policy.fingerprint
+            and claimed is not None
+            and all(self._is_that_text(each) and self._ends_as_told(each) for each in turns)
+            and len(completion.token_ids) <= self._tokens_max()
+        )
+        most, chars = self._spec.completion_chars_max, sum(len(each.text) for each in turns)
+        if not (own or carried) and most is not None and chars > most:
+            return None
+        heard = [text for author, text in completion.parts() if author is Author.ENVIRONMENT]
+        tokens: list[int] = []
+        said: list[int] = []
+        for at, turn in enumerate(turns):
+            if at:
+                tokens += self._policy.between_turns(heard[at - 1])
+            ids = list(turn.token_ids) if own or carried else self._encoded(turn)
+            said += range(len(tokens), len(tokens) + len(ids))
+            tokens += ids
+        row = Row(tokens, advantage, own, said=said)
+        row.claimed = claimed if own or carried else None
+        return row
+
+    def _turns(self, completion: Completion) -> list[Completion]:
+        """The policy's turns, each as a completion; all but the last have ended by themselves."""
+        found, at = [], 0
+        mine = [
+            (turn, text)
+            for turn, (author, text) in zip(completion.segments, completion.parts(), strict=True)
+            if author is Author.POLICY
+        ]
+        for number, (turn, text) in enumerate(mine, start=1):
+            reason = completion.finish_reason if number == len(mine) else FinishReason.STOP
+            ids = completion.token_ids[at : at + turn.tokens]
+            found.append(Completion(text, ids, (), reason, completion.policy_version))
+            at += turn.tokens
+        return found
+
+    def _encoded(self, completion: Completion) -> list[int]:
         tokens = self._policy.encode_completion(completion.text)
         if completion.finish_reason is FinishReason.STOP:
             tokens.append(self._policy.eos_id)
-        return Row(tokens, advantage, own=False)
+        return tokens
 
     def _is_unwanted(self, row: Row) -> bool:
         return self._spec.foreign_weighting == "positives" and row.advantage < 0.0
@@ -169,7 +232,7 @@ class Encoder:
     def _counted(self, row: Row) -> int:
         """An answer that is long in our tokens alone, because ours are bytes, counts as one of the
         run's length."""
-        return len(row.tokens) if row.own else min(len(row.tokens), self._tokens_max())
+        return row.count if row.own else min(row.count, self._tokens_max())
 
     def _tokens_max(self) -> int:
         """The most tokens of a foreign completion, EOS included."""
@@ -212,7 +275,7 @@ class Encoder:
         count = len(row.tokens)
         if row.own and max(row.tokens, default=0) >= self._policy.vocabulary:
             return False  # made elsewhere; looking it up would end this process
-        if not 0 < count <= self._policy.context_tokens - len(prompt):
+        if not row.count or not 0 < count <= self._policy.context_tokens - len(prompt):
             return False
         padded = padded_tokens([Unit(prompt, [row])])
         return self._row_tokens_max is None or padded <= self._row_tokens_max
@@ -220,11 +283,11 @@ class Encoder:
 
 def weigh(rows: Sequence[Row], aggregation: Aggregation) -> None:
     """Give each row the weight of its tokens in the batch."""
-    counted = [row.tokens_counted or len(row.tokens) for row in rows]
+    counted = [row.tokens_counted or row.count for row in rows]
     for row, count, weight in zip(
         rows, counted, losses.token_weights(counted, aggregation), strict=True
     ):
-        row.weight = weight * count / len(row.tokens)
+        row.weight = weight * count / row.count
 
 
 def _centre(rows: Sequence[Row]) -> None:

@@ -122,7 +122,7 @@ class GroupTrainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise
         first, whole = done.first, done.whole
-        own = sum(len(row.tokens) for row in rows if row.own)
+        own = sum(row.count for row in rows if row.own)
         foreign = first.tokens - own
         far = corrections.mismatch(*first.known_columns())
         return TrainReport(
@@ -135,7 +135,7 @@ class GroupTrainer:
             foreign_logprob=first.foreign_logprob / foreign if foreign else math.nan,
             skipped_completions=made.skipped,
             left_out_completions=made.left_out,
-            weighed_tokens=sum(len(row.tokens) for row in rows if row.weighing is not None),
+            weighed_tokens=sum(row.count for row in rows if row.weighing is not None),
             step_kl=done.step_kl,
             steps_taken_back=done.taken_back,
             rate_scale=self.course.caution,
@@ -157,7 +157,7 @@ class GroupTrainer:
     def _unknown_tokens(self, rows: Sequence[Row]) -> int:
         if not self._objective.uses_behaviour:
             return 0
-        return sum(len(row.tokens) for row in rows if row.behaviour is None)
+        return sum(row.count for row in rows if row.behaviour is None)
 
     def logprobs(self, groups: Sequence[TrainingGroup]) -> list[list[list[float]]]:
         """Log-probs of every completion's tokens under the present policy, group by group.
@@ -302,7 +302,7 @@ class GroupTrainer:
         columns, begin = self._of_all(ours)
         kept = self._objective.keep(Tokens(*columns[:4]), columns[4].long(), self._set_to)
         kept = kept[begin : begin + ours.shape[1]]
-        for row, here in zip(rows, kept.split([len(row.tokens) for row in rows]), strict=True):
+        for row, here in zip(rows, kept.split([row.count for row in rows]), strict=True):
             row.kept = here
 
     # what differs where a model is cut over several processes: see `sharded`
@@ -351,7 +351,7 @@ class GroupTrainer:
             loss = loss + row.weight * each.sum()
             sums.clipped += float(clipped.sum())
             sums.masked += int(masked.sum())
-            sums.tokens += len(row.tokens)
+            sums.tokens += row.count
             if row.own and row.claimed is not None:
                 sums.known.append(torch.stack([old, row.claimed]))
             total = float(old.sum())
@@ -385,9 +385,16 @@ class GroupTrainer:
     def _forward(
         self, units: Sequence[Unit], of_logits: OfLogits | None = None
     ) -> list[torch.Tensor]:
-        """Log-probs of each row's tokens, or what else is wanted of them, in the order of rows. Of
-        the distribution that the run samples from: at its temperature."""
-        of_logits = of_logits or self._tempered
+        """Log-probs of the tokens of each row that its policy sampled, or what else is wanted of
+        them, in the order of rows. Of the distribution that the run samples from: at its
+        temperature."""
+        rows = [row for unit in units for row in unit.rows]
+        found = self._forward_all(units, of_logits or self._tempered)
+        pairs = zip(rows, found, strict=True)
+        return [values if row.said is None else values[row.said] for row, values in pairs]
+
+    def _forward_all(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
+        """The same of all tokens, also of those that were said to the policy."""
         units = [unit for unit in units if unit.rows]
         if not units:
             return []

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from node.engines.torch_engine import Generation
+from node.engines.turns import TurnGeneration
 from node.interfaces.adapter_files import Held, is_adapter
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
 from node.policies import checkpoint, frozen, ipc_weights
@@ -111,9 +112,24 @@ class TrainerCore:
             ConfigError: see `Generation`.
             LocalProtocolError: `SESSIONS_MAX` others have not ended.
         """
+        self._check_room(session)
+        self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
+
+    def begin_turns(
+        self, session: int, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> None:
+        """As `begin`, for the next turns of transcripts.
+
+        Raises:
+            ConfigError: see `TurnGeneration`.
+            LocalProtocolError: as `begin`.
+        """
+        self._check_room(session)
+        self._sessions[session] = TurnGeneration(self.policy, contexts, sampling, seed)
+
+    def _check_room(self, session: int) -> None:
         if len(self._sessions) >= SESSIONS_MAX:
             raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
-        self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
 
     def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
         """Sample on for one segment; see `Generation.advance`. The completions, and the generation
@@ -233,6 +249,7 @@ class _Server:
             "load": self._load,
             "info": lambda _: asdict(self._loaded.info()),
             "begin": self._begin,
+            "begin_turns": self._begin_turns,
             "advance": self._advance,
             "end": lambda r: self._loaded.end(r["session"]),
             "load_weights": self._load_weights,
@@ -294,6 +311,14 @@ class _Server:
             request["session"],
             request["prompts"],
             request["completions_each"],
+            Sampling(**request["sampling"]),
+            request["seed"],
+        )
+
+    def _begin_turns(self, request: dict[str, Any]) -> None:
+        self._loaded.begin_turns(
+            request["session"],
+            frames.contexts_of(request["contexts"]),
             Sampling(**request["sampling"]),
             request["seed"],
         )

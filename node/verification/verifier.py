@@ -25,7 +25,15 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.environments.answers import AnswerRule
-from node.environments.scoring import GroupScore, PosedProblem, check_format, pose, score_group
+from node.environments.scoring import (
+    GroupScore,
+    PosedProblem,
+    check_format,
+    pose,
+    replies,
+    score_group,
+)
+from node.environments.turns.replay import Said, chars_of, said_of
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.system.child_environment import child_environ
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
@@ -63,7 +71,8 @@ class Verifier(Protocol):
 
         Raises:
             RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
-                text is over the run's limit (OVERSIZE), it used up the CPU time that a group may
+                text is over the run's limit (OVERSIZE), a transcript is none of the task
+                (FORGED_OBSERVATION and its like), it used up the CPU time that a group may
                 take (OVERRUN), or made the environment fail (UNVERIFIABLE).
             ChildFailed: it could not be looked at, through our own fault or for want of time.
         """
@@ -79,9 +88,20 @@ class Verifier(Protocol):
         ...
 
     async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> list[tuple[float, ...]]:
         """Rewards of own completions, for each task in its order.
+
+        Raises:
+            As `problems`.
+        """
+        ...
+
+    async def replies(
+        self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
+    ) -> list[list[str | None]]:
+        """What is said to the last turn of each transcript, given this node's policy's turns, task
+        by task; None: it is over.
 
         Raises:
             As `problems`.
@@ -122,6 +142,16 @@ def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = No
     longest = max((len(completion.text) for completion in group.completions), default=0)
     if longest > run.limits.text_chars_max:
         raise RemoteProtocolError(Reject.OVERSIZE, f"a completion of {longest} characters")
+    if group.context or any(c.splices or c.propensity != 1.0 for c in group.completions):
+        raise RemoteProtocolError(
+            Reject.UNVERIFIABLE, "with a context, or prefixes of another: no rule of this run's"
+        )
+
+
+def _check_forgery(name: str) -> None:
+    """Raise what a score says is wrong with a group's transcripts."""
+    if name:
+        raise RemoteProtocolError(Reject(name), "its transcript is not what the task makes of it")
 
 
 def _rule_of(run: RunConfig, task: Task) -> AnswerRule:
@@ -148,9 +178,10 @@ class InlineVerifier:
         await trio.lowlevel.checkpoint()
         check_assignment(self._run, group, task)
         try:
-            scored = self._score(group.task, [completion.text for completion in group.completions])
+            scored = self._score(group.task, [said_of(each) for each in group.completions])
         except ConfigError as error:
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
+        _check_forgery(str(scored.forgery or ""))
         self.counters.groups += 1
         return scored.prompt, scored.rewards
 
@@ -161,13 +192,20 @@ class InlineVerifier:
         return [pose(task, chars_max, _rule_of(self._run, task)) for task in tasks]
 
     async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> list[tuple[float, ...]]:
         """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
         return [self._score(*group).rewards for group in zip(tasks, texts, strict=True)]
 
-    def _score(self, task: Task, texts: Sequence[str]) -> GroupScore:
+    async def replies(
+        self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
+    ) -> list[list[str | None]]:
+        """See `Verifier.replies`."""
+        await trio.lowlevel.checkpoint()
+        return [replies(*each) for each in zip(tasks, transcripts, strict=True)]
+
+    def _score(self, task: Task, texts: Sequence[Said]) -> GroupScore:
         scored = score_group(task, texts, self._run.reward, _rule_of(self._run, task))
         self.counters.scorer_errors += scored.scorer_errors
         return scored
@@ -202,7 +240,7 @@ class _Foreign:
     """A foreign group that waits to be scored, and what came of it."""
 
     task: Task
-    texts: list[str]
+    texts: list[Said]
     limits: _Limits
     done: trio.Event = field(default_factory=trio.Event)
     scored: Sequence[Any] = ()
@@ -391,6 +429,7 @@ class ProcessVerifier:
         except (_Ended, ConfigError) as error:  # it was this text that the worker was at
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         self.counters.groups += 1
+        _check_forgery(scored[3])
         return scored[0], self._rewards(scored)
 
     async def _score_foreign(self, group: RolloutGroup) -> Sequence[Any]:
@@ -417,9 +456,9 @@ class ProcessVerifier:
             As `_Worker.call` and `_result`.
             ChildFailed: too many others wait, or its turn would come too late.
         """
-        item = _Foreign(group.task, [each.text for each in group.completions], limits)
+        item = _Foreign(group.task, [said_of(each) for each in group.completions], limits)
         try:
-            size = sum(map(len, item.texts))
+            size = sum(map(chars_of, item.texts))
             ticket = self._waiting.add(group.producer, item, last=last, size=size)
         except QueueFull as error:
             self.counters.turned_away += 1
@@ -502,7 +541,7 @@ class ProcessVerifier:
         return [PosedProblem(*problem) for problem in posed]
 
     async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> list[tuple[float, ...]]:
         """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
         try:
@@ -511,7 +550,22 @@ class ProcessVerifier:
             return [await self._score_alone(*group) for group in zip(tasks, texts, strict=True)]
         return [self._rewards(group) for group in scored]
 
-    async def _score_alone(self, task: Task, texts: Sequence[str]) -> tuple[float, ...]:
+    async def replies(
+        self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
+    ) -> list[list[str | None]]:
+        """See `Verifier.replies`. Where they take too long, all of them are over."""
+        request = {
+            "op": "reply",
+            "tasks": [_task_values(task) for task in tasks],
+            "texts": [[list(texts) for texts in each] for each in transcripts],
+        }
+        try:
+            found: list[list[str | None]] = await self._call_own(request, OWN_BATCH_LIMITS)
+        except _Overran:
+            return [[None] * len(each) for each in transcripts]
+        return found
+
+    async def _score_alone(self, task: Task, texts: Sequence[Said]) -> tuple[float, ...]:
         try:
             request = self._score_request([task], [texts])
             return self._rewards((await self._call_own(request, self._limits))[0])
@@ -523,7 +577,7 @@ class ProcessVerifier:
             return _result((await self._own.call(request, limits))[0])
 
     def _rewards(self, scored: Sequence[Any]) -> tuple[float, ...]:
-        _, rewards, scorer_errors, _ = scored
+        _, rewards, scorer_errors, _, _ = scored
         self.counters.scorer_errors += scorer_errors
         return tuple(rewards)
 
@@ -536,7 +590,7 @@ class ProcessVerifier:
         }
 
     def _score_request(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[str]]
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> dict[str, Any]:
         return {
             "op": "score",

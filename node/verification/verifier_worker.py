@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from node.environments.answers import AnswerRule
-from node.environments.scoring import check_format, pose, score_group
+from node.environments.scoring import check_format, pose, replies, score_group
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
@@ -164,14 +164,25 @@ def _score(request: Request) -> list[list[Any]]:
     ):
         score = score_group(Task(*task), texts, request["rule"], AnswerRule.from_values(rule))
         now = time.process_time()
-        scores.append([score.prompt, score.rewards, score.scorer_errors, now - before])
+        forged = str(score.forgery or "")
+        scores.append([score.prompt, score.rewards, score.scorer_errors, forged, now - before])
         if now - began >= request["enough_s"]:
             break
         before = now
     return scores
 
 
-_OPERATIONS: Mapping[str, Callable[[Request], Any]] = {"pose": _pose, "score": _score}
+def _reply(request: Request) -> list[list[str | None]]:
+    """What is said to the last turn of each transcript, task by task."""
+    pairs = zip(request["tasks"], request["texts"], strict=True)
+    return [replies(Task(*task), transcripts) for task, transcripts in pairs]
+
+
+_OPERATIONS: Mapping[str, Callable[[Request], Any]] = {
+    "pose": _pose,
+    "score": _score,
+    "reply": _reply,
+}
 
 if __name__ == "__main__":
     main()

@@ -45,15 +45,8 @@ from tests.unit.test_codec import BOMBS
 from tests.unit.test_wire_files import golden
 from tests.weights_reference import conform_manifest, conform_plan
 from tests.wire_reference import Refused, conform, conform_columns, kinds, read, rules
-from tests.wire_samples import (
-    ALICE,
-    sample_advert,
-    sample_group,
-    sample_head,
-    sample_hello,
-    sample_large_advert,
-    sample_turns_group,
-)
+from tests.wire_samples import ALICE, sample_advert, sample_group, sample_head, sample_hello
+from tests.wire_turns import sample_large_advert, sample_turns_group
 
 BYTES_MAX = 4 * GROUP_BYTES_MAX
 INPUT_BYTES_MAX = 8_192

@@ -34,19 +34,16 @@ from swarm.wire.messages import (
 from tests.wire_samples import (
     ALICE,
     adverts,
-    extended,
     groups,
     hellos,
     identities,
-    large_adverts,
     plain_messages,
     sample_advert,
     sample_group,
     sample_hello,
-    sample_large_advert,
     sample_messages,
-    sample_turns_group,
 )
+from tests.wire_turns import extended, large_adverts, sample_large_advert, sample_turns_group
 
 KINDS = (
     GroupBody,

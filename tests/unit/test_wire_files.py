@@ -23,12 +23,11 @@ from tests.wire_samples import (
     sample_group,
     sample_head,
     sample_hello,
-    sample_large_advert,
     sample_made_group,
     sample_manifest,
     sample_messages,
-    sample_turns_group,
 )
+from tests.wire_turns import sample_large_advert, sample_turns_group
 
 WIRE = Path(__file__).parent.parent / "wire"
 BYTES_MAX = max(GROUPS_REPLY_BYTES_MAX, ADVERTS_REPLY_BYTES_MAX)

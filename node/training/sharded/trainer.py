@@ -57,13 +57,11 @@ class ShardedTrainer(GroupTrainer):
         ours = of_all[self._ranks.rank]
         return [*ours, *([] for _ in range(max(map(len, of_all)) - len(ours)))]
 
-    def _forward(
-        self, units: Sequence[Unit], of_logits: OfLogits | None = None
-    ) -> list[torch.Tensor]:
+    def _forward_all(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         if not any(unit.rows for unit in units):
             self._nothing()
             return []
-        return self._plain([unit for unit in units if unit.rows], of_logits or self._tempered)
+        return self._plain([unit for unit in units if unit.rows], of_logits)
 
     def _plain_head(self) -> None:
         """Not to be called by itself: the model gathers its weights as a whole."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.policies.policy import Policy, move
@@ -95,6 +95,12 @@ class ShardedCore(TrainerCore):
     ) -> None:
         self._collect()
         super().begin(session, prompts, completions_each, sampling, seed)
+
+    def begin_turns(
+        self, session: int, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> None:
+        self._collect()
+        super().begin_turns(session, contexts, sampling, seed)
 
     def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
         self._collect()

@@ -1,0 +1,1 @@
+"""Environments that answer: games, tools, and how what they said is worked out again."""

@@ -1,0 +1,115 @@
+"""A maze in text: each turn is one step, and the task says where that led."""
+
+import random
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from node.environments.base import Problem
+from node.environments.turns.parameters import named, numbers
+from swarm.rollouts import Task
+
+STEPS_MAX = 32
+STEPS: Mapping[str, tuple[int, int]] = {"n": (-1, 0), "e": (0, 1), "s": (1, 0), "w": (0, -1)}
+
+Cell = tuple[int, int]  # row, column
+State = tuple[Cell, int]  # where the policy is, and the steps that are left
+
+
+class TextMaze:
+    """A square of rooms with one way between any two of them; from the upper left to the lower
+    right. Parameters: `size`, rooms in a row, and `steps`, how many there may be."""
+
+    name = "text_maze"
+    version = "1"
+    turns_max = STEPS_MAX
+    tools: frozenset[str] = frozenset()
+
+    def problem(self, task: Task) -> Problem:
+        """See `Environment.problem`."""
+        given = numbers(task, {"size": (3, 2, 5), "steps": (STEPS_MAX, 1, STEPS_MAX)})
+        size = given["size"]
+        rng = random.Random(task.seed + task.index)
+        doors = _doors(size, rng)
+        way = "".join(_way(doors, size))
+        prompt = f"maze {size}x{size}, go to {size},{size}. You are at {_told(doors, (0, 0))}:"
+        return Problem(task, named(rng, prompt), way, {**given, "doors": doors})
+
+    def begin(self, problem: Problem) -> State:
+        """See `Interaction.begin`."""
+        return (0, 0), int(problem.entry["steps"])
+
+    def reply(self, problem: Problem, state: State, text: str) -> tuple[State, str | None]:
+        """See `Interaction.reply`."""
+        cell, left = _moved(problem, state[0], text), state[1] - 1
+        if cell == _goal(problem) or left == 0:
+            return (cell, left), None
+        return (cell, left), _told(problem.entry["doors"], cell)
+
+    def worth(self, problem: Problem, texts: Sequence[str]) -> float:
+        """1 at the goal, else 0."""
+        cell: Cell = (0, 0)
+        for text in texts[: problem.entry["steps"]]:
+            cell = _moved(problem, cell, text)
+        return float(cell == _goal(problem))
+
+    def score(self, problem: Problem, text: str) -> float:
+        """See `Environment.score`."""
+        return self.worth(problem, (text,))
+
+    def right(self, problem: Problem) -> tuple[str, ...]:
+        """The one way that there is."""
+        return tuple(problem.answer)
+
+
+def _goal(problem: Problem) -> Cell:
+    return problem.entry["size"] - 1, problem.entry["size"] - 1
+
+
+def _moved(problem: Problem, cell: Cell, text: str) -> Cell:
+    step = text.strip()[:2]
+    return _beyond(cell, step) if (cell, step) in problem.entry["doors"] else cell
+
+
+def _beyond(cell: Cell, step: str) -> Cell:
+    down, right = STEPS[step]
+    return cell[0] + down, cell[1] + right
+
+
+def _told(doors: frozenset[tuple[Cell, str]], cell: Cell) -> str:
+    ways = "".join(step for step in STEPS if (cell, step) in doors)
+    return f"{cell[0] + 1},{cell[1] + 1}, open {ways}"
+
+
+def _doors(size: int, rng: random.Random) -> frozenset[tuple[Cell, str]]:
+    """A random tree over all rooms, each door from both sides."""
+    back = dict(zip(STEPS, "swne", strict=True))
+    seen, path, doors = {(0, 0)}, [(0, 0)], set()
+    while path:
+        near = [
+            (step, beyond)
+            for step in STEPS
+            if (beyond := _beyond(path[-1], step)) not in seen
+            and min(beyond) >= 0
+            and max(beyond) < size
+        ]
+        if not near:
+            path.pop()
+            continue
+        step, beyond = rng.choice(near)
+        doors |= {(path[-1], step), (beyond, back[step])}
+        seen.add(beyond)
+        path.append(beyond)
+    return frozenset(doors)
+
+
+def _way(doors: frozenset[tuple[Cell, str]], size: int) -> list[str]:
+    ways: dict[Cell, list[str]] = {(0, 0): []}
+    waiting = deque(ways)
+    while waiting:
+        cell = waiting.popleft()
+        for step in STEPS:
+            beyond = _beyond(cell, step)
+            if (cell, step) in doors and beyond not in ways:
+                ways[beyond] = [*ways[cell], step]
+                waiting.append(beyond)
+    return ways[size - 1, size - 1]

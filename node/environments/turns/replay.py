@@ -1,0 +1,71 @@
+"""Transcripts worked out again: what an environment must have said, and who lies about it. Pure."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from node.environments.base import Interaction, Problem
+from swarm.errors import Reject
+from swarm.rollouts import Author, Completion, FinishReason
+
+REPLY_CHARS_MAX: Final = 2_048  # of what an environment says in one turn; the rest is left out
+
+Parts = Sequence[tuple[bool, str]]  # (whether the policy said it, text), in turns
+Said = str | tuple[bool, Parts]
+"""What is scored: a text, or a transcript with whether the policy was cut in its last turn."""
+
+
+def said_of(completion: Completion) -> Said:
+    """A completion as it is scored."""
+    if not completion.segments:
+        return completion.text
+    parts = [(author is Author.POLICY, text) for author, text in completion.parts()]
+    return completion.finish_reason is not FinishReason.STOP, parts
+
+
+def chars_of(said: Said) -> int:
+    """How much there is to read."""
+    return len(said) if isinstance(said, str) else sum(len(text) for _, text in said[1])
+
+
+def replies(source: Interaction, problem: Problem, texts: Sequence[str]) -> list[str | None]:
+    """What is said to each of the policy's turns; None, and no more after it: it is over."""
+    found: list[str | None] = []
+    state = source.begin(problem)
+    for text in texts[: source.turns_max]:
+        state, reply = source.reply(problem, state, text)
+        if reply is None or len(found) + 1 == source.turns_max:
+            return [*found, None]
+        found.append(reply[:REPLY_CHARS_MAX])
+    return found
+
+
+def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
+    """What is wrong with what somebody says of a transcript; None: it is as it must be."""
+    if isinstance(said, str):
+        return Reject.SKIPPED_TURN
+    cut, parts = said
+    if len(parts) % 2 == 0 or any(mine is not (at % 2 == 0) for at, (mine, _) in enumerate(parts)):
+        return Reject.SKIPPED_TURN
+    texts, heard = [text for _, text in parts[::2]], [text for _, text in parts[1::2]]
+    found = replies(source, problem, texts)
+    wrong = [at for at, text in enumerate(heard) if at < len(found) and found[at] != text]
+    if wrong:
+        if found[wrong[0]] is None or _explained_by_a_turn_left_out(
+            source, problem, texts, heard, wrong[0]
+        ):
+            return Reject.SKIPPED_TURN
+        if len(wrong) == len(heard) > 1:
+            return Reject.OTHER_TRANSCRIPT
+        return Reject.FORGED_TOOL_RESULT if source.tools else Reject.FORGED_OBSERVATION
+    over = found[-1] is None
+    if len(found) < len(texts) or not (over or cut):
+        return Reject.SKIPPED_TURN
+    return None
+
+
+def _explained_by_a_turn_left_out(
+    source: Interaction, problem: Problem, texts: Sequence[str], heard: Sequence[str], at: int
+) -> bool:
+    """Whether the reply that does not fit would, after one more turn that said nothing."""
+    found = replies(source, problem, [*texts[:at], "", texts[at]])
+    return len(found) == at + 2 and found[-1] == heard[at]

@@ -1,0 +1,65 @@
+"""Nodes as processes that share transcripts of several turns, replay them and train on them."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swarm.rollouts import Author
+from swarm.wire.codec import decode_group
+from tests.integration.nodes import ENVIRON, NodeProcess
+
+pytestmark = pytest.mark.integration
+
+PREPARE_S = 600.0  # a minute of one core that nobody else wants
+
+RUNS = {
+    "turns": """
+name = "two-turns"
+environments = [{name = "guess_number", parameters = {max = 3, tries = 2}}]
+sampling = {max_new_tokens = 8}
+held_out = {tasks = 10}
+""",
+    "tool": """
+name = "tool"
+environments = [{name = "calculator_sum", parameters = {max = 6}}]
+sampling = {max_new_tokens = 48}
+held_out = {tasks = 10}
+""",
+}
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[NodeProcess]]:
+    run_file, cache = tmp_path / "run.toml", tmp_path / "cache"
+    run_file.write_text(RUNS[request.param])
+    prepare = [sys.executable, "-m", "node.cli", "prepare", "--run", str(run_file)]
+    environ = ENVIRON | {"SWARM_NODE_CACHE_DIR": str(cache)}
+    subprocess.run(prepare, env=environ, timeout=PREPARE_S, check=True)
+    nodes = [NodeProcess(tmp_path / name, run_file, cache) for name in ("a", "b")]
+    yield nodes
+    for node in nodes:
+        node.clean_up()
+
+
+@pytest.mark.parametrize("pair", sorted(RUNS), indirect=True)
+def test_nodes_share_transcripts_replay_them_and_train_on_them(pair: list[NodeProcess]) -> None:
+    first, second = pair
+    first.start()
+    second.start("--peer", first.address())
+    for node in pair:
+        node.until(lambda node=node: node.foreign_trained() >= 4)
+    for node in pair:
+        assert not node.troubles()
+        assert node.rounds()[-1].rejected_total == {}
+        assert node.interrupt() == 0
+    records = first._pool("SELECT record FROM groups JOIN records USING (seq) WHERE NOT own")
+    groups = [decode_group(record)[1] for record in records]
+    assert groups
+    said = [each.segments for group in groups for each in group.completions]
+    assert all(said)
+    several = [turns for turns in said if len(turns) > 1]
+    assert several, "no transcript had a second turn"
+    assert {turn.author for turn in several[0]} == {Author.POLICY, Author.ENVIRONMENT}
