@@ -47,6 +47,7 @@ CountOrNone = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 
 
+# Long: a setting each, with what it means.
 class NodeConfig(Frozen):
     """One machine in the swarm. Every field is a flag of `swarm-node join` (`flag_of`)."""
 
