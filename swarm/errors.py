@@ -44,6 +44,7 @@ class Reject(StrEnum):
     SKIPPED_TURN = "skipped_turn"  # a transcript with a turn too few, or one after its end
     OTHER_TRANSCRIPT = "other_transcript"  # nothing that was said in it is of this task
     OVERRUN = "overrun"  # scoring it used up the CPU time that a group may take
+    UNDECIDED = "undecided"  # too near to a limit for all machines to agree on what it is worth
     UNAVAILABLE = "unavailable"  # advertised groups, then could not be reached or did not answer
     QUOTA = "quota"  # larger than the whole pool
     NOT_A_PUBLISHER = "not_a_publisher"  # announces weights, and the run's rules do not name it

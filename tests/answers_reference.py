@@ -30,6 +30,8 @@ def reference(kind: str, text: str) -> str | None:
         return text
     if kind == "last_number":
         return _number(text)
+    if kind == "code":
+        return _code(text)
     if kind == "last_line":
         line = text.split("\n")[-1]
         return _checked(line.lstrip()) if len(line) <= ANSWER_CHARS_MAX else None
@@ -42,6 +44,25 @@ def reference(kind: str, text: str) -> str | None:
     if kind == "boxed" and not _nested(inside):
         return None
     return _checked(re.sub(r"\A\s|\s\Z", "", inside))
+
+
+def _code(text: str) -> str | None:
+    """Line by line, from the last fence back to the one before."""
+    lines = text.split("\n")
+    if lines[-1] != "```" or "```" not in text[:-3]:
+        return None
+    begin = max(place for place, line in enumerate(lines[:-1]) if "```" in line)
+    name, code = lines[begin].rpartition("```")[2], lines[begin + 1 : -1]
+    if not re.fullmatch(r"```[A-Za-z0-9]*", lines[begin]) or lines[begin] != f"```{name}":
+        return None
+    text = "\n".join(code)
+    seen = text.replace(" ", "x").replace("\t", "x").replace("\n", "x")
+    if not text or any(_checked(f"{char}x") is None for char in seen):
+        return None
+    if any(line != line.rstrip(" \t") for line in code) or code[0] == "" or code[-1] == "":
+        return None
+    gaps = "".join("e" if line == "" else "-" for line in code)
+    return None if "eee" in gaps else text
 
 
 def _nested(text: str) -> bool:

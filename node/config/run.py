@@ -103,7 +103,7 @@ class AnswerRules(Frozen):
 
     format: AnswerFormat = "whole"
     """Where the answer stands: it is the `whole` completion, the `last_line`, in `tags`, `boxed`,
-    or the `last_number`."""
+    the `last_number`, or the last block of `code`."""
     format_reward: _FormatReward = 0.0
     """What a wrong answer in the right format is worth. It needs `reward = "exact"`."""
     system: _Instruction = ""

@@ -20,6 +20,7 @@ from node.doctor.machine import (
     check_directory,
     check_gpu,
     check_model,
+    check_sandbox,
     check_software,
     check_vllm,
 )
@@ -67,7 +68,9 @@ def examine(
         findings.append(finding)
         say(finding.line())
 
-    for check in (check_software, check_gpu, check_vllm, check_congestion, check_directory):
+    for check in (
+        check_software, check_gpu, check_vllm, check_sandbox, check_congestion, check_directory
+    ):  # fmt: skip
         tell(check(config))
     tell(check_model(config, spec))
     password = os.environ.get(PASSWORD_VARIABLE)

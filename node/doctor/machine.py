@@ -21,6 +21,8 @@ from node.hosting.models import resolved_model
 from node.interfaces.trainer_spec import TrainerSpec
 from node.monitor.telemetry import broker_of
 from node.records.format import amount, printable
+from node.sandbox.confinement import NEEDED, found
+from node.verification.verifier import needs_sandbox
 from swarm.errors import ConfigError
 from swarm.telemetry.mqtt import knock
 
@@ -151,6 +153,20 @@ async def check_broker(config: NodeConfig, password: str | None, rng: Random) ->
             "the node works without; what it would report is lost",
         )  # fmt: skip
     return Finding("broker", "ok", f"{broker} takes reports")
+
+
+def check_sandbox(config: NodeConfig) -> Finding:
+    """What confines the process that scores, tried in one, and whether the run can do with that."""
+    layers = found()
+    told = "; ".join(layers.brought) or "nothing confines what scores"
+    if config.verify_sandbox == "off":
+        advice = "--verify-sandbox auto, unless you trust all that is installed and sent"
+        return Finding("sandbox", "warn", f"turned off; there would be: {told}", advice)
+    if layers.is_sandbox:
+        return Finding("sandbox", "ok", told)
+    if needs_sandbox(config.run):
+        return Finding("sandbox", "fail", told, NEEDED)
+    return Finding("sandbox", "warn", told, "runs with plug-ins or code are not for this machine")
 
 
 def check_congestion(config: NodeConfig, file: Path = CONGESTION_FILE) -> Finding:

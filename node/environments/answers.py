@@ -10,9 +10,11 @@ may follow, and a completion that ends in anything else has no answer and is wor
     tags         what stands in `<answer>...</answer>`, which nothing follows
     boxed        what stands in `\\boxed{...}`, which nothing follows
     last_number  the number at the end; `CLOSING_MARKS` may follow, each once
+    code         what stands in the last fenced block, of three backticks, which nothing follows
 
 An answer is not padded within either: it is one run of text without two blanks in a row, and a
-number has one spelling but for a zero or two at its end. Each format looks at a text a bounded
+number has one spelling but for a zero or two at its end. Code is indented, but no line of it ends
+in a blank, and there are no blanks but spaces and tabs. Each format looks at a text a bounded
 number of times, from its end, and at no more than `ANSWER_CHARS_MAX` characters of an answer.
 """
 
@@ -21,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number"]
+AnswerFormat = Literal["whole", "last_line", "tags", "boxed", "last_number", "code"]
 FORMATS: Final[tuple[AnswerFormat, ...]] = get_args(AnswerFormat)
 
 ANSWER_CHARS_MAX: Final = 4096  # of all formats but `whole`
@@ -29,6 +31,8 @@ NUMBER_CHARS_MAX: Final = 40
 CLOSING_MARKS: Final = ("**", "*", "$", ".", "`", ")", "}")  # after a number; the longest first
 OPENING_TAG, CLOSING_TAG = "<answer>", "</answer>"
 BOX: Final = "\\boxed{"
+FENCE: Final = "```"
+EMPTY_LINES_MAX: Final = 2  # in a row, in code
 FORMAT_REWARD_MAX: Final = 0.2
 
 # What nobody sees: white space, marks of format (category Cf), and two letters without ink.
@@ -39,6 +43,10 @@ _BLANK: Final = re.compile(
 )
 _BLANKS: Final = re.compile(f"{_BLANK.pattern}+")
 _TWO_BLANKS: Final = re.compile(f"{_BLANK.pattern}{{2}}")
+# A blank of another kind or before the end of a line, or more empty lines than people write.
+_UNSEEN_IN_CODE: Final = re.compile(
+    rf"(?![ \t\n]){_BLANK.pattern}|[ \t]\n|\A\n|\n{{{EMPTY_LINES_MAX + 2}}}|\n\n\Z"
+)
 _DIGITS: Final = frozenset("0123456789")
 _NUMBER_CHARS: Final = _DIGITS | frozenset(".,/")
 _MINUS_SIGNS: Final = frozenset("-\N{MINUS SIGN}")
@@ -79,6 +87,8 @@ def written(kind: AnswerFormat, answer: str) -> str:
     """The shortest completion that has this answer, where the format can hold it."""
     if kind == "tags":
         return f"{OPENING_TAG}{answer}{CLOSING_TAG}"
+    if kind == "code":
+        return f"{FENCE}python\n{answer}\n{FENCE}"
     return f"{BOX}{answer}}}" if kind == "boxed" else answer
 
 
@@ -113,6 +123,21 @@ def _in_box(text: str) -> str | None:
     begin = text.rfind(BOX, max(0, end - ANSWER_CHARS_MAX), end)
     inside = text[begin + len(BOX) : end]
     return None if begin < 0 or not _balanced(inside) else _unpadded(_without_margins(inside))
+
+
+def _in_fence(text: str) -> str | None:
+    """The block after the last fence but one, if that opens it: with a name of letters or none."""
+    end = len(text) - len(FENCE) - 1
+    if not text.endswith(f"\n{FENCE}"):
+        return None
+    begin = text.rfind(FENCE, max(0, end - ANSWER_CHARS_MAX), end + 1)
+    first = text.find("\n", begin, end + 1)
+    if begin < 0 or (begin and text[begin - 1] != "\n"):
+        return None
+    name, code = text[begin + len(FENCE) : first], text[first + 1 : end]
+    if name and not (name.isascii() and name.isalnum()):
+        return None
+    return None if not code or _UNSEEN_IN_CODE.search(f"{code}\n") else code
 
 
 def _balanced(text: str) -> bool:
@@ -229,4 +254,5 @@ _FINDERS: Final[Mapping[AnswerFormat, Callable[[str], str | None]]] = {
     "tags": _in_tags,
     "boxed": _in_box,
     "last_number": _last_number,
+    "code": _in_fence,
 }

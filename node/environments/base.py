@@ -6,7 +6,11 @@ version regenerate the same problem. Other people's environments plug in through
 group `swarm_node.environments`: each entry point loads to a callable that returns an `Environment`.
 
 The verifier's worker makes a problem of each environment, then forks, and scores in the fork. So
-importing an environment or making a problem must leave no thread running.
+importing an environment or making a problem must leave no thread running. Both happen in a sandbox:
+without a network or a new process, with nothing on the disk but Python and its packages, and what
+`verify_read` names. One that runs what a text says does so by `node.sandbox.runner`, and has an
+attribute `runs_code` that is true. A node also imports a plug-in outside of the sandbox, to learn
+its version.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +21,13 @@ from typing import Any, Protocol, runtime_checkable
 from swarm.rollouts import Task
 
 ENTRY_POINT_GROUP = "swarm_node.environments"
+
+
+class Undecided(Exception):
+    """What a text is worth depends on the machine that scores it: nobody is to learn it of another.
+
+    For environments to raise from `score`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,19 @@ class Environment(Protocol):
 
         The text may come from anybody. Whatever this raises, and a reward out of range, is counted
         by `scoring.score_group` and worth 0.
+
+        Raises:
+            Undecided: by a limit of time or memory that other machines may not have come to.
         """
+        ...
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """An environment with files of its own, which its scorer finds in the sandbox as well."""
+
+    def reads(self, parameters: str) -> Sequence[Path]:
+        """Those that tasks with such parameters need."""
         ...
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint, entry_points, version
 from node.environments.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import LIBRARY, ReasoningGym
+from node.environments.python_function import PythonFunction
 from node.environments.scripted import ScriptedSum
 from node.environments.turns.guess import GuessNumber
 from node.environments.turns.maze import TextMaze
@@ -24,6 +25,7 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     makers["dataset"] = _dataset
     own: tuple[type[Environment], ...] = (
         ScriptedSum,
+        PythonFunction,
         GuessNumber,
         TextMaze,
         CalculatorSum,
@@ -40,6 +42,13 @@ def _dataset() -> Environment:
 
 def _plugged_in() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def package_of(name: str) -> str | None:
+    """The top-level module that a plug-in is in; None for built-in and unknown environments."""
+    if not is_plug_in(name):
+        return None
+    return _plugged_in()[name].module.partition(".")[0]
 
 
 def environment_names() -> tuple[str, ...]:
@@ -70,6 +79,16 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
 def _word(text: str) -> str:
     """As the wire has names and versions of packages."""
     return re.sub(r"[^a-z0-9._+-]", "-", text.lower())[:MADE_BY_CHARS_MAX]
+
+
+def needs_sandbox(name: str) -> bool:
+    """Whether what it does with strangers' text was not read line by line, or is to run it."""
+    return name == PythonFunction.name or is_plug_in(name)
+
+
+def runs_code(name: str) -> bool:
+    """Whether the environment of that name calls `node.sandbox.runner`."""
+    return bool(getattr(environment(name), "runs_code", False))
 
 
 @cache

@@ -15,7 +15,7 @@ from node.environments.answers import (
     is_padded,
     written,
 )
-from node.environments.base import Environment, Interaction, Problem
+from node.environments.base import Environment, Interaction, Problem, Undecided
 from node.environments.registry import environment, interaction
 from node.environments.turns import replay
 from node.environments.turns.replay import Said
@@ -42,7 +42,7 @@ class GroupScore:
     """What a verifier finds out about one group."""
 
     prompt: str
-    rewards: tuple[float, ...]
+    rewards: tuple[float | None, ...]  # None: undecided
     scorer_errors: int  # texts on which the environment's scorer failed; they score 0
     forgery: Reject | None = None  # why a transcript of it is none of this task
 
@@ -64,11 +64,17 @@ def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedPr
 
 
 def score_group(
-    task: Task, texts: Sequence[Said], reward: RewardRule, rule: AnswerRule = WHOLE
+    task: Task,
+    texts: Sequence[Said],
+    reward: RewardRule,
+    rule: AnswerRule = WHOLE,
+    *,
+    until_undecided: bool = False,
 ) -> GroupScore:
     """Rewards by the run's rules: `exact` is 1 for a full score, else 0; `partial` keeps fractions.
     What is scored is the answer in a text, and a text without one scores 0; a wrong one in the
-    right format is worth at least `rule.format_reward`.
+    right format is worth at least `rule.format_reward`. `until_undecided`: a group with one such
+    text is of no use, and the texts after it are left undecided too.
 
     Raises:
         ConfigError: the run's parameters make no problem.
@@ -80,13 +86,25 @@ def score_group(
         return _score_transcripts(source, problem, prompt, texts, reward)
     if not _are_texts(texts):
         return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
-    answers = [_answer(rule.format, text, problem.answer) for text in texts]
-    raw = [0.0 if each is None else _raw_score(source, problem, each) for each in answers]
-    rewards = [0.0 if each is None else each for each in raw]
-    if reward == "exact":
-        rewards = [float(each == 1.0) for each in rewards]
-    least = [0.0 if each is None else rule.format_reward for each in answers]
-    return GroupScore(prompt, tuple(map(max, rewards, least)), raw.count(None))
+    rewards: list[float | None] = []
+    errors = 0
+    for text in texts:
+        answer = _answer(rule.format, text, problem.answer)
+        if until_undecided and None in rewards:
+            rewards.append(None)
+        elif answer is None:
+            rewards.append(0.0)
+        else:
+            try:
+                raw = _raw_score(source, problem, answer)
+            except Undecided:
+                rewards.append(None)
+                continue
+            errors += raw is None
+            found = raw or 0.0
+            exact = float(found == 1.0) if reward == "exact" else found
+            rewards.append(max(exact, rule.format_reward))
+    return GroupScore(prompt, tuple(rewards), errors)
 
 
 def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
@@ -160,17 +178,21 @@ def check_format(tasks: Sequence[Task], rule: AnswerRule) -> None:
         fitting = [
             kind for kind in FORMATS if all(_passes(t, kind) for t in tasks if _is_of(t, task))
         ]
+        fitting.sort(key=lambda kind: (kind == "code", -FORMATS.index(kind)))  # the best one first
         answer = printable(_problem(task).answer, 40)
         raise ConfigError(
             f"environment {task.environment}: an answer such as {answer!r} cannot be given as "
-            f"{rule.format}; take {' or '.join(reversed(fitting))} for its answer.format"
+            f"{rule.format}; take {' or '.join(fitting)} for its answer.format"
         )
 
 
 def _passes(task: Task, kind: AnswerFormat) -> bool:
     problem = _problem(task)
     found = answer_in(kind, written(kind, problem.answer))
-    return found is not None and _raw_score(environment(task.environment), problem, found) == 1.0
+    try:
+        return found is not None and _raw_score(environment(task.environment), problem, found) == 1
+    except Undecided:
+        return False
 
 
 def _is_of(task: Task, other: Task) -> bool:
@@ -178,13 +200,19 @@ def _is_of(task: Task, other: Task) -> bool:
 
 
 def _raw_score(source: Environment, problem: Problem, text: str) -> float | None:
-    """The environment's own score; None where its scorer failed or left [0, 1]."""
+    """The environment's own score; None where its scorer failed or left [0, 1].
+
+    Raises:
+        Undecided: as `Environment.score`.
+    """
     return _checked(lambda: source.score(problem, text))
 
 
 def _checked(score: Callable[[], float]) -> float | None:
     try:
         reward = float(score())
+    except Undecided:
+        raise
     except Exception:  # noqa: BLE001 - the boundary where strangers' text meets foreign scorers
         return None
     return reward if 0.0 <= reward <= 1.0 else None  # nan is in no range

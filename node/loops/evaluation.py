@@ -22,7 +22,7 @@ from node.records.abilities import TaskResult
 from node.records.records import HeldOut
 from node.verification.assignment import held_out_tasks
 from node.verification.held_out import Assignment
-from node.verification.verifier import Verifier
+from node.verification.verifier import Verdicts, Verifier
 from swarm.rollouts import Completion, Task
 
 AT_ONCE_MAX = 32  # samples of each task
@@ -127,5 +127,11 @@ def _seed(run: RunConfig) -> int:
 async def score(
     verifier: Verifier, tasks: Sequence[Task], made: Sequence[Sequence[Completion]]
 ) -> list[tuple[float, ...]]:
-    """Rewards of each task's completions, by this node's own verifier."""
-    return await verifier.score(tasks, [[said_of(c) for c in group] for group in made])
+    """Rewards of each task's completions, by this node's own verifier; 0 for what is undecided."""
+    found = await verifier.score(tasks, [[said_of(c) for c in group] for group in made])
+    return [rewards_of(verdicts) for verdicts in found]
+
+
+def rewards_of(verdicts: Verdicts) -> tuple[float, ...]:
+    """What own completions are worth here; what is undecided is worth nothing."""
+    return tuple(each or 0.0 for each in verdicts)

@@ -31,7 +31,7 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
-from node.loops.evaluation import held_out, score
+from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.play import completions
@@ -98,6 +98,7 @@ class OwnGroup:
     completions: tuple[Completion, ...]
     rewards: tuple[float, ...]
     attempt: int = 0  # how often the node did the task before
+    decided: bool = True  # whether it is worth the same everywhere; else nobody would take it
 
     @property
     def scored(self) -> Scored:
@@ -191,7 +192,9 @@ class Sapo:
         if self._config.share == "all":
             if self._before_share is not None:
                 await self._before_share(next_index)
-            shared = [group for group in own if _fits_the_wire(group, self._config.run)]
+            shared = [
+                group for group in own if group.decided and _fits_the_wire(group, self._config.run)
+            ]
             await self._share(shared, number)
         foreign = await self._draw(number)
         with trio.CancelScope(shield=True):  # what was drawn is marked as trained on
@@ -264,13 +267,12 @@ class Sapo:
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._on_phase("scoring")
-        rewards = await score(
-            self._verifier, [its.task for its, _ in made], [group for _, group in made]
-        )
+        texts = [[each.text for each in group] for _, group in made]
+        verdicts = await self._verifier.score([its.task for its, _ in made], texts)
         clock.lap("score")
         return [
-            OwnGroup(its.task, its.prompt, group, of_group, its.attempt)
-            for (its, group), of_group in zip(made, rewards, strict=True)
+            OwnGroup(its.task, its.prompt, group, rewards_of(found), its.attempt, None not in found)
+            for (its, group), found in zip(made, verdicts, strict=True)
         ]
 
     # --- sharing and drawing ---------------------------------------------------------------

@@ -32,10 +32,11 @@ from node.records.records import Trouble
 from node.roles.peer import Peer
 from node.roles.versions import following, publishing
 from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
+from node.sandbox.confinement import NEEDED, found
 from node.system.machine import core_count, threads_of
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
-from node.verification.verifier import ProcessVerifier
+from node.verification.verifier import ProcessVerifier, needs_sandbox
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.storage.files import RunSync
@@ -118,9 +119,23 @@ class RealWorld(RealNetwork):
         """See `World.starting`."""
         return self._starting
 
-    def open_verifier(self, config: NodeConfig) -> AbstractAsyncContextManager[ProcessVerifier]:
-        """See `World.open_verifier`."""
-        return ProcessVerifier.open(config)
+    @asynccontextmanager
+    async def open_verifier(self, config: NodeConfig) -> AsyncIterator[ProcessVerifier]:
+        """See `World.open_verifier`.
+
+        Raises:
+            ConfigError: the run needs a sandbox, and this machine has none.
+        """
+        if config.verify_sandbox == "off":
+            self._say("what scores is not confined (--verify-sandbox off)")
+        else:
+            layers = await trio.to_thread.run_sync(found)
+            if not layers.is_sandbox and needs_sandbox(config.run):
+                raise ConfigError(f"run {config.run.name}: {NEEDED}")
+            if not layers.is_sandbox:
+                self._say("no sandbox here: runs with plug-ins or code are not for this machine")
+        async with ProcessVerifier.open(config) as verifier:
+            yield verifier
 
     @asynccontextmanager
     async def open_trainer(

@@ -11,6 +11,7 @@ from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 ENVIRON_PREFIX = "SWARM_NODE_"  # of a node's settings
 PASSPHRASE_VARIABLE = "SWARM_NODE_PASSPHRASE"
+CACHE_VARIABLE = f"{ENVIRON_PREFIX}CACHE_DIR"  # of what a node keeps, in its children too
 
 _secrets = {PASSPHRASE_VARIABLE, PASSWORD_VARIABLE, f"{ENVIRON_PREFIX}INVITE"}
 

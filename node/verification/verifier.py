@@ -18,13 +18,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from node.config import NodeConfig, RunConfig
 from node.environments.answers import AnswerRule
+from node.environments.base import Reads
+from node.environments.registry import environment, package_of
+from node.environments.registry import needs_sandbox as environment_needs_sandbox
 from node.environments.scoring import (
     GroupScore,
     PosedProblem,
@@ -34,8 +39,10 @@ from node.environments.scoring import (
     score_group,
 )
 from node.environments.turns.replay import Said, chars_of, said_of
+from node.sandbox.namespaces import SCRATCH
+from node.system.caches import cache_directory
 from node.system.child_channel import NUMBER, ChildChannel, encode
-from node.system.child_environment import child_environ
+from node.system.child_environment import CACHE_VARIABLE, child_environ
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
@@ -50,9 +57,15 @@ BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is be
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
 SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
+_ENVIRON_KEPT = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}
+)
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
+
+
+Verdicts = tuple[float | None, ...]
 
 
 class Verifier(Protocol):
@@ -73,7 +86,8 @@ class Verifier(Protocol):
             RemoteProtocolError: it is not its producer's task at that index (UNASSIGNED_TASK), a
                 text is over the run's limit (OVERSIZE), a transcript is none of the task
                 (FORGED_OBSERVATION and its like), it used up the CPU time that a group may
-                take (OVERRUN), or made the environment fail (UNVERIFIABLE).
+                take (OVERRUN), made the environment fail (UNVERIFIABLE), or may be worth something
+                else on another machine (UNDECIDED), for which nobody is to blame.
             ChildFailed: it could not be looked at, through our own fault or for want of time.
         """
         ...
@@ -87,10 +101,9 @@ class Verifier(Protocol):
         """
         ...
 
-    async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
-    ) -> list[tuple[float, ...]]:
-        """Rewards of own completions, for each task in its order.
+    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
+        """Rewards of own completions, for each task in its order; None: undecided, so that others
+        would not take the group.
 
         Raises:
             As `problems`.
@@ -124,6 +137,11 @@ class VerifierCounters:
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
+def needs_sandbox(run: RunConfig) -> bool:
+    """Whether some of its environments are scored in a sandbox or not at all."""
+    return any(environment_needs_sandbox(spec.name) for spec in run.environments)
+
+
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
     """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
     one that it was given by a lease, None: that of its own stream.
@@ -152,6 +170,18 @@ def _check_forgery(name: str) -> None:
     """Raise what a score says is wrong with a group's transcripts."""
     if name:
         raise RemoteProtocolError(Reject(name), "its transcript is not what the task makes of it")
+
+
+def _decided(verdicts: Verdicts) -> tuple[float, ...]:
+    """The rewards of a foreign group.
+
+    Raises:
+        RemoteProtocolError: some are undecided.
+    """
+    rewards = tuple(each for each in verdicts if each is not None)
+    if len(rewards) < len(verdicts):
+        raise RemoteProtocolError(Reject.UNDECIDED, "too near to a limit of the environment")
+    return rewards
 
 
 def _rule_of(run: RunConfig, task: Task) -> AnswerRule:
@@ -183,7 +213,7 @@ class InlineVerifier:
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         _check_forgery(str(scored.forgery or ""))
         self.counters.groups += 1
-        return scored.prompt, scored.rewards
+        return scored.prompt, _decided(scored.rewards)
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
         """See `Verifier.problems`."""
@@ -191,9 +221,7 @@ class InlineVerifier:
         chars_max = self._run.limits.prompt_chars_max
         return [pose(task, chars_max, _rule_of(self._run, task)) for task in tasks]
 
-    async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
-    ) -> list[tuple[float, ...]]:
+    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
         return [self._score(*group).rewards for group in zip(tasks, texts, strict=True)]
@@ -277,9 +305,13 @@ class _Worker:
         if self._channel is None:
             await self._start()
         answer = await self._exchange(request, limits)
-        if "ended" in answer:
+        if isinstance(answer.get("ended"), int):
             raise _why_ended(answer["ended"])
-        return answer, answer["cpu_s"]
+        used_s = answer.get("cpu_s")
+        if not isinstance(used_s, float) or not 0.0 <= used_s < math.inf:
+            await self.close()  # what ran in it writes into its pipe
+            raise _Ended("a verifier does not say what it used")
+        return answer, used_s
 
     async def close(self) -> None:
         """End the child and its fork, if there are any."""
@@ -305,7 +337,11 @@ class _Worker:
 
     async def _start_process(self) -> None:
         self._channel = await ChildChannel.start(
-            "verifier", WORKER, subprocess.DEVNULL, _worker_environ(), ANSWER_BYTES_MAX
+            "verifier",
+            WORKER,
+            subprocess.DEVNULL,
+            _worker_environ(confined=self._prepare["confine"]),
+            ANSWER_BYTES_MAX,
         )
         self._counters.starts += 1
 
@@ -361,20 +397,81 @@ def _result(answer: _Answer) -> Any:
         _Ended: it failed.
     """
     if "config" in answer:
-        raise ConfigError(answer["config"])
-    if "failed" in answer:
-        raise _Ended(f"a verifier failed: {answer['failed']}")
+        raise ConfigError(str(answer["config"]))
+    if "ok" not in answer:
+        raise _Ended(f"a verifier failed: {answer.get('failed')}")
     return answer["ok"]
 
 
-def _worker_environ() -> dict[str, str]:
-    """Ours but for secrets, our import path, one thread for libraries that would take all cores."""
+def _checked(scores: Any, texts: Sequence[Sequence[Said]]) -> Sequence[Sequence[Any]]:
+    """What a worker says of groups, or of the first of them: what runs there may not be ours.
+
+    Raises:
+        _Ended: it has no such form.
+    """
+    try:
+        assert 0 < len(scores) <= len(texts) or not texts
+        for scored, group in zip(scores, texts, strict=False):
+            prompt, verdicts, scorer_errors, forgery, cpu_s = scored
+            assert forgery == "" or Reject(forgery)
+            assert type(prompt) is str
+            assert type(scorer_errors) is int
+            assert 0.0 <= cpu_s < math.inf
+            assert len(verdicts) == len(group)
+            assert all(each is None or 0.0 <= each <= 1.0 for each in verdicts)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise _Ended(f"a verifier says of groups what it cannot: {error}") from None
+    return list(scores)
+
+
+def _checked_replies(
+    found: Any, transcripts: Sequence[Sequence[Sequence[str]]]
+) -> list[list[str | None]]:
+    """What a worker says to transcripts.
+
+    Raises:
+        _Ended: it has no such form.
+    """
+    try:
+        said = [list(each) for each in found]
+        assert [len(each) for each in said] == [len(each) for each in transcripts]
+        assert all(reply is None or type(reply) is str for each in said for reply in each)
+    except (AssertionError, TypeError) as error:
+        raise _Ended(f"a verifier says to transcripts what it cannot: {error}") from None
+    return said
+
+
+def _worker_environ(*, confined: bool) -> dict[str, str]:
+    """Our import path, one thread for libraries that would take all cores, and sets in the same
+    order on all nodes. What is confined gets nothing else but what Python needs, and no home."""
+    environ = child_environ()
+    if confined:
+        environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
+        environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
+        named = os.environ.get(CACHE_VARIABLE)
+        environ[CACHE_VARIABLE] = str(cache_directory(Path(named) if named else None))
     return {
-        **child_environ(),
+        **environ,
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
+
+
+def _places(run: RunConfig) -> list[str]:
+    """Where a run's environments have files, and where the packages of its plug-ins are, which an
+    editable install has off the path."""
+    places: list[str] = []
+    for spec in run.environments:
+        source = environment(spec.name)
+        if isinstance(source, Reads):
+            places += map(str, source.reads(spec.parameters))
+        package = package_of(spec.name)
+        found = find_spec(package) if package else None
+        if found is not None:
+            places += [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
+    return places
 
 
 class ProcessVerifier:
@@ -387,6 +484,7 @@ class ProcessVerifier:
         self._limits = _Limits(cpu_s, wall_s)
         self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s)
         self.counters = VerifierCounters()
+        self._apart = needs_sandbox(self._run) and config.verify_sandbox == "auto"
         prepare = {
             **self._pose_request(sample_tasks(self._run)),
             "formats": [
@@ -394,6 +492,10 @@ class ProcessVerifier:
                 for rule, tasks in format_samples(self._run)
             ],
             "memory_bytes_max": config.verify_memory_bytes_max,
+            "confine": config.verify_sandbox == "auto",
+            "apart": self._apart,
+            "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
+            "read": [*map(str, config.verify_read), *_places(self._run)],
         }
         self._own = _Worker(prepare, self.counters)
         self._own_turn = trio.Lock()
@@ -430,7 +532,7 @@ class ProcessVerifier:
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         self.counters.groups += 1
         _check_forgery(scored[3])
-        return scored[0], self._rewards(scored)
+        return scored[0], _decided(self._rewards(scored))
 
     async def _score_foreign(self, group: RolloutGroup) -> Sequence[Any]:
         """Score one group with little time at first, as nearly all need. One that takes more gets
@@ -490,15 +592,19 @@ class ProcessVerifier:
     async def _score_batch(self, batch: Sequence[Ticket[_Foreign]]) -> None:
         """Have a batch scored as far as its time goes; the rest waits again."""
         items = [ticket.item for ticket in batch]
-        request = self._score_request([i.task for i in items], [i.texts for i in items])
+        texts = [item.texts for item in items]
+        request = self._score_request([item.task for item in items], texts, self._limits.cpu_s)
+        request["foreign"] = True
         limits = items[0].limits
-        if len(batch) > 1:  # then any of its groups may still take what it may take alone
+        if self._apart:
+            request["enough_s"] = 0.0  # one text's code is to see no other producer's group
+        elif len(batch) > 1:  # then any of its groups may still take what it may take alone
             request["enough_s"] = BATCH_CPU_S
             limits = replace(limits, cpu_s=limits.cpu_s + BATCH_CPU_S)
         used_s = limits.cpu_s  # unless an answer says less
         try:
             answer, used_s = await self._foreign.call(request, limits)
-            scores = _result(answer)
+            scores = _checked(_result(answer), texts)
         except (ChildFailed, ConfigError, _Overran) as error:
             if isinstance(error, ChildFailed) and not isinstance(error, _Ended):
                 used_s = 0.0  # our own fault: nothing was computed
@@ -540,15 +646,14 @@ class ProcessVerifier:
             raise ChildFailed(f"no problems in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
         return [PosedProblem(*problem) for problem in posed]
 
-    async def score(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
-    ) -> list[tuple[float, ...]]:
+    async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
         try:
-            scored = await self._call_own(self._score_request(tasks, texts), OWN_BATCH_LIMITS)
+            request = self._score_request(tasks, texts, OWN_BATCH_LIMITS.cpu_s)
+            scored = await self._call_own(request, OWN_BATCH_LIMITS)
         except _Overran:
             return [await self._score_alone(*group) for group in zip(tasks, texts, strict=True)]
-        return [self._rewards(group) for group in scored]
+        return [self._rewards(group) for group in _checked(scored, texts)]
 
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
@@ -558,16 +663,17 @@ class ProcessVerifier:
             "op": "reply",
             "tasks": [_task_values(task) for task in tasks],
             "texts": [[list(texts) for texts in each] for each in transcripts],
+            "run_s": OWN_BATCH_LIMITS.cpu_s,
         }
         try:
-            found: list[list[str | None]] = await self._call_own(request, OWN_BATCH_LIMITS)
+            found = await self._call_own(request, OWN_BATCH_LIMITS)
         except _Overran:
             return [[None] * len(each) for each in transcripts]
-        return found
+        return _checked_replies(found, transcripts)
 
-    async def _score_alone(self, task: Task, texts: Sequence[Said]) -> tuple[float, ...]:
+    async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
         try:
-            request = self._score_request([task], [texts])
+            request = self._score_request([task], [texts], OWN_BATCH_LIMITS.cpu_s)
             return self._rewards((await self._call_own(request, self._limits))[0])
         except _Overran:
             return (0.0,) * len(texts)
@@ -576,7 +682,7 @@ class ProcessVerifier:
         async with self._own_turn:
             return _result((await self._own.call(request, limits))[0])
 
-    def _rewards(self, scored: Sequence[Any]) -> tuple[float, ...]:
+    def _rewards(self, scored: Sequence[Any]) -> Verdicts:
         _, rewards, scorer_errors, _, _ = scored
         self.counters.scorer_errors += scorer_errors
         return tuple(rewards)
@@ -587,11 +693,13 @@ class ProcessVerifier:
             "tasks": [_task_values(task) for task in tasks],
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
             "prompt_chars_max": self._run.limits.prompt_chars_max,
+            "run_s": OWN_BATCH_LIMITS.cpu_s,
         }
 
     def _score_request(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]], run_s: float
     ) -> dict[str, Any]:
+        """`run_s`: the CPU time of what runs the texts' own code."""
         return {
             "op": "score",
             "tasks": [_task_values(task) for task in tasks],
@@ -599,4 +707,6 @@ class ProcessVerifier:
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
             "rule": self._run.reward,
             "enough_s": math.inf,
+            "foreign": False,
+            "run_s": run_s,
         }

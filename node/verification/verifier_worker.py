@@ -1,10 +1,15 @@
 """The verifier's worker process, `python -m node.verification.verifier_worker`: one request at a
 time.
 
-Strangers' text is scored here and nowhere else. The first request prepares: it imports what the
-run's environments need, which takes seconds. The process then forks, and the fork serves. When one
-ends over a text, the next fork takes milliseconds and has seen nobody's text, so that nothing has
-to be trusted that was interrupted half-way.
+Strangers' text is scored here and nowhere else. The process confines itself before anything else
+(`node.sandbox`). The first request prepares: it imports what the run's environments need, which
+takes seconds. The process then forks, and the fork serves. When one ends over a text, the next fork
+takes milliseconds and has seen nobody's text, so that nothing has to be trusted that was
+interrupted half-way.
+
+Scorers that were not read line by line, and those that run what a text says, get a fork for each
+request. It cannot reach the pipe of the answers, but has one of its own, which ends with it: what a
+text brings to run there can speak for that text's own group at most, and for no other.
 
 A fork bounds itself, by means that the kernel enforces whatever code is running: its memory by
 `RLIMIT_AS`, the CPU time of a request by a timer whose signal ends it, and its wall-clock time by
@@ -17,24 +22,34 @@ Each answer has its request's number: a fork may be killed just after it has ans
 import mmap
 import os
 import resource
+import shutil
 import signal
 import struct
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from node.environments.answers import AnswerRule
+from node.environments.registry import runs_code
 from node.environments.scoring import check_format, pose, replies, score_group
+from node.sandbox import confinement, runner
+from node.sandbox.confinement import NONE, Layers
+from node.sandbox.namespaces import SCRATCH
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
 
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
+APART_BYTES_MAX: Final = 64 * 2**20
 _NUMBER: Final = struct.Struct("=Q")
+_LATER_S: Final = 0.1
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 
 Request = Mapping[str, Any]
@@ -51,14 +66,68 @@ def main() -> None:
         return
     prepare = decode(body)
     signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
-    _tell(answers, {**_answer(prepare), NUMBER: prepare[NUMBER]})
+    cell = _Cell.of(prepare)
+    _tell(answers, {**_prepare(prepare, cell), NUMBER: prepare[NUMBER]})
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if prepare["apart"]:
+        _serve_apart(requests, answers, cell)
+        return
     at_work_on = _SharedNumber()
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
-    while (status := _serve_in_fork(requests, answers, prepare, at_work_on)) != _INPUT_ENDED:
+    while (status := _serve_in_fork(requests, answers, cell, at_work_on)) != _INPUT_ENDED:
         if number := at_work_on.get():  # else the next fork does what was to come
             _tell(answers, {"ended": status, NUMBER: number})
             at_work_on.set(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What this process and its forks are confined by."""
+
+    layers: Layers
+    memory_bytes_max: int  # beyond what this process has
+    sizes: int | None  # where the kernel tells how much that is; None: it does not
+
+    @classmethod
+    def of(cls, prepare: Request) -> "_Cell":
+        """Confine this process, if the settings say so."""
+        sizes = None
+        with suppress(OSError):  # of this process, and looked up before that is out of sight
+            sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        layers = NONE
+        if prepare["confine"]:
+            more = map(Path, prepare["read"])
+            layers = confinement.confine(
+                confinement.view_of_python(map(Path, prepare["hidden"]), more)
+            )
+        return cls(layers, prepare["memory_bytes_max"], sizes)
+
+    def lock(self) -> None:
+        """Leave a fork nothing but to compute, in bounded memory."""
+        memory_bytes = None
+        if self.sizes is not None:
+            pages = int(os.pread(self.sizes, 256, 0).split()[0])
+            memory_bytes = pages * resource.getpagesize() + self.memory_bytes_max
+            os.close(self.sizes)
+        if self.layers.calls:
+            confinement.lock(threads=True, memory_bytes=memory_bytes)
+        elif memory_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
+    if request["apart"] and request["confine"] and not cell.layers.is_sandbox:
+        return {"config": confinement.NEEDED}
+    try:
+        if request["apart"] and _runs_code(request):
+            runner.start()  # a fork could not
+    except ConfigError as error:
+        return {"config": str(error)}
+    return _answer(request)
+
+
+def _runs_code(request: Request) -> bool:
+    return any(runs_code(Task(*task).environment) for task in request["tasks"])
 
 
 def _claim_stdout() -> BinaryIO:
@@ -96,14 +165,14 @@ class _SharedNumber:
 
 
 def _serve_in_fork(
-    requests: BinaryIO, answers: BinaryIO, prepare: Request, at_work_on: _SharedNumber
+    requests: BinaryIO, answers: BinaryIO, cell: _Cell, at_work_on: _SharedNumber
 ) -> int:
     """Let a fork serve; its exit status."""
     fork = os.fork()
     if fork == 0:
         status = 1
         try:
-            _limit_memory(prepare["memory_bytes_max"])
+            cell.lock()
             _serve(requests, answers, at_work_on)
             status = _INPUT_ENDED
         finally:
@@ -126,6 +195,74 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
         at_work_on.set(0)
 
 
+# --- a fork for each request ----------------------------------------------------------------------
+
+
+def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> None:
+    while body := _read(requests):
+        request = decode(body)
+        signal.setitimer(signal.ITIMER_REAL, request["wall_s"])  # ends the fork as well
+        answer = _answer_apart(request, answers, cell)
+        if cell.layers.view:
+            _clear(SCRATCH)  # the next request finds nothing of this one
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _tell(answers, {**answer, NUMBER: request[NUMBER]})
+
+
+def _answer_apart(request: Request, answers: BinaryIO, cell: _Cell) -> dict[str, Any]:
+    """What a fork says, which is believed in nothing but what it is asked for."""
+    ran_s = runner.used_s()
+    ours, its = os.pipe()
+    fork = os.fork()
+    if fork == 0:
+        status = 1
+        try:
+            for each in (sys.stdin.fileno(), answers.fileno(), ours):
+                os.close(each)
+            cell.lock()
+            if not _runs_code(request):
+                runner.leave()  # it is not for a plug-in to upset
+            cpu_s = ceil(request["cpu_s"] + _LATER_S)  # for who disarms the timer
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+            runner.allow(request["run_s"])
+            frame = memoryview(encode(_answer(request)))
+            while frame:
+                frame = frame[os.write(its, frame) :]
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(its)
+    with open(ours, "rb") as pipe:
+        said = pipe.read(APART_BYTES_MAX)
+    _, ended, usage = os.wait4(fork, 0)
+    used_s = usage.ru_utime + usage.ru_stime
+    status = os.waitstatus_to_exitcode(ended)
+    if status and _runs_code(request):
+        runner.start()  # the one before may be at work for the fork that ended
+    if status:
+        by_limit = status in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= request["cpu_s"]
+        return {"ended": OUT_OF_CPU if by_limit else status}
+    used_s += runner.used_s() - ran_s
+    try:
+        answer = decode(said[HEADER.size :])
+    except (LocalProtocolError, ValueError):
+        answer = {"failed": "it answers in no known form"}
+    told: dict[str, Any] = {key: answer[key] for key in ("ok", "config", "failed") if key in answer}
+    return {**told, "cpu_s": used_s}
+
+
+def _clear(folder: Path) -> None:
+    for each in folder.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+        else:
+            each.unlink(missing_ok=True)
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
 def _answer(request: Request) -> dict[str, Any]:
     try:
         return {"ok": _OPERATIONS[request["op"]](request)}
@@ -133,14 +270,6 @@ def _answer(request: Request) -> dict[str, Any]:
         return {"config": str(error)}
     except Exception as error:  # noqa: BLE001 - told to the parent, which knows whom to blame
         return {"failed": f"{type(error).__name__}: {error}"}
-
-
-def _limit_memory(beyond_bytes: int) -> None:
-    """Allow `beyond_bytes` more address space than is in use now, where the system tells that."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        used = int(statm.read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + beyond_bytes, used + beyond_bytes))
 
 
 def _pose(request: Request) -> list[list[str]]:
@@ -162,7 +291,13 @@ def _score(request: Request) -> list[list[Any]]:
     for task, texts, rule in zip(
         request["tasks"], request["texts"], request["answers"], strict=True
     ):
-        score = score_group(Task(*task), texts, request["rule"], AnswerRule.from_values(rule))
+        score = score_group(
+            Task(*task),
+            texts,
+            request["rule"],
+            AnswerRule.from_values(rule),
+            until_undecided=request["foreign"],
+        )
         now = time.process_time()
         forged = str(score.forgery or "")
         scores.append([score.prompt, score.rewards, score.scorer_errors, forged, now - before])

@@ -50,7 +50,7 @@ LITTLE: Final[Mapping[Reject, float]] = {
     Reject.UNVERIFIABLE: 1.0,  # an environment that fails on a text that a policy may well write
     Reject.QUOTA: 0.5,  # our own pool may be too small
 }
-NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN})
+NOTHING: Final = frozenset({Reject.UNAVAILABLE, Reject.OTHER_RUN, Reject.UNDECIDED})
 
 
 @dataclass(frozen=True, slots=True)

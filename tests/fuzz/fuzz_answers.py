@@ -14,6 +14,7 @@ INPUT_BYTES_MAX = 16_384
 PADDING = (" ", "\n", "\t", "\u200b", "<|im_start|>", "<pad>", "\N{REPLACEMENT CHARACTER}", "x")
 REASONING = "First I add 3 and 4, which is 7.\n"
 PIECES = (
+    *("```", "\n```", "python", "\t"),
     *("<answer>", "</answer>", "\\boxed{", "{", "}", "\n", " ", "$", "**", "*", ".", ",", "/", "-"),
     *(
         "+",
@@ -64,6 +65,7 @@ def seeds() -> dict[str, bytes]:
         "lines": "one\n\n  two",
         "padded": "12            ",
         "zeros": "it is 0012",
+        "code": "thus\n```python\ndef f(x):\n    return x\n```",
         "decimal": "it is 0.50 or \N{MINUS SIGN}1,000.25",
     }
     return {

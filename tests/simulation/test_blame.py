@@ -176,3 +176,23 @@ def test_what_a_banned_peer_made_is_neither_drawn_nor_served_nor_offered() -> No
         assert here.exchange._hear_gossip(here.other.peer_id, record)
 
     told(body)
+
+
+def test_groups_that_are_undecided_are_left_alone_and_nobody_is_blamed() -> None:
+    looked_at: list[int] = []
+
+    async def doubtful(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        looked_at.append(group.task.index)
+        raise RemoteProtocolError(Reject.UNDECIDED, "too near to a limit")
+
+    async def main() -> None:
+        async with setting(doubtful) as here:
+            records = await here.advertise(*(group_of(here.identity, n) for n in range(8)))
+            here.serve(server_of(records))
+            await trio.sleep(60)
+            assert blamed(here) == {here.identity.peer_id: {Reject.UNDECIDED: 8}}
+            assert not here.exchange.gater.is_banned(here.identity.peer_id)
+            assert sorted(looked_at) == list(range(8))  # each once
+            assert await here.exchange.candidates() == []
+
+    run(main, virtual=True, timeout_s=1000)

@@ -132,6 +132,17 @@ def test_what_is_no_number_at_the_end_or_several_is_no_answer(text: str) -> None
         ("boxed", "\\boxed{}", None),
         ("boxed", "\\boxed{1   }", None),
         ("boxed", "12}", None),
+        ("code", "so:\n```python\ndef f(x):\n    return x\n```", "def f(x):\n    return x"),
+        ("code", "```\na\n```\nbetter:\n```py\nb\n\n\nc\n```", "b\n\n\nc"),
+        ("code", "def f(x):\n    return x", None),
+        ("code", "```python\na\n```\n", None),
+        ("code", "```python\na\n``` done", None),
+        ("code", "```python\na ```", None),
+        ("code", "```python\na \nb\n```", None),
+        ("code", "```python\na = 1\N{ZERO WIDTH SPACE}\n```", None),
+        ("code", "```python\na\n\n\n\nb\n```", None),
+        ("code", "```python\n" + "x" * ANSWER_CHARS_MAX + "\n```", None),
+        ("code", "```python\n```", None),
     ],
 )
 def test_an_answer_stands_last_and_is_not_padded(
@@ -144,7 +155,8 @@ def test_an_answer_stands_last_and_is_not_padded(
 def test_a_long_text_takes_no_longer_than_its_length(kind: AnswerFormat) -> None:
     """A search that goes back over the text would take minutes for these."""
     started = time.process_time()
-    for part in ("<answer>", "</answer>", "\\boxed{", "{}", "\n", " ", "1", "1,", "**", "$", "-"):
+    parts = ("<answer>", "</answer>", "\\boxed{", "{}", "\n", " ", "1", "1,", "**", "$", "-")
+    for part in (*parts, "```\n"):
         answer_in(kind, part * (2**18 // len(part)))
     assert time.process_time() - started < 0.5
 

@@ -13,7 +13,9 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
+from node.environments.base import Problem, Undecided
 from node.environments.scoring import pose
+from node.environments.scripted import ScriptedSum
 from node.hosting.models import WARM_UP_PRODUCER
 from node.interfaces.engine import Maker, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
@@ -492,3 +494,24 @@ def test_a_node_that_shares_nothing_gives_nothing_away() -> None:
     sharing = Others([change(PEER, external_groups=4)])
     live(change(CONFIG, rounds=6, external_groups=2), FrozenPolicy(0.5), sharing)
     assert sharing.nodes[0].node.ledger.accepted > 0
+
+
+def test_what_is_undecided_is_trained_on_as_worth_nothing_and_shared_with_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = ScriptedSum.score
+
+    def doubtful(self: ScriptedSum, problem: Problem, text: str) -> float:
+        if problem.task.index % 2 and right(self, problem, text):
+            raise Undecided
+        return right(self, problem, text)
+
+    monkeypatch.setattr(ScriptedSum, "score", doubtful)
+    node = live(change(CONFIG, rounds=6, external_groups=0), FrozenPolicy(0.5))
+    shared = [c.group_id for c in node.pool.eligible(own=True, now_s=0)]
+    indices = [each.group.task.index for each in node.pool.groups(shared)]
+    assert indices
+    assert len(indices) < 6 * CONFIG.local_groups
+    assert all(each.rewards == (0.0,) * CONFIG.group_size for each in node.pool.groups(shared)
+               if each.group.task.index % 2)  # fmt: skip
+    assert sum(each.groups_shared for each in rounds(node)) == len(indices)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from node.environments.base import Problem
+from node.environments.data import store
 from node.environments.data.items import Item
 from node.environments.data.rules import NAME, rules_of, settled
 from node.environments.data.scorers import LETTERS
@@ -31,6 +32,10 @@ class Dataset:
     def settled(self, parameters: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
         """See `base.Settles`."""
         return settled(parameters, folder)
+
+    def reads(self, parameters: str) -> list[Path]:
+        """See `base.Reads`."""
+        return [store.path_of(rules_of(parameters).sha256)]
 
     def problem(self, task: Task) -> Problem:
         """See `Environment.problem`."""

@@ -14,14 +14,13 @@ from typing import Final
 
 from node.environments.data.items import Content, Items
 from node.system.caches import cache_directory
-from node.system.child_environment import ENVIRON_PREFIX
+from node.system.child_environment import CACHE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.storage.files import write_whole
 from swarm.wire.data_manifest import chunk_hash, chunk_size, chunks_of, data_id, manifest_of
 from swarm.wire.messages import DATA_BYTES_MAX, DATA_CHUNK_BYTES_MAX, DataManifest
 
 LOADED_MAX: Final = 4  # sets of items in memory
-CACHE_VARIABLE: Final = f"{ENVIRON_PREFIX}CACHE_DIR"  # of what a node keeps, in its children too
 
 
 def path_of(sha256: str) -> Path:

@@ -1,0 +1,182 @@
+"""Confine the process that scores, by all that its machine has for it.
+
+Three layers of Linux, each used where it is there and none relying on another:
+
+    view      a root, network and System V memory of its own (`namespaces`)
+    Landlock  no file but those of the view, where containers refuse namespaces (`landlock`)
+    calls     no sockets, processes, limits or signals of others (`seccomp`)
+
+The filter of calls and one of the other two are a sandbox: code from anywhere may run in it. Less
+is better than nothing for scorers that were read line by line, and too little for others.
+
+These are a few hundred lines of system calls and no dependency. Debian's bubblewrap and what wraps
+it on PyPI need a program that pip does not bring, need namespaces, which most containers refuse,
+and confine a program rather than a process that has already imported what it serves with. The
+bindings for Landlock and seccomp on PyPI are development releases, or need libseccomp.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Final
+
+from node.sandbox import kernel, landlock, namespaces, seatbelt, seccomp
+
+SCRATCH_BYTES: Final = 16 * 2**20  # counts as memory
+OPEN_FILES_MAX: Final = 64
+FIND_TIMEOUT_S: Final = 30.0
+_SYSTEM: Final = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo",
+    "/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom",
+)  # fmt: skip
+_DEVICES: Final = (Path("/dev/null"),)  # that may be written
+_IMPORTABLE: Final = (".py", ".pth", ".dist-info", ".egg-info", ".zip", *EXTENSION_SUFFIXES)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """What confines a process."""
+
+    view: bool = False
+    landlock: int = 0  # its revision
+    calls: bool = False
+    seatbelt: bool = False  # that of macOS; nobody tried it
+
+    @property
+    def is_sandbox(self) -> bool:
+        """Whether code from anywhere may run in it."""
+        return self.calls and (self.view or self.landlock > 0)
+
+    @property
+    def brought(self) -> list[str]:
+        """What each layer brings, in words."""
+        told = {
+            "namespaces: only what scorers read is there, read-only, with a scratch folder of "
+            f"{SCRATCH_BYTES // 2**20} MiB and no network": self.view,
+            f"Landlock {self.landlock}: no file but those, and no TCP": self.landlock > 0,
+            "seccomp: no sockets, no new processes, no signals to others": self.calls,
+            "seatbelt, untested: no network, nothing written": self.seatbelt,
+        }
+        return [words for words, is_there in told.items() if is_there]
+
+
+NONE: Final = Layers()
+NEEDED: Final = (
+    "its environments need a sandbox, and this machine has none; take Linux 5.13 or newer with "
+    "Landlock or user namespaces, on x86-64 or ARM, or trust all with --verify-sandbox off"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """The paths that a confined process may read, the folders of which it may read the names, and
+    what shall not be in any of them."""
+
+    read: tuple[Path, ...]
+    listed: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
+    scratch: bool = True
+
+
+def view_of_library(library: Iterable[Path]) -> Visible:
+    """The standard library alone, with nowhere to write."""
+    read = [*map(Path, (*_SYSTEM, *_libraries())), *library]
+    spelled = (each for path in read for each in (path, path.resolve()))
+    return Visible(tuple(dict.fromkeys(spelled)), scratch=False)
+
+
+def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible:
+    """What this interpreter and its packages need of the disk, and `more`. Of a folder of the
+    import path that has something hidden in it, only what can be imported is in the view."""
+    apart = tuple({spelled for each in hidden for spelled in (each.absolute(), each.resolve())})
+    own = Path(__file__).parents[2]  # where an editable install is, which no path names
+    packages = (own / "node", own / "swarm")
+    read = [*map(Path, (*_SYSTEM, *_libraries())), *packages, *more]
+    listed: list[Path] = []
+    for place in (
+        Path(each or ".").absolute() for each in (sys.prefix, sys.base_prefix, *sys.path)
+    ):
+        if any(each.is_relative_to(place) for each in apart):
+            listed.append(place)
+            read += _importable(place, apart)
+        else:
+            read.append(place)
+    spelled = (each for path in read for each in (path, path.resolve()))
+    return Visible(tuple(dict.fromkeys(spelled)), tuple(listed), apart)
+
+
+def _libraries() -> list[str]:
+    """The files that are mapped into this process, wherever its system keeps them."""
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sorted({words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6})
+    return []
+
+
+def _importable(folder: Path, apart: Iterable[Path]) -> list[Path]:
+    """Modules and packages in a folder that holds other things as well."""
+    with suppress(OSError):
+        return [
+            each
+            for each in folder.iterdir()
+            if not any(other.is_relative_to(each) for other in apart)
+            and (each.name.endswith(_IMPORTABLE) or (each / "__init__.py").is_file())
+        ]
+    return []
+
+
+def confine(view: Visible) -> Layers:
+    """Confine this process, which has one thread, and its children for good, as far as possible."""
+    if sys.platform == "darwin":
+        return Layers(seatbelt=seatbelt.confine(view.hidden))
+    has_view = has_calls = False
+    revision = 0
+    with suppress(OSError):
+        namespaces.enter(view.read, SCRATCH_BYTES)
+        has_view = True
+    with suppress(OSError):
+        kernel.give_up_privileges()
+        write = (*_DEVICES, *((namespaces.SCRATCH,) if has_view and view.scratch else ()))
+        with suppress(OSError):
+            revision = landlock.confine(view.read, view.listed, write)
+        seccomp.confine(metadata=has_view)
+        has_calls = True
+    return Layers(has_view, revision, has_calls)
+
+
+def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
+    """Leave a confined process nothing but to compute. `memory_bytes`: of address space in all.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SCRATCH_BYTES, SCRATCH_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    seccomp.lock(threads=threads)
+
+
+def found() -> Layers:
+    """What this machine has, tried in a process of its own."""
+    with suppress(OSError, subprocess.SubprocessError, ValueError, TypeError):
+        done = subprocess.run(
+            [sys.executable, "-m", "node.sandbox.confinement"],
+            capture_output=True, timeout=FIND_TIMEOUT_S, check=True,
+            env={"PYTHONPATH": os.pathsep.join(each or os.getcwd() for each in sys.path)},
+        )  # fmt: skip
+        return Layers(**json.loads(done.stdout))
+    return NONE
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(confine(view_of_python(())))))

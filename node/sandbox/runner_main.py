@@ -1,0 +1,272 @@
+"""The runner's process: forks a child for each text, and never runs a text's code itself.
+
+`python -m node.sandbox.runner_main`, of the standard library alone. It is given the code and its
+inputs, and says what came out; it holds no key, no right answer and no pipe but the one to who
+scores. A child has one pipe, to write its result into, and neither files nor processes nor threads.
+
+Frames are a length, of four bytes, and JSON, both ways.
+"""
+
+import json
+import os
+import random
+import resource
+import select
+import signal
+import struct
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, isfinite
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from node.sandbox import confinement
+
+MODULE_FLAGS: Final = ("-s", "-S", "-P", "-B", "-m", "node.sandbox.runner_main")
+LENGTH: Final = struct.Struct("=I")
+
+BAND: Final = 4  # a limit is this many times the least that is undecided
+LINES_MIN: Final = 10_000  # of Python that run, in all calls together
+DEPTH_MIN: Final = 200  # of calls in calls
+CPU_MIN_S: Final = 0.25
+MEMORY_MIN_BYTES: Final = 64 * 2**20
+WALL_MAX_S: Final = 4.0  # for who waits for something; used up as if it were CPU time
+RESULT_BYTES_MAX: Final = 262_144
+VALUES_MAX: Final = 10_000  # in one result
+VALUES_DEEP_MAX: Final = 20
+INTEGER_BITS_MAX: Final = 2048
+# What code of a few lines imports. To import it is work as well, and other in each release.
+_READY: Final = (
+    "array", "bisect", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum",
+    "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
+    "statistics", "string", "textwrap", "types", "typing", "unicodedata",
+)  # fmt: skip
+_OUT: Final = 3  # a child's only file besides three that lead nowhere
+
+Trace = Callable[[FrameType, str, Any], Any]
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    library = [Path(sysconfig.get_path(each)) for each in ("stdlib", "platstdlib")]
+    layers = confinement.confine(confinement.view_of_library(library))
+    for name in _READY:
+        __import__(name)
+    sys.path[:] = [each for each in sys.path if Path(each) in library or "dynload" in each]
+    used_s = 0.0
+    while len(header := requests.read(LENGTH.size)) == LENGTH.size:
+        job = json.loads(requests.read(*LENGTH.unpack(header)))
+        answer: dict[str, Any] = {}
+        if not layers.is_sandbox:
+            answer = {"why": confinement.NEEDED}
+        elif job:
+            answer = _in_child(job)
+            used_s += answer["cpu_s"]
+        body = json.dumps({**answer, "used_s": used_s}).encode()
+        answers.write(LENGTH.pack(len(body)) + body)
+        answers.flush()
+
+
+def _in_child(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What a child makes of a job; of its own word nothing but results and lines is taken."""
+    ours, its = os.pipe()
+    before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    child = os.fork()
+    if child == 0:
+        try:
+            _be_a_child(its)
+            _work(job)
+        finally:
+            os._exit(0)
+    os.close(its)
+    said, in_time = _read_within(ours, WALL_MAX_S)
+    os.close(ours)
+    if not in_time:
+        os.kill(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    ended, results, lines = _understood(said)
+    if (
+        not in_time
+        or os.WIFSIGNALED(status)
+        or (
+            ended == "done"
+            and (cpu_s >= CPU_MIN_S or usage.ru_maxrss * 1024 - before_bytes >= MEMORY_MIN_BYTES)
+        )
+    ):  # by a clock, or a fault that others may not have
+        ended = "undecided"
+    used_s = cpu_s if in_time else max(cpu_s, WALL_MAX_S)
+    return {"ended": ended, "results": results, "lines": lines, "cpu_s": used_s}
+
+
+def _read_within(pipe: int, seconds: float) -> tuple[bytes, bool]:
+    """All that is written there, and whether the other end was closed in time."""
+    said = b""
+    until = time.perf_counter() + seconds
+    while (left_s := until - time.perf_counter()) > 0 and len(said) <= RESULT_BYTES_MAX:
+        if not select.select([pipe], [], [], left_s)[0]:
+            break
+        part = os.read(pipe, RESULT_BYTES_MAX)
+        if not part:
+            return said, True
+        said += part
+    return b"", False
+
+
+def _understood(said: bytes) -> tuple[str, list[Any], int]:
+    """A child's word. One that left without any, or with another, was not to be helped."""
+    try:
+        ended, results, lines = json.loads(said)
+        if (
+            ended in ("done", "over", "undecided")
+            and type(lines) is int
+            and all(each is None or (type(each) is list and len(each) == 1) for each in results)
+        ):
+            return ended, results, lines
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return "over", [], 0
+
+
+# --- in a child -----------------------------------------------------------------------------------
+
+
+def _be_a_child(its: int) -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for each in (0, 1, 2):
+        os.dup2(nowhere, each)
+    os.dup2(its, _OUT)
+    os.closerange(_OUT + 1, confinement.OPEN_FILES_MAX)
+    confinement.lock(threads=False, memory_bytes=(BAND + 1) * MEMORY_MIN_BYTES)
+    cpu_s = BAND * CPU_MIN_S
+    resource.setrlimit(resource.RLIMIT_CPU, (ceil(cpu_s) + 1, ceil(cpu_s) + 1))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(each, mode, closefd=False) for each, mode in enumerate("rww")
+    )
+    random.seed(0)  # noqa: TID251 - that of the code, which is worth the same everywhere
+
+
+class _Work:
+    """Counts what runs, by the trace of Python."""
+
+    def __init__(self) -> None:
+        self.lines = self.depth = self.deepest = 0
+        self.lacked_memory = False
+
+    def enter(self, frame: FrameType, event: str, detail: Any) -> Trace | None:
+        """Of a new frame; one of ours counts for nothing."""
+        if frame.f_code.co_filename == __file__:
+            return None
+        self.depth += 1
+        if self.depth > self.deepest:
+            self.deepest = self.depth
+            if self.depth >= BAND * DEPTH_MIN:
+                self.stop()
+        return self.within
+
+    def within(self, frame: FrameType, event: str, detail: Any) -> Trace:
+        """Of what happens in one."""
+        if event == "line":
+            self.lines += 1
+            if self.lines >= BAND * LINES_MIN:
+                self.stop()
+        elif event == "return":
+            self.depth -= 1
+        elif event == "exception" and issubclass(detail[0], MemoryError):
+            self.lacked_memory = True
+        return self.within
+
+    def stop(self) -> None:
+        """End the child: an exception could be caught."""
+        _say("over", [], self.lines)
+        os._exit(0)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether another machine might have come to a limit."""
+        return self.lacked_memory or self.lines >= LINES_MIN or self.deepest >= DEPTH_MIN
+
+
+def _work(job: Mapping[str, Any]) -> None:
+    calls = job["calls"]
+    try:
+        code = compile(job["source"], "<answer>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        _say("done", [None] * len(calls), 0)
+        return
+    except (MemoryError, RecursionError):
+        _say("undecided", [], 0)
+        return
+    _forget()
+    work = _Work()
+    results: list[list[Any] | None] = [None] * len(calls)
+    names: dict[str, Any] = {"__name__": "answer"}
+    sys.settrace(work.enter)
+    # Whatever such code raises, to exit among it, is an answer that is wrong.
+    try:
+        exec(code, names)
+        function = names[job["function"]]
+        for place, arguments in enumerate(calls):
+            try:
+                results[place] = [_plain(function(*arguments))]
+            except BaseException:  # noqa: BLE001
+                continue
+    except BaseException:  # noqa: BLE001
+        results = [None] * len(calls)
+    was_traced = sys.gettrace() == work.enter
+    sys.settrace(None)
+    if not was_traced:
+        _say("over", [], work.lines)
+    else:
+        _say("undecided" if work.is_undecided else "done", results, work.lines)
+
+
+def _forget() -> None:
+    """Leave code that looks around nothing of ours to import."""
+    for name in [each for each in sys.modules if each.partition(".")[0] == "node"]:
+        del sys.modules[name]
+
+
+def _say(ended: str, results: Sequence[Any], lines: int) -> None:
+    said = memoryview(json.dumps([ended, results, lines]).encode())
+    while said:
+        said = said[os.write(_OUT, said) :]
+
+
+def _plain(value: Any) -> Any:
+    """A copy in plain JSON values: what compares as the code's own objects like stays behind.
+
+    Raises:
+        TypeError: it is none, or too much.
+    """
+    left = VALUES_MAX
+
+    def copy(value: Any, deep: int) -> Any:
+        nonlocal left
+        left -= 1
+        kind = type(value)
+        if left < 0 or deep > VALUES_DEEP_MAX:
+            raise TypeError("too much")
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int and value.bit_length() <= INTEGER_BITS_MAX:
+            return value
+        if kind is float and isfinite(value):
+            return value
+        if kind in (list, tuple):
+            return [copy(each, deep + 1) for each in value]
+        if kind is dict and all(type(key) is str for key in value):
+            return {key: copy(each, deep + 1) for key, each in value.items()}
+        raise TypeError(f"no plain value: {kind}")
+
+    return copy(value, 0)
+
+
+if __name__ == "__main__":
+    main()
