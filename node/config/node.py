@@ -223,8 +223,7 @@ class NodeConfig(Frozen):
     log."""
     cache_dir: Path | None = None
     """Where policies are kept that were made on this machine. None: `swarm-node` in the user's
-    cache. Items of the environment `dataset` are kept there too if an environment variable says it,
-    and else in the user's cache."""
+    cache."""
     key_file: Path | None = None
     """The node's private key. None: `identity.pem` in the data directory."""
     passphrase_env: Annotated[str, Field(min_length=1)] = PASSPHRASE_VARIABLE

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from node.commands.data import check_file
 from node.config import RunConfig
 from node.config.load import load_run
 from node.environments.data import store
@@ -320,3 +321,24 @@ def test_parquet_without_pyarrow_says_what_to_install(
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=r"install swarm-node\[data\]"):
         load_run(tmp_path / "run.toml", {})
+
+
+def test_check_says_what_a_file_would_be(tmp_path: Path) -> None:
+    rows = [
+        *word_problems(20),
+        {"question": "1+1=", "answer": 2},
+        {"question": "1+1=", "answer": 2},
+    ]
+    path = write(tmp_path, rows)
+    lines = list(check_file(path, {"scorer": "numeric"}))
+    said = "\n".join(lines)
+    for words in ("22 items", "than once: 1", "prompts: 4 to", "scorer numeric: 22 of 22"):
+        assert words in said
+    assert not list((tmp_path / "cache").rglob("*"))  # it keeps nothing
+    run = tmp_path / "run.toml"
+    table = lines[lines.index("[[environments]]") :]
+    run.write_text("\n".join(['name = "mine"', "held_out = {tasks = 5}", *table]))
+    assert sha256_in(load_run(run, {})[0]) in lines[0]  # the table that it prints is of these items
+    write(tmp_path, [{"question": "1+1=", "answer": "two"}])
+    with pytest.raises(ConfigError, match=r"items\.jsonl line 1: an answer without a number"):
+        list(check_file(path, {"scorer": "numeric"}))
