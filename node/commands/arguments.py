@@ -91,18 +91,18 @@ def _show_environment(options: argparse.Namespace) -> int:
 def _try_environment(options: argparse.Namespace) -> int:
     from node.commands.environments import model_that_answers, try_environment
 
-    answered = lambda _: _typed()  # noqa: E731 - one of two answerers
-    if options.model:
-        answered = model_that_answers(options.model, options.max_new_tokens, _say)
+    answered = (
+        model_that_answers(options.model, options.max_new_tokens, _say) if options.model else _typed
+    )
     try_environment(options.name, options.parameters, options.seed, answered, _say)
     return EXIT_OK
 
 
-def _typed() -> str:
-    """All of standard input."""
+def _typed(_said: str, one_line: bool) -> str:
+    """All of standard input, or its next line."""
     if sys.stdin.isatty():
-        _say("--- your answer, then Ctrl-D:")
-    return sys.stdin.read()
+        _say("--- your turn:" if one_line else "--- your answer, then Ctrl-D:")
+    return sys.stdin.readline() if one_line else sys.stdin.read()
 
 
 def _check_environment(options: argparse.Namespace) -> int:

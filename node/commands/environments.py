@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from node.commands.environment_template import template
+from node.environments.base import Interaction, Problem
 from node.environments.groups import group_version, is_group
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import settings_of
@@ -19,6 +20,7 @@ from swarm.errors import ConfigError
 from swarm.texts import printable
 
 Say = Callable[[str], None]
+Answerer = Callable[[str, bool], str]  # what was said so far, whether one line is enough
 SHOWN_CHARS_MAX: Final = 4000
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
@@ -65,19 +67,15 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
             say(f"  {setting}: {printable(str(default), 100)}{''.join(bounds)}")
     else:
         say(f"scorer: that of {type(source).__module__}")
-        say(printable(inspect.getdoc(type(source)) or "it says nothing of its parameters", 500))
+        told = inspect.getdoc(type(source)) or "it says nothing of its parameters"
+        say(printable(" ".join(told.split()), 500))
     problem = source.problem(tasks_of(source, parameters_text(parameters), 1)[0])
     _say_text(say, "a problem of it", problem.prompt)
     _say_text(say, "a right answer", problem.answer)
 
 
-def try_environment(
-    name: str, parameters: str, seed: int, answered: Callable[[str], str], say: Say
-) -> None:
-    """Pose a problem, and say what an answer is worth.
-
-    Args:
-        answered: the answer to a prompt.
+def try_environment(name: str, parameters: str, seed: int, answered: Answerer, say: Say) -> None:
+    """Pose a problem, and say what an answer is worth, or all turns where it answers.
 
     Raises:
         ConfigError: there is no such environment, or no such problem.
@@ -85,11 +83,29 @@ def try_environment(
     source = loaded(name)
     problem = source.problem(tasks_of(source, parameters_text(parameters), 1, seed)[0])
     _say_text(say, f"{source.name}, problem {seed}", problem.prompt)
-    text = answered(problem.prompt)
-    found = scored(source, problem, text.removesuffix("\n"))
+    if isinstance(source, Interaction):
+        texts = _turns(source, problem, answered, say)
+        say(f"worth {source.worth(problem, texts)}")
+        _say_text(say, "the environment's own turns", "\n".join(source.right(problem)))
+        return
+    found = scored(source, problem, answered(problem.prompt, False).removesuffix("\n"))
     worth = f"nothing; its scorer failed ({found.error})" if found.reward is None else found.reward
     say(f"worth {worth}")
     _say_text(say, "the environment's own answer", problem.answer)
+
+
+def _turns(source: Interaction, problem: Problem, answered: Answerer, say: Say) -> list[str]:
+    """What is answered, turn by turn, until it is over."""
+    texts: list[str] = []
+    said, state = problem.prompt, source.begin(problem)
+    while len(texts) < source.turns_max:
+        texts.append(answered(said, True).removesuffix("\n"))
+        state, reply = source.reply(problem, state, texts[-1])
+        if reply is None:
+            break
+        _say_text(say, "it answers", reply)
+        said += f"{texts[-1]}{reply}"
+    return texts
 
 
 def _say_text(say: Say, what: str, text: str) -> None:
@@ -103,7 +119,7 @@ def _say_text(say: Say, what: str, text: str) -> None:
 # --- a model that answers -----------------------------------------------------------------------
 
 
-def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Callable[[str], str]:
+def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Answerer:
     """What a model says to a prompt: `tiny`, which is made first, `smollm2`, or a directory.
 
     Raises:
@@ -115,7 +131,7 @@ def model_that_answers(model: str, max_new_tokens: int, say: Say) -> Callable[[s
 
     directory = resolve_model(load_config({"model": model, "yes": True}, os.environ), say)
 
-    def answered(prompt: str) -> str:
+    def answered(prompt: str, _one_line: bool) -> str:
         command = [sys.executable, "-m", "node.policies.chat", directory, "--once"]
         command += ["--max-new-tokens", str(max_new_tokens)]
         done = subprocess.run(command, input=prompt, stdout=subprocess.PIPE, text=True, check=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
+from node.environments.base import Interaction
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.registry import environment
 from node.environments.trial import tasks_of
@@ -71,6 +72,25 @@ def test_a_typed_answer_is_scored(
     status, out = ask(capsys, "try", "scripted_sum")
     assert status == 0
     assert f"0+8=\nworth {worth}\n" in out
+
+
+def test_one_that_answers_is_played_line_by_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = environment("text_maze")
+    assert isinstance(source, Interaction)
+    problem = source.problem(tasks_of(source, "{}", 1)[0])
+    right = source.right(problem)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{each}\n" for each in right)))
+    status, out = ask(capsys, "try", "text_maze")
+    assert status == 0
+    assert out.count("--- it answers:") == len(right) - 1
+    assert "worth 1.0\n" in out
+
+
+def test_one_that_answers_is_checked_by_its_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out = ask(capsys, "check", "text_maze")
+    assert (status, "its own answers are worth 1" in out) == (0, True)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,6 @@ factors = only(rf"{_FACTOR}(?: ?× ?{_FACTOR})*")
 jug_steps = only(rf"\[{_JUG_STEP}(?:, ?{_JUG_STEP})*\]")
 buttons = only(r"[A-C](?: ?→ ?[A-C])*")
 bits = only(r"[01](?:[ \n][01])*")
-steps = only(r"[LURD]+")
 turns = only(r"[LRUDBF](?:'|2)?(?: [LRUDBF](?:'|2)?)*")
 _DISK_MOVE = r"Move disk [0-9]+ from Peg [0-9] to Peg [0-9]"
 disk_moves = only(rf"{_DISK_MOVE}(?:\n{_DISK_MOVE})*")
