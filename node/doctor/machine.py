@@ -22,7 +22,7 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.monitor.telemetry import broker_of
 from node.records.format import amount, printable
 from node.sandbox.confinement import NEEDED, found
-from node.verification.verifier import needs_sandbox
+from node.verification.cells import needs_sandbox
 from swarm.errors import ConfigError
 from swarm.telemetry.mqtt import knock
 

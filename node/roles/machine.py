@@ -36,7 +36,8 @@ from node.sandbox.confinement import NEEDED, found
 from node.system.machine import core_count, threads_of
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
-from node.verification.verifier import ProcessVerifier, needs_sandbox
+from node.verification.cells import needs_sandbox
+from node.verification.verifier import ProcessVerifier
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.storage.files import RunSync

@@ -10,26 +10,19 @@ experiments with environments that are trusted.
 """
 
 import math
-import os
 import signal
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Protocol
 
 import trio
 
 from node.config import NodeConfig, RunConfig
 from node.environments.answers import AnswerRule
-from node.environments.base import Reads
-from node.environments.registry import environment, package_of
-from node.environments.registry import needs_sandbox as environment_needs_sandbox
 from node.environments.scoring import (
     GroupScore,
     PosedProblem,
@@ -39,11 +32,9 @@ from node.environments.scoring import (
     score_group,
 )
 from node.environments.turns.replay import Said, chars_of, said_of
-from node.sandbox.namespaces import SCRATCH
-from node.system.caches import cache_directory
 from node.system.child_channel import NUMBER, ChildChannel, encode
-from node.system.child_environment import CACHE_VARIABLE, child_environ
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
+from node.verification.cells import cell_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
@@ -57,9 +48,6 @@ BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is be
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
 SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
-_ENVIRON_KEPT = frozenset(
-    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}
-)
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
@@ -135,11 +123,6 @@ class VerifierCounters:
     starts: int = 0  # of worker processes; more than two means that some were lost
     # CPU seconds for foreign groups: of proven producers, of others, and in vain
     cpu_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
-def needs_sandbox(run: RunConfig) -> bool:
-    """Whether some of its environments are scored in a sandbox or not at all."""
-    return any(environment_needs_sandbox(spec.name) for spec in run.environments)
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
@@ -340,7 +323,7 @@ class _Worker:
             "verifier",
             WORKER,
             subprocess.DEVNULL,
-            _worker_environ(confined=self._prepare["confine"]),
+            worker_environ(confined=self._prepare["confine"]),
             ANSWER_BYTES_MAX,
         )
         self._counters.starts += 1
@@ -441,39 +424,6 @@ def _checked_replies(
     return said
 
 
-def _worker_environ(*, confined: bool) -> dict[str, str]:
-    """Our import path, one thread for libraries that would take all cores, and sets in the same
-    order on all nodes. What is confined gets nothing else but what Python needs, and no home."""
-    environ = child_environ()
-    if confined:
-        environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
-        environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
-        named = os.environ.get(CACHE_VARIABLE)
-        environ[CACHE_VARIABLE] = str(cache_directory(Path(named) if named else None))
-    return {
-        **environ,
-        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
-        "PYTHONHASHSEED": "0",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-
-
-def _places(run: RunConfig) -> list[str]:
-    """Where a run's environments have files, and where the packages of its plug-ins are, which an
-    editable install has off the path."""
-    places: list[str] = []
-    for spec in run.environments:
-        source = environment(spec.name)
-        if isinstance(source, Reads):
-            places += map(str, source.reads(spec.parameters))
-        package = package_of(spec.name)
-        found = find_spec(package) if package else None
-        if found is not None:
-            places += [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
-    return places
-
-
 class ProcessVerifier:
     """Verifies in child processes; see the module. Make one with `open`."""
 
@@ -484,7 +434,6 @@ class ProcessVerifier:
         self._limits = _Limits(cpu_s, wall_s)
         self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s)
         self.counters = VerifierCounters()
-        self._apart = needs_sandbox(self._run) and config.verify_sandbox == "auto"
         prepare = {
             **self._pose_request(sample_tasks(self._run)),
             "formats": [
@@ -492,11 +441,9 @@ class ProcessVerifier:
                 for rule, tasks in format_samples(self._run)
             ],
             "memory_bytes_max": config.verify_memory_bytes_max,
-            "confine": config.verify_sandbox == "auto",
-            "apart": self._apart,
-            "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
-            "read": [*map(str, config.verify_read), *_places(self._run)],
+            **cell_of(config),
         }
+        self._prepare = prepare
         self._own = _Worker(prepare, self.counters)
         self._own_turn = trio.Lock()
         self._foreign = _Worker(prepare, self.counters)
@@ -596,7 +543,7 @@ class ProcessVerifier:
         request = self._score_request([item.task for item in items], texts, self._limits.cpu_s)
         request["foreign"] = True
         limits = items[0].limits
-        if self._apart:
+        if self._prepare["apart"]:
             request["enough_s"] = 0.0  # one text's code is to see no other producer's group
         elif len(batch) > 1:  # then any of its groups may still take what it may take alone
             request["enough_s"] = BATCH_CPU_S

@@ -54,7 +54,7 @@ def attacks(folder: Path, port: int) -> Mapping[str, str]:
         "fork": "os.fork() or os._exit(0)",
         "start a program": "os.posix_spawn('/bin/sh', ['sh', '-c', 'exit'], {})",
         "plant a module": "open(folder + '/path/sitecustomize.py', 'w').write('')",
-        "plant a test's file": "open(os.path.join(os.getcwd(), 'conftest_planted'), 'w').close()",
+        "plant a test's file": "open(folder + '/path/conftest.py', 'w').close()",
         "reach the parent by a signal": "os.kill(os.getppid(), 0)",
         "reach its group by a signal": "os.killpg(os.getpgrp(), 0)",
         "trace the parent": (

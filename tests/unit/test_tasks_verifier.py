@@ -408,13 +408,14 @@ def test_a_worker_that_does_not_start_is_nobody_elses_fault(
     with_process(run, works)
 
 
-def test_nothing_is_left_running_afterwards(trap: RunConfig) -> None:
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+def test_nothing_is_left_running_afterwards(sandbox: str, trap: RunConfig) -> None:
     async def main() -> list[psutil.Process]:
-        async with ProcessVerifier.open(make_config(trap)) as verifier:
+        async with ProcessVerifier.open(make_config(trap, verify_sandbox=sandbox)) as verifier:
             await verifier.verify(make_group(trap, "good"))
-            fork = fork_of(verifier)
             with trio.move_on_after(0.05):
                 await verifier.verify(make_group(trap, "loop"))
+            fork = fork_of(verifier)
             return [fork, *fork.parents()[:1]]
 
     for process in run_async(main):

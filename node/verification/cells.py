@@ -1,0 +1,67 @@
+"""What a verifier's worker is to be confined to: what it may read, and its environment."""
+
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from node.config import NodeConfig, RunConfig
+from node.environments import registry
+from node.environments.base import Reads
+from node.sandbox.namespaces import SCRATCH
+from node.system.caches import cache_directory
+from node.system.child_environment import CACHE_VARIABLE, child_environ
+
+_ENVIRON_KEPT: Final = frozenset(
+    {"PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME"}
+)
+
+
+def needs_sandbox(run: RunConfig) -> bool:
+    """Whether some of its environments are scored in a sandbox or not at all."""
+    return any(registry.needs_sandbox(spec.name) for spec in run.environments)
+
+
+def cell_of(config: NodeConfig) -> dict[str, Any]:
+    """What a worker is told of it when it prepares."""
+    confine = config.verify_sandbox == "auto"
+    return {
+        "confine": confine,
+        "apart": confine and needs_sandbox(config.run),
+        "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
+        "read": [*map(str, config.verify_read), *_places(config.run)],
+    }
+
+
+def worker_environ(*, confined: bool) -> dict[str, str]:
+    """Our import path, one thread for libraries that would take all cores, and sets in the same
+    order on all nodes. What is confined gets nothing else but what Python needs, and no home."""
+    environ = child_environ()
+    if confined:
+        environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
+        environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
+        named = os.environ.get(CACHE_VARIABLE)
+        environ[CACHE_VARIABLE] = str(cache_directory(Path(named) if named else None))
+    return {
+        **environ,
+        "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _places(run: RunConfig) -> list[str]:
+    """Where a run's environments have files, and where the packages of its plug-ins are, which an
+    editable install has off the path."""
+    places: list[str] = []
+    for spec in run.environments:
+        source = registry.environment(spec.name)
+        if isinstance(source, Reads):
+            places += map(str, source.reads(spec.parameters))
+        package = registry.package_of(spec.name)
+        found = find_spec(package) if package else None
+        if found is not None:
+            places += [*(found.submodule_search_locations or ()), *filter(None, [found.origin])]
+    return places
