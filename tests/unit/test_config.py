@@ -268,7 +268,7 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
             "[training]\nloss = 'tis'\ndual_clip = 3\n",
             "training.loss = tis: dual_clip: this loss has no such parameter; it has aggregation",
         ),
-        ("[extra]\n", "extra in mine.toml: no such setting; known: answer, environments"),
+        ("[extra]\n", "extra in mine.toml: no such setting; known: answer, common"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_of_the_file_is_named(tmp_path: Path, after: str, line: str) -> None:

@@ -143,7 +143,7 @@ def test_a_text_does_not_answer_for_the_scorer(
     sandbox: str, mole: RunConfig, tmp_path: Path
 ) -> None:
     """It writes what the worker would say of the groups to come into every pipe that it finds."""
-    said = [["?", [1.0], 0, 0.0]]
+    said = [["?", [1.0], 0, "", 0.0]]
     frames = b"".join(encode({"ok": said, "cpu_s": 0.0, NUMBER: each}) for each in range(3, 9))
     forge = FORGE.format(frames=frames.hex())
     (tmp_path / "node").mkdir()
