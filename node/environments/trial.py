@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Interaction, Problem
 from node.environments.hostile_texts import around, hostile_texts, repeated
 from node.environments.registry import environment
 from swarm.errors import ConfigError
@@ -88,12 +88,24 @@ def told(problem: Problem) -> str:
     return hashlib.sha256(f"{problem.prompt}\0{problem.answer}".encode()).hexdigest()
 
 
+def own_reward(source: Environment, problem: Problem) -> float | None:
+    """What an environment's own answer, or its own turns, are worth to it; None: it fails."""
+    if not isinstance(source, Interaction):
+        return scored(source, problem, problem.answer).reward
+    try:
+        return float(source.worth(problem, source.right(problem)))
+    except Exception:  # noqa: BLE001 - as in `scored`
+        return None
+
+
 def scored(source: Environment, problem: Problem, text: str) -> Scored:
-    """Score one text, and measure it."""
+    """Score one text, and measure it; where the environment answers, as a turn as well."""
     _forget_peak()
     before, began = _memory_bytes("VmRSS"), time.process_time()
     reward, error = None, ""
     try:
+        if isinstance(source, Interaction):
+            source.reply(problem, source.begin(problem), text)
         reward = float(source.score(problem, text))
     except Exception as raised:  # noqa: BLE001 - what scorers raise is part of what is looked for
         error = f"{type(raised).__name__}: {raised}"[:200]
@@ -149,7 +161,7 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
         problems[at] = source.problem(tasks[at])
     in_order = [problems[at] for at in range(len(tasks))]
     tell({"posed": [told(each) for each in in_order], "threads": threading.active_count()})
-    tell({"own": [scored(source, each, each.answer).reward for each in in_order]})
+    tell({"own": [own_reward(source, each) for each in in_order]})
     if not asked["texts"] or not in_order:
         return
     _bound_memory()
