@@ -2,11 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from node.config import NodeConfig, RunConfig
+from node.environments import trial
 from node.environments.base import Interaction, Problem
+from node.environments.hostile_texts import hostile_texts
 from node.environments.registry import interaction
 from node.environments.scoring import score_group
 from node.environments.turns.replay import Parts, replies
@@ -238,6 +241,22 @@ def test_runs_with_turns_refuse_what_cannot_have_them() -> None:
         )
     with pytest.raises(Exception, match="several turns"):
         NodeConfig(run=run_of(GUESS), engine="vllm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_turns_are_answered_quickly_and_worth_nothing(name: str, tmp_path: Path) -> None:
+    source = source_of(name)
+    problem = source.problem(assigned_task(run_of(name), ALICE, 0))
+    assert trial.own_reward(source, problem) == 1.0
+    marker = tmp_path / "made"
+    texts = list(hostile_texts(marker))
+    texts += [(f"{what}, called", f"<tool>{tool}: {text}</tool>")
+              for tool in source.tools for what, text in texts]  # fmt: skip
+    for what, text in texts:
+        found = trial.scored(source, problem, text)
+        assert (found.error, found.reward) == ("", 0.0), what
+        assert found.cpu_s < 0.2, what
+    assert not marker.exists()
 
 
 # --- tools -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """A number to be guessed: the task says whether it is higher or lower."""
 
 import random
+import re
 from collections.abc import Sequence
 
 from node.environments.base import Problem
@@ -8,7 +9,6 @@ from node.environments.turns.parameters import named, numbers
 from swarm.rollouts import Task
 
 TRIES_MAX = 16
-TEXT_CHARS_MAX = 16
 
 
 class GuessNumber:
@@ -63,6 +63,5 @@ class GuessNumber:
 
 
 def _number(text: str) -> int | None:
-    text = text.strip()
-    is_one = text.isascii() and text.isdigit() and len(text) <= TEXT_CHARS_MAX
-    return int(text) if is_one else None
+    """In its one spelling: zeros or blanks around it would be taught along."""
+    return int(text) if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None

@@ -66,8 +66,7 @@ def _goal(problem: Problem) -> Cell:
 
 
 def _moved(problem: Problem, cell: Cell, text: str) -> Cell:
-    step = text.strip()[:2]
-    return _beyond(cell, step) if (cell, step) in problem.entry["doors"] else cell
+    return _beyond(cell, text) if (cell, text) in problem.entry["doors"] else cell
 
 
 def _beyond(cell: Cell, step: str) -> Cell:

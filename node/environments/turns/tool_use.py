@@ -18,7 +18,6 @@ from node.environments.turns.tools import (
 from swarm.rollouts import Task
 
 CALLS_MAX: Final = 4
-ANSWER_CHARS_MAX: Final = 32
 _WORDS: Final = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
 
@@ -43,8 +42,7 @@ class _ToolTask:
 
     def worth(self, problem: Problem, texts: Sequence[str]) -> float:
         """1 where the last turn is the answer and nothing else."""
-        last = texts[-1].strip() if texts else ""
-        return float(len(last) <= ANSWER_CHARS_MAX and last == problem.answer)
+        return float(bool(texts) and texts[-1] == problem.answer)
 
     def score(self, problem: Problem, text: str) -> float:
         """See `Environment.score`."""
