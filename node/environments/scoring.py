@@ -125,7 +125,10 @@ def _score_transcripts(
         if forgery is not None:
             return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
         texts = [text for mine, text in each[1] if mine] if not isinstance(each, str) else [each]
-        raw.append(_checked(partial(source.worth, problem, texts)))
+        try:
+            raw.append(_checked(partial(source.worth, problem, texts)))
+        except Undecided:
+            return GroupScore(prompt, (None,) * len(said), 0)
     rewards = [0.0 if each is None else each for each in raw]
     if reward == "exact":
         rewards = [float(each == 1.0) for each in rewards]

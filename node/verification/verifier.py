@@ -621,7 +621,8 @@ class ProcessVerifier:
     async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
         try:
             request = self._score_request([task], [texts], OWN_BATCH_LIMITS.cpu_s)
-            return self._rewards((await self._call_own(request, self._limits))[0])
+            found = _checked(await self._call_own(request, self._limits), [texts])
+            return self._rewards(found[0])
         except _Overran:
             return (0.0,) * len(texts)
 
