@@ -29,6 +29,7 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES
+from node.environments.turns.replay import said_of
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, rewards_of
@@ -267,7 +268,7 @@ class Sapo:
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._on_phase("scoring")
-        texts = [[each.text for each in group] for _, group in made]
+        texts = [[said_of(each) for each in group] for _, group in made]
         verdicts = await self._verifier.score([its.task for its, _ in made], texts)
         clock.lap("score")
         return [

@@ -37,7 +37,7 @@ from node.verification.assignment import assigned_task, format_samples, is_commo
 from node.verification.cells import cell_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
-from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
+from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup, Task
 
 WORKER = "node.verification.verifier_worker"
@@ -155,6 +155,15 @@ def _check_forgery(name: str) -> None:
         raise RemoteProtocolError(Reject(name), "its transcript is not what the task makes of it")
 
 
+def _check_own(forgery: str) -> None:
+    """
+    Raises:
+        LocalProtocolError: our own transcript is none of its task, so that others would refuse it.
+    """
+    if forgery:
+        raise LocalProtocolError(f"own transcript: {forgery}; it was not scored as it was made")
+
+
 def _decided(verdicts: Verdicts) -> tuple[float, ...]:
     """The rewards of a foreign group.
 
@@ -207,7 +216,10 @@ class InlineVerifier:
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
-        return [self._score(*group).rewards for group in zip(tasks, texts, strict=True)]
+        scored = [self._score(*group) for group in zip(tasks, texts, strict=True)]
+        for each in scored:
+            _check_own(str(each.forgery or ""))
+        return [each.rewards for each in scored]
 
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
@@ -605,7 +617,7 @@ class ProcessVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`. Where they take too long, all of them are over."""
+        """See `Verifier.replies`."""
         request = {
             "op": "reply",
             "tasks": [_task_values(task) for task in tasks],
@@ -615,7 +627,7 @@ class ProcessVerifier:
         try:
             found = await self._call_own(request, OWN_BATCH_LIMITS)
         except _Overran:
-            return [[None] * len(each) for each in transcripts]
+            raise ChildFailed(f"no replies in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
         return _checked_replies(found, transcripts)
 
     async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
@@ -631,7 +643,8 @@ class ProcessVerifier:
             return _result((await self._own.call(request, limits))[0])
 
     def _rewards(self, scored: Sequence[Any]) -> Verdicts:
-        _, rewards, scorer_errors, _, _ = scored
+        _, rewards, scorer_errors, forgery, _ = scored
+        _check_own(forgery)
         self.counters.scorer_errors += scorer_errors
         return tuple(rewards)
 

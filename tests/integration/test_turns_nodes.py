@@ -53,6 +53,7 @@ def test_nodes_share_transcripts_replay_them_and_train_on_them(pair: list[NodePr
         node.until(lambda node=node: node.foreign_trained() >= 4)
     for node in pair:
         assert not node.troubles()
+        assert any(record.own_reward > 0 for record in node.rounds())
         assert node.rounds()[-1].rejected_total == {}
         assert node.interrupt() == 0
     records = first._pool("SELECT record FROM groups JOIN records USING (seq) WHERE NOT own")

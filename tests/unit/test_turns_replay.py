@@ -16,7 +16,7 @@ from node.environments.turns.replay import Parts, replies
 from node.environments.turns.tools import ToolCall, answered, calculator, call_in, file_tree, search
 from node.verification.assignment import assigned_task
 from node.verification.verifier import InlineVerifier, Verifier
-from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.errors import ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import Author, Completion, FinishReason, RolloutGroup, Task, Turn
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE, make_group
@@ -209,6 +209,21 @@ def test_turns_belong_to_environments_that_answer() -> None:
         assert refused.value.reason is Reject.SKIPPED_TURN
 
     with_both(games, one_turn)
+
+
+def test_own_transcripts_that_others_would_refuse_are_a_loud_mistake() -> None:
+    run = run_of(GUESS)
+    task = assigned_task(run, ALICE, 0)
+    problem = source_of(GUESS).problem(task)
+    whole = told(source_of(GUESS), problem, (problem.answer,))
+
+    async def body(verifier: Verifier) -> None:
+        assert await verifier.score([task], [[(False, whole)]]) == [(1.0,)]
+        for wrong in (problem.answer, (False, [*whole, (False, "higher, 1 left"), (True, "1")])):
+            with pytest.raises(LocalProtocolError, match="own transcript"):
+                await verifier.score([task], [[wrong]])
+
+    with_both(run, body)
 
 
 @pytest.mark.parametrize(
