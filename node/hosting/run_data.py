@@ -172,15 +172,22 @@ def _agree_to_fetch(manifest: DataManifest, agreed: Consent) -> None:
 async def _fetch_into_place(
     transport: Transport, peer: PeerId, rules: DataRules, manifest: DataManifest
 ) -> None:
-    arriving = store.Arriving(rules.sha256, manifest)
-
     async def keep(chunk: int, content: bytes) -> None:
         await trio.to_thread.run_sync(arriving.write, chunk, content)
 
-    missing = await trio.to_thread.run_sync(lambda: list(arriving.missing()))
-    data = bytes.fromhex(rules.sha256)
-    await fetch_chunks(transport, peer, data, manifest, missing, keep)
-    await trio.to_thread.run_sync(_judge, arriving, rules, manifest)
+    try:
+        arriving = store.Arriving(rules.sha256, manifest)
+        missing = await trio.to_thread.run_sync(lambda: list(arriving.missing()))
+        data = bytes.fromhex(rules.sha256)
+        await fetch_chunks(transport, peer, data, manifest, missing, keep)
+        await trio.to_thread.run_sync(_judge, arriving, rules, manifest)
+    except OSError as error:
+        if store.is_here(rules.sha256):
+            return  # another node of this machine fetched them meanwhile
+        raise ConfigError(
+            f"environment {NAME}: {store.path_of(rules.sha256)} cannot be written "
+            f"({error.strerror}); make room, or set SWARM_NODE_CACHE_DIR"
+        ) from None
 
 
 def _judge(arriving: store.Arriving, rules: DataRules, manifest: DataManifest) -> None:

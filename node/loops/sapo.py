@@ -107,13 +107,17 @@ class OwnGroup:
         return self.task, self.completions, self.rewards
 
 
+SEGMENT_BYTES = 12  # on the wire
+
+
 def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
     """Whether others would take the group: one that is too long, or whose log-probs are not
     numbers, is trained on here and not shared."""
     size_bytes = GROUP_OVERHEAD_BYTES
     for completion in group.completions:
         size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
-        size_bytes += 8 * len(completion.token_ids)
+        size_bytes += 8 * (len(completion.token_ids) + len(completion.spans))
+        size_bytes += SEGMENT_BYTES * len(completion.segments)
         if len(completion.text) > run.limits.text_chars_max:
             return False
         if len(completion.token_ids) > TOKENS_MAX or not all(map(isfinite, completion.logprobs)):

@@ -39,15 +39,18 @@ def draw_foreign(
 
 
 def distinct(groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
-    """Those groups that say something new, in their order: of several with one task and the same
-    texts, in any order, the first. Whoever copies another's answers to a common task gains no
-    second place, and whoever answers alike by chance loses none that teaches."""
-    found = {
-        (each.group.task, tuple(sorted(c.text for c in each.group.completions))): each
-        for each in reversed(groups)
-    }
-    firsts = {each.group_id for each in found.values()}
-    return [each for each in groups if each.group_id in firsts]
+    """Those groups that say something new, in their order: of several with one task, the first of
+    each producer, and the first with the same texts in whatever order. Whoever copies another's
+    answers to a common task, or does one again and again, gains no second place."""
+    found: list[VerifiedGroup] = []
+    known: set[object] = set()
+    for each in groups:
+        task, texts = each.group.task, tuple(sorted(c.text for c in each.group.completions))
+        says = {(task, each.group.producer), (task, texts)}
+        if not says & known:
+            found.append(each)
+        known |= says
+    return found
 
 
 def kept_completions(completions: int, kept_max: int, rng: Random) -> list[int]:

@@ -11,7 +11,8 @@ out.
 """
 
 import hashlib
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from random import Random
 
@@ -58,19 +59,25 @@ def next_task(run: RunConfig, producer: str, index: int) -> tuple[Task, int]:
     if not run.common.share:
         return assigned_task(run, producer, index), 0
     epoch, place = divmod(index, run.common.epoch)
-    number = _common_places(run.run_id, run.common, producer, epoch).get(place)
-    if number is None:
-        return assigned_task(run, producer, index), 0
-    return common_task(run, number), epoch
+    numbers, places = _common_places(run.run_id, run.common, producer, epoch)
+    number = numbers.get(place)
+    if number is not None:
+        return common_task(run, number), epoch
+    before = epoch * run.common.tasks + bisect_left(places, place)  # its own have no gaps
+    return assigned_task(run, producer, index - before), 0
 
 
 @lru_cache(maxsize=_EPOCHS_CACHED)
-def _common_places(run_id: str, rules: CommonRules, producer: str, epoch: int) -> Mapping[int, int]:
-    """Where in an epoch of a producer which common task is: numbers by place."""
+def _common_places(
+    run_id: str, rules: CommonRules, producer: str, epoch: int
+) -> tuple[Mapping[int, int], Sequence[int]]:
+    """Where in an epoch of a producer which common task is: numbers by place, and the places in
+    order."""
     seed = _hash_bits(63, _COMMON_DOMAIN, run_id, producer, str(epoch))
     draw = Random(seed).random  # the one method whose numbers no release of Python changes
     places = sorted(range(rules.epoch), key=[draw() for _ in range(rules.epoch)].__getitem__)
-    return {place: number for number, place in enumerate(places[: rules.tasks])}
+    chosen = places[: rules.tasks]
+    return {place: number for number, place in enumerate(chosen)}, sorted(chosen)
 
 
 def leased_task(run: RunConfig, stream: str, place: int, attempt: int) -> Task:

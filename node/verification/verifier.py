@@ -550,14 +550,16 @@ class ProcessVerifier:
 
     async def _score_batch(self, batch: Sequence[Ticket[_Foreign]]) -> None:
         """Have a batch scored as far as its time goes; the rest waits again."""
+        if self._prepare["apart"]:  # one text's code is to see, and to speak for, no other group
+            for ticket in batch[1:]:
+                self._waiting.put_back(ticket)
+            batch = batch[:1]
         items = [ticket.item for ticket in batch]
         texts = [item.texts for item in items]
         request = self._score_request([item.task for item in items], texts, self._limits.cpu_s)
         request["foreign"] = True
         limits = items[0].limits
-        if self._prepare["apart"]:
-            request["enough_s"] = 0.0  # one text's code is to see no other producer's group
-        elif len(batch) > 1:  # then any of its groups may still take what it may take alone
+        if len(batch) > 1:  # then any of its groups may still take what it may take alone
             request["enough_s"] = BATCH_CPU_S
             limits = replace(limits, cpu_s=limits.cpu_s + BATCH_CPU_S)
         used_s = limits.cpu_s  # unless an answer says less

@@ -513,7 +513,8 @@ class Fetcher:
             nonlocal good
             try:
                 checked = await self._take_in(batch, peer, record)
-            except RemoteProtocolError:  # counted where it was found
+            except RemoteProtocolError as error:  # counted where it was found
+                good += error.reason is Reject.UNDECIDED  # delivered as it should be
                 if self._gater.is_banned(batch.producer):
                     nursery.cancel_scope.cancel()
                 return

@@ -575,6 +575,7 @@ class Exchange:
             now_s = self._now_s()
             self._offers.expire(now_s)
             self._advert_cache.expire(now_s)
+            self._large_cache.expire(now_s)
             if trio.current_time() - self._round_began >= SAMPLED_ROUND_S:
                 self._next_round()  # shares seldom, or never
             await self._run_sync(self._pool.expire, now_s)

@@ -404,8 +404,10 @@ class Intake:
         except RemoteProtocolError as error:
             self._gater.ledger.reject(peer, error.reason)
             fault = error.detail or str(error.reason)
-            self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
-            return self._book.submit(submission, self._now_s(), fault), None
+            blames = error.reason is not Reject.UNDECIDED
+            if blames:
+                self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
+            return self._book.submit(submission, self._now_s(), fault, blames=blames), None
         answer = self._book.submit(submission, self._now_s())
         if not answer.admitted or answer.repeated:
             return answer, None

@@ -374,15 +374,17 @@ class LeaseBook:
         nothing and counts nothing: `submit` follows in any case."""
         return self._judge(submission, now)[1]
 
-    def submit(self, submission: SubmittedGroup, now: float, fault: str = "") -> Answer:
+    def submit(
+        self, submission: SubmittedGroup, now: float, fault: str = "", *, blames: bool = True
+    ) -> Answer:
         """Take a group in, or say why not. `fault`: what is wrong with it, one line; it is heard
-        only where the group would have been taken."""
+        only where the group would have been taken. `blames`: it counts against the worker."""
         held, answer = self._judge(submission, now)
         if held is not None and held.lease.worker in self._workers:
             self._workers[held.lease.worker].heard_at = now
         if answer is None:
             assert held is not None
-            return self._settle(held, submission, fault, now)
+            return self._settle(held, submission, fault, now, blames)
         if answer.repeated:
             self.repeated += 1
             return answer
@@ -446,7 +448,9 @@ class LeaseBook:
             return Answer(Discard.OTHER_GROUP)
         return Answer(answer.reason, answer.detail, repeated=True)
 
-    def _settle(self, held: _Held, submission: SubmittedGroup, fault: str, now: float) -> Answer:
+    def _settle(
+        self, held: _Held, submission: SubmittedGroup, fault: str, now: float, blames: bool
+    ) -> Answer:
         """Answer a submission for the first time that only verification or its age decides."""
         self._end_trial(held, 1)
         if fault:
@@ -458,17 +462,25 @@ class LeaseBook:
                 submission.group_id, submission.worker, min(versions), max(versions)
             )
             answer = Answer(self.account.admit(group))
-        self._note(held, submission, answer, now)
+        self._note(held, submission, answer, now, blames=blames)
         return answer
 
-    def _note(self, held: _Held, submission: SubmittedGroup, answer: Answer, now: float) -> None:
+    def _note(
+        self,
+        held: _Held,
+        submission: SubmittedGroup,
+        answer: Answer,
+        now: float,
+        *,
+        blames: bool = True,
+    ) -> None:
         held.answers[submission.seed] = (submission.group_id, answer)
         held.answered_at = now
         if answer.admitted:
             self._places[submission.group_id] = (submission.lease_id, submission.seed)
             took_s = max(0.0, now - held.lease.granted_at)
             self._workers[submission.worker].delivers(took_s, self._standing_max, now)
-        else:
+        elif blames:
             self._refused(submission.worker)
         if held.unanswered == 0:
             self._end(held, now)

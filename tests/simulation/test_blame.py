@@ -194,5 +194,7 @@ def test_groups_that_are_undecided_are_left_alone_and_nobody_is_blamed() -> None
             assert not here.exchange.gater.is_banned(here.identity.peer_id)
             assert sorted(looked_at) == list(range(8))  # each once
             assert await here.exchange.candidates() == []
+            offers = here.exchange._offers
+            assert not offers.is_resting(here.identity.peer_id, trio.current_time())
 
     run(main, virtual=True, timeout_s=1000)

@@ -459,3 +459,13 @@ def test_accounts_say_what_is_known_of_each_worker() -> None:
     kept = {each.worker: each for each in again.accounts()}["w"]
     assert (kept.rate, kept.turnaround_s) == (known.rate, known.turnaround_s)
     assert kept.heard_at is None
+
+
+def test_a_group_that_nobody_is_to_blame_for_costs_its_worker_nothing() -> None:
+    book = open_book()
+    lease = granted(book)
+    answer = book.submit(group_of(lease, 0), 1.0, "near a limit", blames=False)
+    assert answer.reason is Discard.FAULTY
+    assert book._workers["w"].refused == 0
+    book.submit(group_of(lease, 1), 1.0, "forged")
+    assert book._workers["w"].refused == 1

@@ -152,5 +152,7 @@ def test_answers_that_were_given_before_count_once() -> None:
 
     first, copied = verified(1, ALICE, 0, "1", "2"), verified(2, BOB, 0, "2", "1")
     other, elsewhere = verified(3, BOB, 0, "1", "3"), verified(4, BOB, 1, "1", "2")
-    assert distinct([first, copied, other, elsewhere]) == [first, other, elsewhere]
+    again = verified(5, ALICE, 0, "5", "6")
+    assert distinct([first, copied, other, elsewhere]) == [first, elsewhere]
+    assert distinct([first, other, again, elsewhere]) == [first, other, elsewhere]
     assert distinct([copied, first]) == [copied]

@@ -220,3 +220,20 @@ def test_a_caller_that_leaves_a_batch_takes_nobody_with_it(trap: RunConfig) -> N
         assert verifier.counters.starts == 1
 
     with_process(trap, body)
+
+
+def test_where_texts_may_run_code_a_group_goes_alone(trap: RunConfig) -> None:
+    """It could speak for the others of its request."""
+
+    async def body(verifier: ProcessVerifier) -> None:
+        sizes = await proven(verifier, trap, ALICE)
+        works = [(ALICE, "good")] * 4
+        await judge_together(verifier, trap, works)
+        assert max(sizes) > 1
+        sizes.clear()
+        verifier._prepare["apart"] = True  # the worker that runs was told otherwise
+        found, _ = await judge_together(verifier, trap, [(ALICE, "bad"), *works[1:]])
+        assert found == rewards_of([(ALICE, "bad"), *works[1:]])
+        assert sizes == [1] * 4
+
+    with_process(trap, body)

@@ -8,6 +8,7 @@ of, and the two sizes together have one.
 
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
@@ -20,6 +21,7 @@ SCHEMA_CHARS_MAX: Final = 16_384
 TEXT_CHARS_MAX: Final = 8_192
 DEPTH_MAX: Final = 16
 WORK_MAX: Final = 20_000  # values of a text times values of a schema
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _READ_MAX: Final = 64
 
 # What each word holds: a value of its own, one schema, schemas by name, or a list of them.
@@ -108,9 +110,9 @@ def _no_constant(name: str) -> Any:
 
 
 def _depth(text: str) -> int:
-    """How deep brackets are open, those within texts too: a bound on how deep it nests."""
+    """How deep it nests, if it is JSON."""
     depth = deepest = 0
-    for char in text:
+    for char in _QUOTED.sub("", text):
         depth += (char in "[{") - (char in "]}")
         deepest = max(deepest, depth)
     return deepest
