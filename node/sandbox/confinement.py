@@ -99,7 +99,7 @@ def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible
     own = Path(__file__).parents[2]  # where an editable install is, which no path names
     packages = (own / "node", own / "swarm")
     read = [*map(Path, (*_SYSTEM, *_libraries())), *packages, *more]
-    listed: list[Path] = []
+    listed = [own]  # else nothing is found there
     for place in (
         Path(each or ".").absolute() for each in (sys.prefix, sys.base_prefix, *sys.path)
     ):
@@ -116,7 +116,8 @@ def _libraries() -> list[str]:
     """The files that are mapped into this process, wherever its system keeps them."""
     with suppress(OSError):
         lines = Path("/proc/self/maps").read_text().splitlines()
-        return sorted({words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6})
+        named = [words[5] for line in lines if len(words := line.split(maxsplit=5)) == 6]
+        return sorted({each for each in named if each.startswith("/")})  # not [heap] and its like
     return []
 
 

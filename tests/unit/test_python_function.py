@@ -291,3 +291,29 @@ def test_a_group_is_undecided_from_its_first_text_on() -> None:
         assert each.scorer_errors == 0
         foreign = score_group(task(0), ["a", "x", "a"], "exact", until_undecided=True)
         assert foreign.rewards == (1.0, None, None)
+
+
+def test_from_any_directory_a_verifier_runs_code(tmp_path: Path) -> None:
+    """An editable install is on no path that the worker is told of, unless one starts there."""
+    script = tmp_path / "verify.py"
+    script.write_text(
+        "import trio\n"
+        "from tests.unit.tasks_support import make_config, make_run\n"
+        "from node.verification.assignment import held_out_tasks\n"
+        "from node.verification.verifier import ProcessVerifier\n"
+        "async def main():\n"
+        "    run = make_run({'name': 'python_function'})\n"
+        "    async with ProcessVerifier.open(make_config(run)) as verifier:\n"
+        "        [task] = held_out_tasks(run)[:1]\n"
+        "        [problem] = await verifier.problems([task])\n"
+        "        print(await verifier.score([task], [[problem.answer, 'no']]))\n"
+        "trio.run(main)\n"
+    )
+    root = Path(__file__).parents[2]
+    told = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({str(root)!r}); import tests.unit."
+         "tasks_support; sys.path.remove(" f"{str(root)!r}); exec(open('verify.py').read())"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )  # fmt: skip
+    assert told.stdout.strip() == "[(1.0, 0.0)]", told.stderr[-2000:]
