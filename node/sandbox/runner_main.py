@@ -44,6 +44,7 @@ _READY: Final = (
     "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
     "statistics", "string", "textwrap", "types", "typing", "unicodedata",
 )  # fmt: skip
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.05  # between looks whether a child has ended
 _OUT: Final = 3  # a child's only file besides three that lead nowhere
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -83,11 +84,10 @@ def _in_child(job: Mapping[str, Any]) -> dict[str, Any]:
         finally:
             os._exit(0)
     os.close(its)
-    said, in_time = _read_within(ours, WALL_MAX_S)
+    until = time.perf_counter() + WALL_MAX_S
+    said, was_closed = _read_until(ours, until)
     os.close(ours)
-    if not in_time:
-        os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
+    status, usage, in_time = _wait_until(child, until if was_closed else 0.0)
     cpu_s = usage.ru_utime + usage.ru_stime
     ended, results, lines = _understood(said)
     if (
@@ -103,10 +103,9 @@ def _in_child(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"ended": ended, "results": results, "lines": lines, "cpu_s": used_s}
 
 
-def _read_within(pipe: int, seconds: float) -> tuple[bytes, bool]:
+def _read_until(pipe: int, until: float) -> tuple[bytes, bool]:
     """All that is written there, and whether the other end was closed in time."""
     said = b""
-    until = time.perf_counter() + seconds
     while (left_s := until - time.perf_counter()) > 0 and len(said) <= RESULT_BYTES_MAX:
         if not select.select([pipe], [], [], left_s)[0]:
             break
@@ -115,6 +114,21 @@ def _read_within(pipe: int, seconds: float) -> tuple[bytes, bool]:
             return said, True
         said += part
     return b"", False
+
+
+def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
+    """The exit status of a child, what it used, and whether it ended in time: it may have closed
+    its pipe and gone on. One that did not is ended."""
+    pause_s = _PAUSE_MIN_S
+    while time.perf_counter() < until:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return status, usage, True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+    os.kill(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    return status, usage, False
 
 
 def _understood(said: bytes) -> tuple[str, list[Any], int]:

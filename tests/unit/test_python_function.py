@@ -139,6 +139,9 @@ UNDECIDED: dict[str, str] = {
     "goes back": "import re\ndef solve(n):\n    return re.match('(a+)+b', 'a' * 64)",
     "has large numbers": "def solve(n):\n    return 10**10**9 % 2",
     "waits": "import time\ndef solve(n):\n    time.sleep(1000)",
+    "closes its pipe and waits": "import os, time\nos.close(3)\ntime.sleep(90)",
+    "answers, closes its pipe and waits": "import os, time\n"
+    "os.write(3, b'[\"done\", [[0]], 1]')\nos.close(3)\ntime.sleep(90)",
     "crashes": "import ctypes\ndef solve(n):\n    ctypes.string_at(0)",
 }
 
