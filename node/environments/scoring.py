@@ -20,12 +20,14 @@ from node.environments.registry import environment, interaction
 from node.environments.turns import replay
 from node.environments.turns.replay import Said
 from node.interfaces.prompts import prompt_of
+from node.sandbox.runner import NoSandbox, RunnerFailed
 from swarm.errors import ConfigError, Reject
 from swarm.rollouts import Task
 from swarm.texts import printable
 
 PROBLEMS_CACHED_MAX = 1024
 
+_OURS = (NoSandbox, RunnerFailed)  # faults of this machine, which are no text's
 RewardRule = Literal["exact", "partial"]
 
 
@@ -78,6 +80,7 @@ def score_group(
 
     Raises:
         ConfigError: the run's parameters make no problem.
+        NoSandbox, RunnerFailed: this machine could not run a text's code.
     """
     problem = _problem(task)
     source = environment(task.environment)
@@ -119,6 +122,8 @@ def _score_transcripts(
     for each in said:
         try:
             forgery = replay.forgery(source, problem, each)
+        except _OURS:
+            raise
         except Exception:  # noqa: BLE001 - as in `_raw_score`
             raw.append(None)
             continue
@@ -147,6 +152,8 @@ def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None
     for texts in transcripts:
         try:
             said = [None] if source is None else replay.replies(source, problem, texts)
+        except _OURS:
+            raise
         except Exception:  # noqa: BLE001 - as in `_raw_score`
             said = [None]
         found.append(said[-1] if len(said) == len(texts) else None)
@@ -207,6 +214,7 @@ def _raw_score(source: Environment, problem: Problem, text: str) -> float | None
 
     Raises:
         Undecided: as `Environment.score`.
+        NoSandbox, RunnerFailed: as `runner.run`.
     """
     return _checked(lambda: source.score(problem, text))
 
@@ -214,7 +222,7 @@ def _raw_score(source: Environment, problem: Problem, text: str) -> float | None
 def _checked(score: Callable[[], float]) -> float | None:
     try:
         reward = float(score())
-    except Undecided:
+    except (Undecided, *_OURS):
         raise
     except Exception:  # noqa: BLE001 - the boundary where strangers' text meets foreign scorers
         return None

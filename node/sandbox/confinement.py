@@ -140,7 +140,7 @@ def confine(view: Visible) -> Layers:
     has_view = has_calls = False
     revision = 0
     with suppress(OSError):
-        namespaces.enter(view.read, SCRATCH_BYTES)
+        namespaces.enter(view.read, SCRATCH_BYTES if view.scratch else 0)
         has_view = True
     with suppress(OSError):
         kernel.give_up_privileges()
@@ -152,17 +152,22 @@ def confine(view: Visible) -> Layers:
     return Layers(has_view, revision, has_calls)
 
 
-def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
-    """Leave a confined process nothing but to compute. `memory_bytes`: of address space in all.
-
-    Raises:
-        OSError: this machine does not allow it.
-    """
+def limit(memory_bytes: int | None = None) -> None:
+    """Bound what a process may take. `memory_bytes`: of address space in all."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (SCRATCH_BYTES, SCRATCH_BYTES))
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES_MAX, OPEN_FILES_MAX))
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+
+
+def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
+    """Leave a confined process nothing but to compute. `memory_bytes`: as `limit`.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     seccomp.lock(threads=threads)
 

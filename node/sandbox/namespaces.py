@@ -1,9 +1,10 @@
 """A view of the machine that holds next to nothing: namespaces of Linux.
 
 The process gets a root of its own, in memory, with those paths of the machine that it was given,
-read-only, and a scratch folder of bounded size; a network without an interface; and no System V
-memory of others. Processes are not hidden by a namespace of their own: it would take one process
-more as its first, and `/proc` is not in the view, while `seccomp` refuses every call to others.
+read-only, and a scratch folder of bounded size if it is to have one; a network without an
+interface; and no System V memory of others. Processes are not hidden by a namespace of their own:
+it would take one process more as its first, and `/proc` is not in the view, while `seccomp` refuses
+every call to others.
 """
 
 import ctypes
@@ -31,7 +32,8 @@ _FILES_MAX: Final = 4096  # in the scratch folder
 
 
 def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
-    """Move this process, which has one thread, into such a view.
+    """Move this process, which has one thread, into such a view. `scratch_bytes`: the size of its
+    scratch folder; 0: it has none.
 
     Raises:
         OSError: this kernel, or what this process runs in, does not allow it; it may have left
@@ -54,11 +56,12 @@ def enter(paths: Iterable[Path], scratch_bytes: int) -> None:
     _mount("root", base, "tmpfs", _NO_SETUID | _NO_DEVICES, f"mode=755,nr_inodes={_FILES_MAX}")
     for path, source in sources:
         _show(source, base / path.relative_to("/"))
-    scratch = base / SCRATCH.relative_to("/")
-    scratch.mkdir(exist_ok=True)
-    flags = _NO_SETUID | _NO_DEVICES | _NO_EXECUTION
-    size = f"mode=700,size={scratch_bytes},nr_inodes={_FILES_MAX}"
-    _mount("scratch", scratch, "tmpfs", flags, size)
+    if scratch_bytes:
+        scratch = base / SCRATCH.relative_to("/")
+        scratch.mkdir(exist_ok=True)
+        flags = _NO_SETUID | _NO_DEVICES | _NO_EXECUTION
+        size = f"mode=700,size={scratch_bytes},nr_inodes={_FILES_MAX}"
+        _mount("scratch", scratch, "tmpfs", flags, size)
     os.chdir(base)
     call("pivot_root", b".", b".")
     call("umount2", b".", _DETACH)

@@ -17,17 +17,26 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
-from node.sandbox.runner_main import LENGTH, MODULE_FLAGS
-from swarm.errors import ConfigError
+from node.sandbox.runner_main import ANSWER_BYTES_MAX, LENGTH, MODULE_FLAGS, TRUSTING
+from swarm.errors import ChildFailed, ConfigError
 
 HASH_SEED = "0"  # sets are in the same order on all nodes
 Ended = Literal["done", "over", "undecided"]
 """`over`: a limit was exceeded so far that it is on all machines."""
+
+
+class RunnerFailed(ChildFailed):
+    """The runner itself ended: no text is to blame, and none was found to be worth anything."""
+
+
+class NoSandbox(ConfigError):
+    """This machine has none for the runner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +52,42 @@ class Ran:
 class _Runner:
     """The process, and what of its time may be used."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trusting: bool) -> None:
         environ = {
             "PYTHONHASHSEED": HASH_SEED,
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "LC_ALL": "C.UTF-8",
         }
         self.process = subprocess.Popen(
-            [sys.executable, *MODULE_FLAGS],
+            [sys.executable, *MODULE_FLAGS, *([TRUSTING] if trusting else [])],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ,
         )  # fmt: skip
         self.used_s = 0.0
         hello = self.ask({})
         if "why" in hello:
             self.end()
-            raise ConfigError(f"code of policies is not run here: {hello['why']}")
+            raise NoSandbox(f"code of policies is not run here: {hello['why']}")
 
     def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """One answer to one question.
+        """One answer to one question, and not to that of a fork which ended before it came.
 
         Raises:
-            ConfigError: the runner ended.
+            RunnerFailed: the runner ended.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        body = json.dumps(job).encode()
+        number = time.perf_counter_ns()
+        body = json.dumps({**job, "number": number}).encode()
         try:
             self.process.stdin.write(LENGTH.pack(len(body)) + body)
             self.process.stdin.flush()
-            header = self.process.stdout.read(LENGTH.size)
-            answer = json.loads(self.process.stdout.read(*LENGTH.unpack(header)))
+            answer: dict[str, Any] = {}
+            while answer.get("number") != number:
+                answer = json.loads(_body(self.process.stdout))
         except (OSError, ValueError, struct.error) as error:
-            raise ConfigError(f"the runner of policies' code ended ({error})") from None
+            raise RunnerFailed(f"the runner of policies' code ended ({error})") from None
         self.used_s = answer["used_s"]
-        return dict(answer)
+        return answer
 
     def end(self) -> None:
         """Its children end with it."""
@@ -88,20 +99,33 @@ class _Runner:
         self.process.wait()
 
 
+def _body(pipe: IO[bytes]) -> bytes:
+    """
+    Raises:
+        ValueError, struct.error: what comes is no frame: the rest of one that a fork began to read.
+    """
+    (size,) = LENGTH.unpack(pipe.read(LENGTH.size))
+    if size > ANSWER_BYTES_MAX:
+        raise ValueError(f"{size} bytes")
+    return pipe.read(size)
+
+
 class _Current:
     runner: _Runner | None = None
     left: _Runner | None = None  # kept, as its pipes are closed by number
     until_s: float | None = None  # of the runner's CPU time; None: no bound
 
 
-def start() -> None:
-    """Have a fresh runner. Forks of this process use it too, one at a time.
+def start(*, trusting: bool = False) -> None:
+    """Have a fresh runner. Forks of this process use it too, one at a time. Where this process
+    confines itself later, it cannot have another one. `trusting`: confined or not.
 
     Raises:
-        ConfigError: this machine has no sandbox for it.
+        NoSandbox: this machine has none, and there is no trust.
+        RunnerFailed: it does not start.
     """
     stop()
-    _Current.runner = _Runner()
+    _Current.runner = _Runner(trusting=trusting)
 
 
 def stop() -> None:
@@ -136,7 +160,8 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     """Run a text's code and call its function with each list of arguments, of plain JSON values.
 
     Raises:
-        ConfigError: there is no runner, and none can be had.
+        NoSandbox: there is no runner, and none can be had here.
+        RunnerFailed: it ended.
     """
     if _Current.runner is None:
         start()

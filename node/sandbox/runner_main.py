@@ -4,7 +4,10 @@
 inputs, and says what came out; it holds no key, no right answer and no pipe but the one to who
 scores. A child has one pipe, to write its result into, and neither files nor processes nor threads.
 
-Frames are a length, of four bytes, and JSON, both ways.
+Frames are a length, of four bytes, and JSON, both ways. An answer has its job's number: who asked
+for the one before may have ended meanwhile.
+
+With the argument `trusting` it also runs code where nothing, or too little, confines it.
 """
 
 import json
@@ -26,6 +29,7 @@ from typing import Any, Final
 from node.sandbox import confinement
 
 MODULE_FLAGS: Final = ("-s", "-S", "-P", "-B", "-m", "node.sandbox.runner_main")
+TRUSTING: Final = "trusting"
 LENGTH: Final = struct.Struct("=I")
 
 BAND: Final = 4  # a limit is this many times the least that is undecided
@@ -35,6 +39,7 @@ CPU_MIN_S: Final = 0.25
 MEMORY_MIN_BYTES: Final = 64 * 2**20
 WALL_MAX_S: Final = 4.0  # for who waits for something; used up as if it were CPU time
 RESULT_BYTES_MAX: Final = 262_144
+ANSWER_BYTES_MAX: Final = 16 * RESULT_BYTES_MAX  # once more as JSON, in its widest spelling
 VALUES_MAX: Final = 10_000  # in one result
 VALUES_DEEP_MAX: Final = 20
 INTEGER_BITS_MAX: Final = 2048
@@ -44,6 +49,7 @@ _READY: Final = (
     "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
     "statistics", "string", "textwrap", "types", "typing", "unicodedata",
 )  # fmt: skip
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.05  # between looks whether a child has ended
 _OUT: Final = 3  # a child's only file besides three that lead nowhere
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -54,6 +60,7 @@ def main() -> None:
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     library = [Path(sysconfig.get_path(each)) for each in ("stdlib", "platstdlib")]
     layers = confinement.confine(confinement.view_of_library(library))
+    is_refused = not layers.is_sandbox and TRUSTING not in sys.argv[1:]
     for name in _READY:
         __import__(name)
     sys.path[:] = [each for each in sys.path if Path(each) in library or "dynload" in each]
@@ -61,33 +68,32 @@ def main() -> None:
     while len(header := requests.read(LENGTH.size)) == LENGTH.size:
         job = json.loads(requests.read(*LENGTH.unpack(header)))
         answer: dict[str, Any] = {}
-        if not layers.is_sandbox:
+        if is_refused:
             answer = {"why": confinement.NEEDED}
-        elif job:
-            answer = _in_child(job)
+        elif "source" in job:
+            answer = _in_child(job, has_filter=layers.calls)
             used_s += answer["cpu_s"]
-        body = json.dumps({**answer, "used_s": used_s}).encode()
+        body = json.dumps({**answer, "used_s": used_s, "number": job["number"]}).encode()
         answers.write(LENGTH.pack(len(body)) + body)
         answers.flush()
 
 
-def _in_child(job: Mapping[str, Any]) -> dict[str, Any]:
+def _in_child(job: Mapping[str, Any], *, has_filter: bool) -> dict[str, Any]:
     """What a child makes of a job; of its own word nothing but results and lines is taken."""
     ours, its = os.pipe()
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     child = os.fork()
     if child == 0:
         try:
-            _be_a_child(its)
+            _be_a_child(its, has_filter=has_filter)
             _work(job)
         finally:
             os._exit(0)
     os.close(its)
-    said, in_time = _read_within(ours, WALL_MAX_S)
+    until = time.perf_counter() + WALL_MAX_S
+    said, was_closed = _read_until(ours, until)
     os.close(ours)
-    if not in_time:
-        os.kill(child, signal.SIGKILL)
-    _, status, usage = os.wait4(child, 0)
+    status, usage, in_time = _wait_until(child, until if was_closed else 0.0)
     cpu_s = usage.ru_utime + usage.ru_stime
     ended, results, lines = _understood(said)
     if (
@@ -103,10 +109,9 @@ def _in_child(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"ended": ended, "results": results, "lines": lines, "cpu_s": used_s}
 
 
-def _read_within(pipe: int, seconds: float) -> tuple[bytes, bool]:
+def _read_until(pipe: int, until: float) -> tuple[bytes, bool]:
     """All that is written there, and whether the other end was closed in time."""
     said = b""
-    until = time.perf_counter() + seconds
     while (left_s := until - time.perf_counter()) > 0 and len(said) <= RESULT_BYTES_MAX:
         if not select.select([pipe], [], [], left_s)[0]:
             break
@@ -115,6 +120,21 @@ def _read_within(pipe: int, seconds: float) -> tuple[bytes, bool]:
             return said, True
         said += part
     return b"", False
+
+
+def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
+    """The exit status of a child, what it used, and whether it ended in time: it may have closed
+    its pipe and gone on. One that did not is ended."""
+    pause_s = _PAUSE_MIN_S
+    while time.perf_counter() < until:
+        ended, status, usage = os.wait4(child, os.WNOHANG)
+        if ended:
+            return status, usage, True
+        time.sleep(pause_s)  # noqa: TID251 - there is no event loop here
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+    os.kill(child, signal.SIGKILL)
+    _, status, usage = os.wait4(child, 0)
+    return status, usage, False
 
 
 def _understood(said: bytes) -> tuple[str, list[Any], int]:
@@ -135,13 +155,17 @@ def _understood(said: bytes) -> tuple[str, list[Any], int]:
 # --- in a child -----------------------------------------------------------------------------------
 
 
-def _be_a_child(its: int) -> None:
+def _be_a_child(its: int, *, has_filter: bool) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for each in (0, 1, 2):
         os.dup2(nowhere, each)
     os.dup2(its, _OUT)
     os.closerange(_OUT + 1, confinement.OPEN_FILES_MAX)
-    confinement.lock(threads=False, memory_bytes=(BAND + 1) * MEMORY_MIN_BYTES)
+    memory_bytes = (BAND + 1) * MEMORY_MIN_BYTES
+    if has_filter:
+        confinement.lock(threads=False, memory_bytes=memory_bytes)
+    else:
+        confinement.limit(memory_bytes)
     cpu_s = BAND * CPU_MIN_S
     resource.setrlimit(resource.RLIMIT_CPU, (ceil(cpu_s) + 1, ceil(cpu_s) + 1))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

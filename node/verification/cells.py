@@ -29,6 +29,7 @@ def cell_of(config: NodeConfig) -> dict[str, Any]:
     return {
         "confine": confine,
         "apart": confine and needs_sandbox(config.run),
+        "runs_code": any(registry.runs_code(spec.name) for spec in config.run.environments),
         "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
         "read": [*map(str, config.verify_read), *_places(config.run)],
     }

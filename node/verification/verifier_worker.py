@@ -11,6 +11,9 @@ Scorers that were not read line by line, and those that run what a text says, ge
 request. It cannot reach the pipe of the answers, but has one of its own, which ends with it: what a
 text brings to run there can speak for that text's own group at most, and for no other.
 
+What runs texts' code is a process of its own (`node.sandbox.runner`). It confines itself, more
+narrowly, so it starts before this process may start no other; where it ends, so does this one.
+
 A fork bounds itself, by means that the kernel enforces whatever code is running: its memory by
 `RLIMIT_AS`, the CPU time of a request by a timer whose signal ends it, and its wall-clock time by
 another one, so that it does not outlive a parent that died. By which signal it ended tells the
@@ -40,6 +43,7 @@ from node.environments.scoring import check_format, pose, replies, score_group
 from node.sandbox import confinement, runner
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
+from node.sandbox.runner import NoSandbox, RunnerFailed
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
@@ -51,6 +55,7 @@ APART_BYTES_MAX: Final = 64 * 2**20
 _NUMBER: Final = struct.Struct("=Q")
 _LATER_S: Final = 0.1
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
+_RUNNER_ENDED: Final = 78  # likewise
 
 Request = Mapping[str, Any]
 
@@ -66,6 +71,12 @@ def main() -> None:
         return
     prepare = decode(body)
     signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
+    try:
+        if prepare["runs_code"]:
+            runner.start(trusting=not prepare["confine"])
+    except NoSandbox as error:
+        _tell(answers, {"config": str(error), NUMBER: prepare[NUMBER]})
+        return
     cell = _Cell.of(prepare)
     _tell(answers, {**_prepare(prepare, cell), NUMBER: prepare[NUMBER]})
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -75,6 +86,8 @@ def main() -> None:
     at_work_on = _SharedNumber()
     # A frame is sent only after the answer to the one before: `requests` holds nothing unread here.
     while (status := _serve_in_fork(requests, answers, cell, at_work_on)) != _INPUT_ENDED:
+        if status == _RUNNER_ENDED:
+            return
         if number := at_work_on.get():  # else the next fork does what was to come
             _tell(answers, {"ended": status, NUMBER: number})
             at_work_on.set(0)
@@ -118,11 +131,6 @@ class _Cell:
 def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
     if request["apart"] and request["confine"] and not cell.layers.is_sandbox:
         return {"config": confinement.NEEDED}
-    try:
-        if request["apart"] and _runs_code(request):
-            runner.start()  # a fork could not
-    except ConfigError as error:
-        return {"config": str(error)}
     return _answer(request)
 
 
@@ -175,6 +183,8 @@ def _serve_in_fork(
             cell.lock()
             _serve(requests, answers, at_work_on)
             status = _INPUT_ENDED
+        except RunnerFailed:
+            status = _RUNNER_ENDED
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
@@ -187,10 +197,13 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
         at_work_on.set(request[NUMBER])
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+        ran_s = runner.used_s()
+        runner.allow(request["run_s"])
         answer = _answer(request)
+        ran_s = runner.used_s() - ran_s
         for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(each, 0)  # before it tells: no half frame is followed by another
-        used_s = time.process_time() - started
+        used_s = time.process_time() - started + ran_s
         _tell(answers, {**answer, NUMBER: request[NUMBER], "cpu_s": used_s})
         at_work_on.set(0)
 
@@ -210,7 +223,11 @@ def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> None:
 
 
 def _answer_apart(request: Request, answers: BinaryIO, cell: _Cell) -> dict[str, Any]:
-    """What a fork says, which is believed in nothing but what it is asked for."""
+    """What a fork says, which is believed in nothing but what it is asked for.
+
+    Raises:
+        RunnerFailed: what would run the texts' code ended.
+    """
     ran_s = runner.used_s()
     ours, its = os.pipe()
     fork = os.fork()
@@ -230,6 +247,8 @@ def _answer_apart(request: Request, answers: BinaryIO, cell: _Cell) -> dict[str,
             while frame:
                 frame = frame[os.write(its, frame) :]
             status = 0
+        except RunnerFailed:
+            status = _RUNNER_ENDED
         finally:
             os._exit(status)
     os.close(its)
@@ -238,8 +257,8 @@ def _answer_apart(request: Request, answers: BinaryIO, cell: _Cell) -> dict[str,
     _, ended, usage = os.wait4(fork, 0)
     used_s = usage.ru_utime + usage.ru_stime
     status = os.waitstatus_to_exitcode(ended)
-    if status and _runs_code(request):
-        runner.start()  # the one before may be at work for the fork that ended
+    if status == _RUNNER_ENDED and _runs_code(request):
+        raise RunnerFailed("the runner of policies' code ended")
     if status:
         by_limit = status in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= request["cpu_s"]
         return {"ended": OUT_OF_CPU if by_limit else status}
@@ -266,6 +285,8 @@ def _clear(folder: Path) -> None:
 def _answer(request: Request) -> dict[str, Any]:
     try:
         return {"ok": _OPERATIONS[request["op"]](request)}
+    except RunnerFailed:
+        raise
     except ConfigError as error:
         return {"config": str(error)}
     except Exception as error:  # noqa: BLE001 - told to the parent, which knows whom to blame

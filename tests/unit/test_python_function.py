@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,16 +20,15 @@ from node.environments.python_function import PythonFunction, _same
 from node.environments.scoring import score_group
 from node.sandbox import confinement, runner, runner_main
 from node.verification.verifier import ProcessVerifier
-from swarm.errors import ConfigError, Reject, RemoteProtocolError
+from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import Task
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE, first_tasks, make_config, make_group, make_run
 
 SOURCE = PythonFunction()
 pytestmark = pytest.mark.slow
-sandboxed = pytest.mark.skipif(
-    not confinement.found().is_sandbox, reason="no sandbox on this machine"
-)
+LAYERS = confinement.found()
+sandboxed = pytest.mark.skipif(not LAYERS.is_sandbox, reason="no sandbox on this machine")
 
 
 def task(index: int, parameters: str = "{}") -> Task:
@@ -139,6 +139,9 @@ UNDECIDED: dict[str, str] = {
     "goes back": "import re\ndef solve(n):\n    return re.match('(a+)+b', 'a' * 64)",
     "has large numbers": "def solve(n):\n    return 10**10**9 % 2",
     "waits": "import time\ndef solve(n):\n    time.sleep(1000)",
+    "closes its pipe and waits": "import os, time\nos.close(3)\ntime.sleep(90)",
+    "answers, closes its pipe and waits": "import os, time\n"
+    "os.write(3, b'[\"done\", [[0]], 1]')\nos.close(3)\ntime.sleep(90)",
     "crashes": "import ctypes\ndef solve(n):\n    ctypes.string_at(0)",
 }
 
@@ -228,17 +231,31 @@ def test_two_fresh_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told("1", seed="1")[0] != told("2", seed="1")[0]
 
 
+@sandboxed
+@pytest.mark.usefixtures("own_runner")
+def test_who_asks_next_does_not_get_the_answer_of_a_fork_that_ended() -> None:
+    slow = "import time\ndef solve(n):\n    time.sleep(1.0)\n    return 'its'"
+    fork = os.fork()
+    if fork == 0:
+        runner.run(slow, "solve", [[0]])
+        os._exit(0)
+    time.sleep(0.3)  # noqa: TID251 - the fork is to be waiting by then
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
+    assert runner.run("def solve(n):\n    return 'mine'", "solve", [[0]]).results == (("mine",),)
+
+
 Body = Callable[[ProcessVerifier], Awaitable[None]]
 
 
-def with_run(body: Body, **rules: Any) -> None:
+def with_run(body: Body, sandbox: str = "auto", **rules: Any) -> None:
     run = make_run(
         {"name": SOURCE.name, "parameters": {"tests": 8}}, {"name": "scripted_sum", "weight": 0.5},
         answer={"format": "code"}, reward="partial", **rules,
     )  # fmt: skip
 
     async def main() -> None:
-        config = make_config(run, verify_cpu_s=2.0)
+        config = make_config(run, verify_cpu_s=2.0, verify_sandbox=sandbox)
         config = config.model_copy(update={"data_dir": Path("/nonexistent/node")})
         async with ProcessVerifier.open(config) as verifier:
             await body(verifier)
@@ -275,6 +292,78 @@ def test_in_the_verifiers_process_undecided_groups_are_nobodys_fault() -> None:
         assert verifier.counters.starts == 2
 
     with_run(body)
+
+
+PLANT = """
+import sys
+if "verifier_worker" in " ".join(sys.orig_argv):
+    {planted}
+    from node.sandbox import runner
+    runner.MODULE_FLAGS = (*runner.MODULE_FLAGS[:-2], "-c", {program!r})
+"""
+NO_LANDLOCK = "from node.sandbox import landlock; landlock.revision = lambda: 0"
+NO_LAYERS = "from node.sandbox import kernel; kernel.NUMBERS.clear()"
+DIES = """
+import os
+from node.sandbox import runner_main
+in_child = runner_main._in_child
+runner_main._in_child = lambda job, **more: (
+    os._exit(1) if "no runner survives" in job["source"] else in_child(job, **more)
+)
+runner_main.main()
+"""
+
+
+@pytest.fixture
+def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have the worker and its runner begin with some code, and a runner end over some texts."""
+
+    def plant(code: str) -> None:
+        planted = PLANT.format(planted=code, program=f"{code}\n{DIES}")
+        (tmp_path / "sitecustomize.py").write_text(planted)
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return plant
+
+
+@pytest.mark.skipif(not LAYERS.view, reason="no namespaces on this machine")
+def test_namespaces_are_enough_for_the_runner(plant: Callable[[str], None]) -> None:
+    """It has a view of its own, narrower than that of the worker, which may make none any more."""
+    plant(NO_LANDLOCK)
+
+    async def body(verifier: ProcessVerifier) -> None:
+        task = next(t for t in first_tasks(verifier._run, ALICE, 8) if t.environment == SOURCE.name)
+        (posed,) = await verifier.problems([task])
+        package = str(Path(runner.__file__).parents[2])
+        tried = ("pass", "open('/scratch/x', 'w')", f"import os\nos.listdir({package!r})")
+        texts = [posed.answer.replace("def ", f"{each}\ndef ", 1) for each in tried]
+        group = make_group(verifier._run, *texts, task=task)
+        assert (await verifier.verify(group))[1] == (1.0, 0.0, 0.0)
+
+    with_run(body)
+
+
+@pytest.mark.parametrize("sandbox", [pytest.param("auto", marks=sandboxed), "off"])
+def test_a_runner_that_ends_is_our_own_fault(sandbox: str, plant: Callable[[str], None]) -> None:
+    """And where nothing confines it, it runs code if it is told to."""
+    plant(NO_LAYERS if sandbox == "off" else "")
+
+    async def body(verifier: ProcessVerifier) -> None:
+        task = next(t for t in first_tasks(verifier._run, ALICE, 8) if t.environment == SOURCE.name)
+        (posed,) = await verifier.problems([task])
+        wrong = fenced("def solve(*n):\n    return {}")
+        good = make_group(verifier._run, posed.answer, wrong, task=task)
+        assert (await verifier.verify(good))[1] == (1.0, 0.0)
+        bad = make_group(verifier._run, posed.answer, fenced("'no runner survives'"), task=task)
+        with pytest.raises(ChildFailed):
+            await verifier.verify(bad)
+        with pytest.raises(ChildFailed):
+            await verifier.score([task], [[each.text for each in bad.completions]])
+        assert (await verifier.verify(good))[1] == (1.0, 0.0)
+        assert await verifier.score([task], [[posed.answer, wrong]]) == [(1.0, 0.0)]
+        assert verifier.counters.starts == 4
+
+    with_run(body, sandbox)
 
 
 def test_a_group_is_undecided_from_its_first_text_on() -> None:
