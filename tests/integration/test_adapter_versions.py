@@ -25,7 +25,7 @@ from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from swarm.wire.messages import CHUNKS_PROTOCOL
 from tests.integration.failing_worker import CORRUPT
-from tests.integration.nodes import MakeFed, MakeNode
+from tests.integration.nodes import WAIT_S, MakeFed, MakeNode
 from tests.integration.shared_vllm import held, hold, use_holding_worker
 from tests.integration.vllm_models import adapter_directory, model_directory
 from tests.support import run
@@ -251,7 +251,8 @@ def test_a_learner_ships_adapters_and_a_worker_feeds_it(
     engine: str, make_fed: MakeFed, prepared: tuple[Path, Path]
 ) -> None:
     learner, worker = make_fed("--lora-rank", "4", worker=("--engine", engine))
-    worker.until(lambda: any(each.policy_version >= 4 for each in worker.events(WorkDone)))
+    wait_s = VLLM_TIMEOUT_S if engine == "vllm" else WAIT_S
+    worker.until(lambda: any(each.policy_version >= 4 for each in worker.events(WorkDone)), wait_s)
     learner.until(lambda: len(learner.events(StepDone)) >= 5)
     assert worker.troubles() == []
     assert learner.troubles() == []

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,11 +43,12 @@ def mode(path: Path) -> int:
 
 def open_to_others(directory: Path) -> list[str]:
     """What of a directory, itself included, anybody but its owner may use in any way."""
-    return [
-        str(path.relative_to(directory))
-        for path in (directory, *directory.rglob("*"))
-        if mode(path) & 0o077 and not path.is_symlink()
-    ]
+    found = []
+    for path in (directory, *directory.rglob("*")):
+        with suppress(FileNotFoundError):  # a node at work renames and deletes
+            if mode(path) & 0o077 and not path.is_symlink():
+                found.append(str(path.relative_to(directory)))
+    return found
 
 
 def fill(directory: Path) -> None:
