@@ -41,6 +41,7 @@ from swarm.wire.messages import (
 RUN_HASH_CHARS = 12
 GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
 COMPLETION_OVERHEAD_BYTES = 128
+SEGMENT_BYTES = 12
 PUBLISHERS_MAX = 64
 EXAMPLES_MAX = 8
 COMMON_TASKS_MAX = 4096

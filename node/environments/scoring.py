@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, TypeVar
 
 from node.environments.answers import (
     FORMATS,
@@ -26,6 +26,8 @@ from swarm.rollouts import Task
 from swarm.texts import printable
 
 PROBLEMS_CACHED_MAX = 1024
+
+T = TypeVar("T")
 
 _OURS = (NoSandbox, RunnerFailed)  # faults of this machine, which are no text's
 RewardRule = Literal["exact", "partial"]
@@ -104,9 +106,7 @@ def score_group(
                 rewards.append(None)
                 continue
             errors += raw is None
-            found = raw or 0.0
-            exact = float(found == 1.0) if reward == "exact" else found
-            rewards.append(max(exact, rule.format_reward))
+            rewards.append(max(_by_rule(raw, reward), rule.format_reward))
     return GroupScore(prompt, tuple(rewards), errors)
 
 
@@ -120,24 +120,23 @@ def _score_transcripts(
     """As `score_group`, of transcripts. Whether each is one of this task is found out first."""
     raw: list[float | None] = []
     for each in said:
-        try:
-            forgery = replay.forgery(source, problem, each)
-        except _OURS:
-            raise
-        except Exception:  # noqa: BLE001 - as in `_raw_score`
+        found = _guarded(partial(_forgery, source, problem, each))
+        if found is None:
             raw.append(None)
             continue
-        if forgery is not None:
+        (forgery,) = found
+        if forgery is not None or isinstance(each, str):
             return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
-        texts = [text for mine, text in each[1] if mine] if not isinstance(each, str) else [each]
+        texts = [text for mine, text in each[1] if mine]
         try:
-            raw.append(_checked(partial(source.worth, problem, texts)))
+            raw.append(_score_of(partial(source.worth, problem, texts)))
         except Undecided:
             return GroupScore(prompt, (None,) * len(said), 0)
-    rewards = [0.0 if each is None else each for each in raw]
-    if reward == "exact":
-        rewards = [float(each == 1.0) for each in rewards]
-    return GroupScore(prompt, tuple(rewards), raw.count(None))
+    return GroupScore(prompt, tuple(_by_rule(each, reward) for each in raw), raw.count(None))
+
+
+def _forgery(source: Interaction, problem: Problem, said: Said) -> tuple[Reject | None]:
+    return (replay.forgery(source, problem, said),)  # whole, so that none is told from a failure
 
 
 def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None]:
@@ -148,15 +147,12 @@ def replies(task: Task, transcripts: Sequence[Sequence[str]]) -> list[str | None
         ConfigError: the run's parameters make no problem.
     """
     source, problem = interaction(task.environment), _problem(task)
+    if source is None:
+        return [None] * len(transcripts)
     found: list[str | None] = []
-    for texts in transcripts:
-        try:
-            said = [None] if source is None else replay.replies(source, problem, texts)
-        except _OURS:
-            raise
-        except Exception:  # noqa: BLE001 - as in `_raw_score`
-            said = [None]
-        found.append(said[-1] if len(said) == len(texts) else None)
+    for texts in transcripts:  # where the environment fails, its score counts that
+        said = _guarded(partial(replay.replies, source, problem, texts))
+        found.append(said[-1] if said and len(said) == len(texts) else None)
     return found
 
 
@@ -216,17 +212,30 @@ def _raw_score(source: Environment, problem: Problem, text: str) -> float | None
         Undecided: as `Environment.score`.
         NoSandbox, RunnerFailed: as `runner.run`.
     """
-    return _checked(lambda: source.score(problem, text))
+    return _score_of(partial(source.score, problem, text))
 
 
-def _checked(score: Callable[[], float]) -> float | None:
+def _score_of(score: Callable[[], float]) -> float | None:
+    reward = _guarded(lambda: float(score()), Undecided)
+    return reward if reward is not None and 0.0 <= reward <= 1.0 else None  # nan is in no range
+
+
+def _guarded(call: Callable[[], T], *through: type[Exception]) -> T | None:
+    """What foreign code comes to on strangers' text; None: it failed, and whoever asks counts that.
+    The boundary between the two: faults of this machine go through, and what is named."""
+    let_through: tuple[type[Exception], ...] = (*through, *_OURS)
     try:
-        reward = float(score())
-    except (Undecided, *_OURS):
+        return call()
+    except let_through:
         raise
-    except Exception:  # noqa: BLE001 - the boundary where strangers' text meets foreign scorers
+    except Exception:  # noqa: BLE001
         return None
-    return reward if 0.0 <= reward <= 1.0 else None  # nan is in no range
+
+
+def _by_rule(raw: float | None, reward: RewardRule) -> float:
+    """What the run makes of an environment's own score; of a failed one nothing."""
+    found = raw or 0.0
+    return float(found == 1.0) if reward == "exact" else found
 
 
 @functools.lru_cache(maxsize=PROBLEMS_CACHED_MAX)

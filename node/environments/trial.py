@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,15 +93,7 @@ def scored(source: Environment, problem: Problem, text: str) -> Scored:
     """Score one text, and measure it; one that answers also has it as the first turn."""
     _forget_peak()
     before, began = _memory_bytes("VmRSS"), time.process_time()
-    reward, error = None, ""
-    try:
-        if isinstance(source, Interaction):
-            source.reply(problem, source.begin(problem), text)
-            reward = float(source.worth(problem, (text,)))
-        else:
-            reward = float(source.score(problem, text))
-    except Exception as raised:  # noqa: BLE001 - what scorers raise is part of what is looked for
-        error = f"{type(raised).__name__}: {raised}"[:200]
+    reward, error = _tried(partial(_as_first_turn, source, problem, text))
     cpu_s = time.process_time() - began
     return Scored(reward, cpu_s, _memory_bytes("VmHWM") - before, error)
 
@@ -109,10 +102,22 @@ def own_reward(source: Environment, problem: Problem) -> float | None:
     """What the environment's own answer is worth, or its own turns; None: its scorer failed."""
     if not isinstance(source, Interaction):
         return scored(source, problem, problem.answer).reward
+    return _tried(lambda: source.worth(problem, source.right(problem)))[0]
+
+
+def _as_first_turn(source: Environment, problem: Problem, text: str) -> float:
+    if not isinstance(source, Interaction):
+        return source.score(problem, text)
+    source.reply(problem, source.begin(problem), text)
+    return source.worth(problem, (text,))
+
+
+def _tried(score: Callable[[], float]) -> tuple[float | None, str]:
+    """A reward, or what was raised in its place, which is part of what is looked for."""
     try:
-        return float(source.worth(problem, source.right(problem)))
-    except Exception:  # noqa: BLE001 - as in `scored`
-        return None
+        return float(score()), ""
+    except Exception as raised:  # noqa: BLE001
+        return None, f"{type(raised).__name__}: {raised}"[:200]
 
 
 def texts_for(problem: Problem, marker: Path) -> Iterator[tuple[str, str, bool]]:

@@ -28,7 +28,7 @@ from typing import Any, Protocol, cast
 import trio
 
 from node.config import NodeConfig, RunConfig
-from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES
+from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.turns.replay import said_of
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
@@ -105,9 +105,6 @@ class OwnGroup:
     def scored(self) -> Scored:
         """What is counted of it."""
         return self.task, self.completions, self.rewards
-
-
-SEGMENT_BYTES = 12  # on the wire
 
 
 def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:

@@ -17,7 +17,7 @@ from typing import Protocol, cast
 
 import torch
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from node.policies import frozen
 
@@ -123,14 +123,21 @@ def supports(model: PreTrainedModel) -> bool:
 def knows(model: PreTrainedModel) -> bool:
     """Whether it does on a CPU."""
     config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     return (
         getattr(config, "model_type", "") in _MODEL_TYPES
-        and kinds == {"full_attention"}
+        and looks_at_all(config)
         and config.hidden_act == "silu"
         and not getattr(config, "mlp_bias", False)
         and sum(p.numel() for p in model.parameters()) <= PARAMETERS_MAX
     )
+
+
+def looks_at_all(config: PreTrainedConfig) -> bool:
+    """Whether every token of a model sees all before it, in all its layers."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return set(kinds) == {"full_attention"}
+    return not getattr(config, "sliding_window", None)
 
 
 def trains(parameters: int, adapted: int) -> bool:

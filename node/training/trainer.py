@@ -573,12 +573,8 @@ def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Ten
     count, tokens), added to their scores. Of a mask of 0 and 1 each layer would make one of its own
     for its kernel, and keep that for its gradient. As given where layers do not look at all."""
     config = policy.model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    has_window = getattr(config, "layer_types", None) is None and getattr(
-        config, "sliding_window", None
-    )
     takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
-    if kinds != {"full_attention"} or has_window or not takes:
+    if not takes or not lean.looks_at_all(config):
         return seen
     dtype = torch.bfloat16 if seen.device.type == "cuda" else torch.float32  # as autocast has it
     hidden = torch.full((), -torch.inf, dtype=dtype, device=seen.device)

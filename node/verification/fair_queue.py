@@ -100,16 +100,23 @@ class FairQueue(Generic[Item]):
         return producer in self._proven
 
     def add(
-        self, producer: PeerId, item: Item, *, last: bool = False, size: int = 0
+        self,
+        producer: PeerId,
+        item: Item,
+        *,
+        last: bool = False,
+        size: int = 0,
+        alone: bool = False,
     ) -> Ticket[Item]:
-        """Let an item wait. `last`: until nothing else does. `size` is for the bound of a batch.
+        """Let an item wait. `last`: until nothing else does. `size` is for the bound of a batch,
+        and `alone`: it shares none.
 
         Raises:
             QueueFull: it may not.
         """
         self._check_room(producer, last)
         self._number += 1
-        ticket = Ticket(producer, item, self._number, last, size)
+        ticket = Ticket(producer, item, self._number, last, size, alone)
         self._waiting.append(ticket)
         return ticket
 

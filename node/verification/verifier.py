@@ -132,11 +132,9 @@ def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = No
     Raises:
         RemoteProtocolError: they are not.
     """
-    if task is None and is_common(run, group.task):
-        expected = group.task
-    else:
-        expected = task or assigned_task(run, group.producer, group.task.index)
-    if group.task != expected or (group.attempt and not is_common(run, group.task)):
+    again = task is None and is_common(run, group.task)  # whoever does it, and however often
+    expected = task or assigned_task(run, group.producer, group.task.index)
+    if not again and (group.task != expected or group.attempt):
         raise RemoteProtocolError(
             Reject.UNASSIGNED_TASK, f"not the task of {group.producer} at {group.task.index}"
         )
@@ -405,18 +403,28 @@ def _checked(scores: Any, texts: Sequence[Sequence[Said]]) -> Sequence[Sequence[
         _Ended: it has no such form.
     """
     try:
-        assert 0 < len(scores) <= len(texts) or not texts
-        for scored, group in zip(scores, texts, strict=False):
-            prompt, verdicts, scorer_errors, forgery, cpu_s = scored
-            assert forgery == "" or Reject(forgery)
-            assert type(prompt) is str
-            assert type(scorer_errors) is int
-            assert 0.0 <= cpu_s < math.inf
-            assert len(verdicts) == len(group)
-            assert all(each is None or 0.0 <= each <= 1.0 for each in verdicts)
-    except (AssertionError, TypeError, ValueError) as error:
-        raise _Ended(f"a verifier says of groups what it cannot: {error}") from None
+        sound = (0 < len(scores) <= len(texts) or not texts) and all(
+            _is_score(*scored, texts=len(group))
+            for scored, group in zip(scores, texts, strict=False)
+        )
+    except TypeError:
+        sound = False
+    if not sound:
+        raise _Ended("a verifier says of groups what it cannot")
     return list(scores)
+
+
+def _is_score(
+    prompt: Any, verdicts: Any, scorer_errors: Any, forgery: Any, cpu_s: Any, *, texts: int
+) -> bool:
+    return (
+        type(prompt) is str
+        and len(verdicts) == texts
+        and all(each is None or 0.0 <= each <= 1.0 for each in verdicts)
+        and type(scorer_errors) is int
+        and (forgery == "" or forgery in frozenset(Reject))
+        and 0.0 <= cpu_s < math.inf
+    )
 
 
 def _checked_replies(
@@ -429,10 +437,12 @@ def _checked_replies(
     """
     try:
         said = [list(each) for each in found]
-        assert [len(each) for each in said] == [len(each) for each in transcripts]
-        assert all(reply is None or type(reply) is str for each in said for reply in each)
-    except (AssertionError, TypeError) as error:
-        raise _Ended(f"a verifier says to transcripts what it cannot: {error}") from None
+    except TypeError:
+        said = []
+    if [len(each) for each in said] != [len(each) for each in transcripts] or not all(
+        reply is None or type(reply) is str for each in said for reply in each
+    ):
+        raise _Ended("a verifier says to transcripts what it cannot")
     return said
 
 
@@ -520,7 +530,9 @@ class ProcessVerifier:
         item = _Foreign(group.task, [said_of(each) for each in group.completions], limits)
         try:
             size = sum(map(chars_of, item.texts))
-            ticket = self._waiting.add(group.producer, item, last=last, size=size)
+            # one text's code is to see, and to speak for, no other group
+            alone = self._prepare["apart"]
+            ticket = self._waiting.add(group.producer, item, last=last, size=size, alone=alone)
         except QueueFull as error:
             self.counters.turned_away += 1
             raise ChildFailed(str(error)) from None
@@ -550,10 +562,6 @@ class ProcessVerifier:
 
     async def _score_batch(self, batch: Sequence[Ticket[_Foreign]]) -> None:
         """Have a batch scored as far as its time goes; the rest waits again."""
-        if self._prepare["apart"]:  # one text's code is to see, and to speak for, no other group
-            for ticket in batch[1:]:
-                self._waiting.put_back(ticket)
-            batch = batch[:1]
         items = [ticket.item for ticket in batch]
         texts = [item.texts for item in items]
         request = self._score_request([item.task for item in items], texts, self._limits.cpu_s)

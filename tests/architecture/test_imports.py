@@ -89,7 +89,7 @@ VIOLATIONS = {
         ("swarm/limits/planted.py", "import zstandard"),
         ("swarm/weights/store/planted.py", "from zstandard import ZstdCompressor"),
     ],
-    "reasoning_gym is imported in node.environments.gym.library alone": [
+    "reasoning_gym is imported in node.environments.gym.upstream alone": [
         ("node/system/planted.py", "import reasoning_gym"),
         ("node/environments/planted.py", "from reasoning_gym import factory"),
     ],

@@ -242,7 +242,6 @@ def test_what_is_not_installed_is_told_by_name(
     def none(wanted: str) -> str:
         raise metadata.PackageNotFoundError(wanted)
 
-    module = f"node.environments.data.{extra}_scorer"
-    monkeypatch.setattr(f"{module}.version", none)
+    monkeypatch.setattr("node.environments.data.scorers.version", none)
     with pytest.raises(ConfigError, match=rf"takes {package}.*install swarm-node\[{extra}\]"):
         SCORERS[name]({})

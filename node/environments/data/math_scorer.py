@@ -17,15 +17,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 from typing import Any, Final
 
 from node.environments.answers import BOX
 from node.environments.base import Undecided
 from node.environments.data.items import Item
-from node.environments.data.scorers import Settings
-from swarm.errors import ConfigError
+from node.environments.data.scorers import Settings, installed
 
 TEXT_CHARS_MAX: Final = 160
 NUMBER_DIGITS_MAX: Final = 32
@@ -78,12 +76,7 @@ class MathScorer:
             ConfigError: math-verify is not installed.
         """
         del settings
-        try:
-            self.engine = f"math-verify-{version('math-verify')}"
-        except PackageNotFoundError:
-            raise ConfigError(
-                "environment dataset: the scorer math takes math-verify; install swarm-node[math]"
-            ) from None
+        self.engine = f"math-verify-{installed('math', 'math-verify', 'math')}"
 
     def prepare(self) -> None:
         """See `ItemScorer.prepare`."""

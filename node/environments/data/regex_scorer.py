@@ -2,12 +2,10 @@
 its automata take time in proportion to the text, whatever pattern a stranger wrote."""
 
 import functools
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from node.environments.data.items import Item
-from node.environments.data.scorers import Settings
-from swarm.errors import ConfigError
+from node.environments.data.scorers import Settings, installed
 
 PATTERN_CHARS_MAX: Final = 1024
 TEXT_CHARS_MAX: Final = 4096
@@ -27,13 +25,9 @@ class RegexScorer:
             ConfigError: re2 is not installed.
         """
         del settings
-        try:
-            self.engine = f"google-re2-{version('google-re2').partition('.')[0]}"
-        except PackageNotFoundError:
-            raise ConfigError(
-                "environment dataset: the scorer regex takes google-re2, whose time is bounded "
-                "whatever the pattern; install swarm-node[regex]"
-            ) from None
+        why = ", whose time is bounded whatever the pattern"
+        found = installed("regex", "google-re2", "regex", why)
+        self.engine = f"google-re2-{found.partition('.')[0]}"
 
     def prepare(self) -> None:
         """See `ItemScorer.prepare`."""

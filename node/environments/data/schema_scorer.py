@@ -10,12 +10,10 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from node.environments.data.items import Item, canonical_json
-from node.environments.data.scorers import Settings
-from swarm.errors import ConfigError
+from node.environments.data.scorers import Settings, installed
 
 SCHEMA_CHARS_MAX: Final = 16_384
 TEXT_CHARS_MAX: Final = 8_192
@@ -49,13 +47,8 @@ class JsonSchemaScorer:
             ConfigError: jsonschema is not installed.
         """
         del settings
-        try:
-            self.engine = f"jsonschema-{version('jsonschema').partition('.')[0]}"
-        except PackageNotFoundError:
-            raise ConfigError(
-                "environment dataset: the scorer json_schema takes jsonschema; install "
-                "swarm-node[schema]"
-            ) from None
+        found = installed("json_schema", "jsonschema", "schema")
+        self.engine = f"jsonschema-{found.partition('.')[0]}"
 
     def prepare(self) -> None:
         """See `ItemScorer.prepare`."""

@@ -9,10 +9,12 @@ answer is found out when the item is read, before any run has it.
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final, Literal, Protocol, get_args
 
 from node.environments.answers import answer_in
 from node.environments.data.items import Item
+from swarm.errors import ConfigError
 
 ScorerName = Literal["exact", "numeric", "choice", "math", "regex", "json_schema"]
 NAMES: Final[tuple[ScorerName, ...]] = get_args(ScorerName)
@@ -21,6 +23,21 @@ CHOICE_CHARS_MAX: Final = 8
 LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 Settings = Mapping[str, float | bool]
+
+
+def installed(scorer: ScorerName, package: str, extra: str, why: str = "") -> str:
+    """The version of the package that a scorer is made with.
+
+    Raises:
+        ConfigError: it is not installed; the extra that brings it is named.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"environment dataset: the scorer {scorer} takes {package}{why}; install "
+            f"swarm-node[{extra}]"
+        ) from None
 
 
 class ItemScorer(Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 from node.environments.base import Problem
 from node.environments.gym.datasets import OFFERED
-from node.environments.gym.library import build, config_of, quiet_and_exact
 from node.environments.gym.terse_prompts import terse_prompt
+from node.environments.gym.upstream import build, config_of, quiet_and_exact
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from node.environments.answers import answer_in
 from node.environments.gym.expressions import computed
-from node.environments.gym.library import formula_names
+from node.environments.gym.upstream import formula_names
 
 Entry = Mapping[str, Any]
 Guard = Callable[[Any, Entry, str], str | None]  # dataset, entry, text
