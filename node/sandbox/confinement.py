@@ -99,7 +99,7 @@ def view_of_python(hidden: Iterable[Path], more: Iterable[Path] = ()) -> Visible
     own = Path(__file__).parents[2]  # where an editable install is, which no path names
     packages = (own / "node", own / "swarm")
     read = [*map(Path, (*_SYSTEM, *_libraries())), *packages, *more]
-    listed = [own]  # else nothing is found there
+    listed: list[Path] = []
     for place in (
         Path(each or ".").absolute() for each in (sys.prefix, sys.base_prefix, *sys.path)
     ):
