@@ -46,8 +46,13 @@ def _no_go_daemon() -> str | None:
 
 
 def _no_sky() -> str | None:
-    there = script("sky_env").fetch() is not None
-    return None if there else "no SkyPilot: python scripts/sky_env.py says why"
+    there = script("extra_env").fetch("sky") is not None
+    return None if there else "no SkyPilot: python scripts/extra_env.py sky says why"
+
+
+def _no_verifiers() -> str | None:
+    there = script("extra_env").fetch("verifiers") is not None
+    return None if there else "no verifiers: python scripts/extra_env.py verifiers says why"
 
 
 def _no_browser() -> str | None:
@@ -84,6 +89,7 @@ NEEDS = {
     "vllm": _no_vllm,
     "interop": _no_go_daemon,
     "sky": _no_sky,
+    "verifiers": _no_verifiers,
     "smollm2": _no_smollm2,
     "netns": missing,
     "nat": missing_for_homes,

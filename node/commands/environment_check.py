@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from node.environments.trial import TEXT_CPU_S, parameters_text
+from node.environments.trial import TEXT_CPU_S, settled_text
 from swarm.errors import ConfigError
 
 CHECKED_TASKS: Final = 16
@@ -40,7 +40,7 @@ def check_environment(name: str, parameters: str, say: Callable[[str], None]) ->
     Raises:
         ConfigError: there is no such environment, or it cannot make such problems.
     """
-    parameters = parameters_text(parameters)
+    parameters = settled_text(name, parameters)
     with tempfile.TemporaryDirectory() as room:
         marker = Path(room) / "made"
         ask = {"name": name, "parameters": parameters, "count": CHECKED_TASKS}

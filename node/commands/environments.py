@@ -15,7 +15,7 @@ from node.environments.groups import group_version, is_group
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import settings_of
 from node.environments.registry import environment_names, is_plug_in
-from node.environments.trial import loaded, parameters_text, scored, tasks_of
+from node.environments.trial import loaded, scored, settled_text, tasks_of
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -69,7 +69,7 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
         say(f"scorer: that of {type(source).__module__}")
         told = inspect.getdoc(type(source)) or "it says nothing of its parameters"
         say(printable(" ".join(told.split()), 500))
-    problem = source.problem(tasks_of(source, parameters_text(parameters), 1)[0])
+    problem = source.problem(tasks_of(source, settled_text(name, parameters), 1)[0])
     _say_text(say, "a problem of it", problem.prompt)
     _say_text(say, "a right answer", problem.answer)
 
@@ -81,7 +81,7 @@ def try_environment(name: str, parameters: str, seed: int, answered: Answerer, s
         ConfigError: there is no such environment, or no such problem.
     """
     source = loaded(name)
-    problem = source.problem(tasks_of(source, parameters_text(parameters), 1, seed)[0])
+    problem = source.problem(tasks_of(source, settled_text(name, parameters), 1, seed)[0])
     _say_text(say, f"{source.name}, problem {seed}", problem.prompt)
     if isinstance(source, Interaction):
         texts = _turns(source, problem, answered, say)

@@ -11,6 +11,8 @@ from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import LIBRARY, ReasoningGym
 from node.environments.python_function import PythonFunction
 from node.environments.scripted import ScriptedSum
+from node.environments.tasksets.rules import NAME as TASKSETS
+from node.environments.tasksets.rules import library_version
 from node.environments.turns.guess import GuessNumber
 from node.environments.turns.maze import TextMaze
 from node.environments.turns.tool_use import CalculatorSum, FileLookup
@@ -22,7 +24,7 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
     makers: dict[str, Callable[[], Environment]] = {
         name: partial(ReasoningGym, name) for name in OFFERED
     }
-    makers["dataset"] = _dataset
+    makers["dataset"], makers[TASKSETS] = _dataset, _taskset
     own: tuple[type[Environment], ...] = (
         ScriptedSum,
         PythonFunction,
@@ -38,6 +40,12 @@ def _dataset() -> Environment:
     from node.environments.data.dataset import Dataset  # what it needs, others do without
 
     return Dataset()
+
+
+def _taskset() -> Environment:
+    from node.environments.tasksets.environment import Taskset
+
+    return Taskset()
 
 
 def _plugged_in() -> dict[str, EntryPoint]:
@@ -73,6 +81,8 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
             }
         elif name not in _built_in() and (point := plugged_in.get(name)) and point.dist:
             found[_word(point.dist.name)] = _word(point.dist.version)
+        elif name == TASKSETS:
+            found[name] = _word(library_version())
     return found
 
 
@@ -83,7 +93,7 @@ def _word(text: str) -> str:
 
 def needs_sandbox(name: str) -> bool:
     """Whether what it does with strangers' text was not read line by line, or is to run it."""
-    return name == PythonFunction.name or is_plug_in(name)
+    return name in (PythonFunction.name, TASKSETS) or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from node.environments.base import Environment, Interaction, Problem
+from node.environments.base import Environment, Interaction, Problem, Settles
 from node.environments.hostile_texts import around, hostile_texts, repeated
 from node.environments.registry import environment
 from swarm.errors import ConfigError
@@ -82,6 +82,20 @@ def parameters_text(text: str) -> str:
     if not isinstance(table, dict):
         raise ConfigError(f'--parameters {text}: give a JSON object, such as {{"max": 9}}')
     return json.dumps(table, sort_keys=True, separators=(",", ":"))
+
+
+def settled_text(name: str, text: str) -> str:
+    """Parameters as a run has them once its file was read.
+
+    Raises:
+        ConfigError: they are wrong.
+    """
+    text = parameters_text(text)
+    if ":" not in name:
+        source = environment(name)
+        if isinstance(source, Settles):
+            return json.dumps(source.settled(json.loads(text), Path.cwd()), sort_keys=True)
+    return text
 
 
 def told(problem: Problem) -> str:

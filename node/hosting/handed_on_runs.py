@@ -16,6 +16,7 @@ from node.config import DEFAULT_RUN, RunConfig, load_config
 from node.config.errors import Source, config_error
 from node.config.load import handed_on_path, unknown_run
 from node.environments.registry import is_plug_in
+from node.environments.tasksets.rules import NAME as TASKSETS
 from node.hosting.fetched_models import ask
 from node.hosting.membership import JOIN_KEY_FILE, load_identity
 from node.hosting.models import TINY
@@ -131,16 +132,23 @@ def ask_in_turn(
         raise first_of(group) from None
 
 
+def _taskset(environment: Mapping[str, Any]) -> str:
+    parameters = json.loads(environment["parameters"])
+    return printable(str(parameters["taskset"]), NAME_CHARS_SHOWN)
+
+
 def _checked(rules: bytes, run_id: str, agreed: Callable[[str], bool]) -> RunConfig:
     """The rules, if they are those of the id and the user agrees to what they bring along. That is
     asked first, because reading rules imports the environments that they name."""
     try:
         table = json.loads(rules)
         environments = [str(each["name"]) for each in table["environments"]]
+        tasksets = [_taskset(each) for each in table["environments"] if each["name"] == TASKSETS]
         model = str((table.get("learner") or {}).get("model", TINY))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ConfigError(f"--run {run_id}: what the peer sent are no rules of a run") from None
     brings = [f"the installed plug-in {name!r}" for name in environments if is_plug_in(name)]
+    brings += [f"the installed taskset {name!r}" for name in tasksets]
     if model not in (TINY, *PRESETS):
         shown = printable(model, NAME_CHARS_SHOWN)
         brings.append(f"the learner's model {shown!r}, from disk or Hugging Face")

@@ -156,9 +156,9 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run what is not on record, `--parallel` at a time, and return all results."""
     from node.hosting.models import resolve_model
 
-    config = config_of(options.kind, next(iter(ARMS[options.kind])), 1, options.rounds)
+    config = config_of(options.kind, options.arms[0], 1, options.rounds)
     policy = files_of(Path(resolve_model(config, lambda line: print(line, file=sys.stderr))))
-    cells = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in ARMS[options.kind]]
+    cells = [(arm, seed) for seed in range(1, options.seeds + 1) for arm in options.arms]
     keys = {}
     for arm, seed in cells:
         settings = config_of(options.kind, arm, seed, options.rounds).model_dump(mode="json")
@@ -234,8 +234,10 @@ def figures_of(result: Mapping[str, Any], rounds: int) -> dict[str, float]:
 
 def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     """What came of each arm, and differences to the first one in pairs of one seed."""
-    arms = list(ARMS[kind])
-    by_arm = {arm: [each for each in results if each["arm"] == arm] for arm in arms}
+    by_arm: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        by_arm.setdefault(result["arm"], []).append(result)
+    arms = list(by_arm)
     seeds = len(by_arm[arms[0]])
     figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
     names = list(figures[arms[0]][0])
@@ -274,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("kind", choices=[*ARMS])
     parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of foreign")
+    parser.add_argument("--arms", nargs="+", help="these alone; default: all of the kind")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_policies"))
@@ -282,6 +285,9 @@ def main() -> None:
     parser.add_argument("--key", default="one", help="what its result is kept under")
     options = parser.parse_args()
     options.rounds = options.rounds or ROUNDS[options.kind]
+    options.arms = options.arms or list(ARMS[options.kind])
+    if unknown := [arm for arm in options.arms if arm not in ARMS[options.kind]]:
+        parser.error(f"no arm {unknown[0]!r}: {', '.join(ARMS[options.kind])}")
     if options.rounds % EVALUATE_EVERY[options.kind] or options.rounds < 1 or options.seeds < 1:
         parser.error(f"--rounds must be a multiple of {EVALUATE_EVERY[options.kind]}")
     if options.one:

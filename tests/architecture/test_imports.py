@@ -93,6 +93,10 @@ VIOLATIONS = {
         ("node/system/planted.py", "import reasoning_gym"),
         ("node/environments/planted.py", "from reasoning_gym import factory"),
     ],
+    "verifiers is imported in node.environments.tasksets.upstream alone": [
+        ("node/system/planted.py", "import verifiers.v1"),
+        ("node/environments/tasksets/planted.py", "def late():\n    import verifiers"),
+    ],
     "math_verify is imported in node.environments.data.math_scorer alone": [
         ("node/system/planted.py", "import math_verify"),
         ("node/environments/data/planted.py", "def late():\n    import math_verify"),

@@ -56,10 +56,12 @@ def until(is_so: Callable[[], Any], wait_s: float = WAIT_S, said: Callable[[], s
     raise AssertionError(f"not within {wait_s} s: {said()}")
 
 
-def swarm_node(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+def swarm_node(
+    *arguments: object, python: str = sys.executable, **environ: str
+) -> subprocess.CompletedProcess[str]:
     """One whole command."""
     return subprocess.run(
-        [sys.executable, "-m", "node.cli", *map(str, arguments)],
+        [python, "-m", "node.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,
@@ -78,6 +80,8 @@ class NodeProcess:
     cache_dir: Path
     flags: tuple[str, ...] = ()
     command: tuple[str, ...] = JOIN
+    python: str = sys.executable
+    environ: dict[str, str] = field(default_factory=dict)
     starts: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(self, *more: str) -> "NodeProcess":
@@ -87,11 +91,11 @@ class NodeProcess:
         with self.log.open("ab") as log:
             self.starts.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "node.cli", *self.command, *common, *self.flags, *more],
+                    [self.python, "-m", "node.cli", *self.command, *common, *self.flags, *more],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=ENVIRON | {"SWARM_NODE_CACHE_DIR": str(self.cache_dir)},
+                    env=ENVIRON | {"SWARM_NODE_CACHE_DIR": str(self.cache_dir)} | self.environ,
                 )
             )
         return self

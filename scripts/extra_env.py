@@ -1,0 +1,89 @@
+"""An extra in an environment of its own, beside the project's: for tests alone.
+
+    python scripts/extra_env.py sky          make it where it is not there yet, and print its Python
+    python scripts/extra_env.py verifiers
+
+SkyPilot takes 460 MB, and an older click than the project's; verifiers brings some forty packages.
+What an extra does not bring itself is the project's. SWARM_SKY and SWARM_VERIFIERS name another
+environment's Python, one that has both.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MAKE_TIMEOUT_S = 900.0
+EXTRAS = ("sky", "verifiers")
+
+
+def _requirement(extra: str) -> str:
+    """As the extra has it."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (requirement,) = table["project"]["optional-dependencies"][extra]
+    return str(requirement)
+
+
+def _cached(extra: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-node"
+    tag = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return cache / f"{_requirement(extra).replace('==', '-')}-{tag}"
+
+
+def _python(directory: Path) -> Path:
+    return directory / "bin" / "python"
+
+
+def find(extra: str) -> Path | None:
+    """Its Python, if it is there already."""
+    if named := os.environ.get(f"SWARM_{extra.upper()}"):
+        return Path(named) if os.access(named, os.X_OK) else None
+    return _python(_cached(extra)) if _stamp(extra).exists() else None
+
+
+def _stamp(extra: str) -> Path:
+    """Written last: with it, all is there. It names the environment that this one is beside."""
+    beside = sysconfig.get_path("purelib").strip("/").replace("/", "-")
+    return _cached(extra) / f"beside-{beside}"
+
+
+def fetch(extra: str) -> Path | None:
+    """Its Python, made if need be; `None` where that fails."""
+    if find(extra) is None and f"SWARM_{extra.upper()}" not in os.environ:
+        try:
+            _make(extra)
+        except (subprocess.SubprocessError, OSError) as error:
+            said = getattr(error, "stderr", None) or str(error).encode()
+            sys.stderr.write(said.decode(errors="replace")[-2000:])
+            return None
+    return find(extra)
+
+
+def _make(extra: str) -> None:
+    directory = _cached(extra)
+    shutil.rmtree(directory, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", str(directory)])
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = directory / "lib" / version / "site-packages"
+    # The project's packages are found after its own, and what they have is not installed again.
+    (packages / "swarm_node_beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=0"]
+    _run([str(_python(directory)), *install, "--only-binary=:all:", _requirement(extra)])
+    _stamp(extra).touch()
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=MAKE_TIMEOUT_S)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in EXTRAS:
+        sys.exit(f"usage: python scripts/extra_env.py {'|'.join(EXTRAS)}")
+    there = fetch(sys.argv[1])
+    if there is None:
+        sys.exit(f"extra_env: {_requirement(sys.argv[1])} could not be installed; see above")
+    print(there)

@@ -1,0 +1,3 @@
+from date_shift.taskset import DateShiftTaskset
+
+__all__ = ["DateShiftTaskset"]

@@ -1,0 +1,3 @@
+from endless_sums.taskset import EndlessSumsTaskset
+
+__all__ = ["EndlessSumsTaskset"]

@@ -1,0 +1,3 @@
+from graded_essay.taskset import GradedEssayTaskset
+
+__all__ = ["GradedEssayTaskset"]

@@ -1,0 +1,3 @@
+from roman_sums.taskset import RomanSumsTaskset
+
+__all__ = ["RomanSumsTaskset"]

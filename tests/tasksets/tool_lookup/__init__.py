@@ -1,0 +1,3 @@
+from tool_lookup.taskset import ToolLookupTaskset
+
+__all__ = ["ToolLookupTaskset"]
