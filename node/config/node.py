@@ -338,8 +338,10 @@ class NodeConfig(Frozen):
 
     @model_validator(mode="after")
     def _samples_turns(self) -> Self:
-        if self.run.has_turns and self.engine != "torch":
+        if self.run.has_turns and self.engine == "scripted":
             raise Conflict("engine", "samples no tasks of several turns", "torch")
+        if self.run.has_turns and self.over_provision > 1.0:
+            raise Conflict("over_provision", "leaves no transcript for a later round", "1")
         return self
 
     @model_validator(mode="after")

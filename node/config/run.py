@@ -377,11 +377,6 @@ class RunConfig(Frozen):
 
     @model_validator(mode="after")
     def _turns_fit(self) -> Self:
-        if self.learner is not None and self.has_turns:
-            raise ConfigError(
-                f"run {self.name}: a learner leases no tasks of several turns; leave out "
-                "[learner], or the environments that answer"
-            )
         for spec in self.environments:
             rules = self._answers_of(spec)
             if interaction(spec.name) is not None and rules.format != "whole":

@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 
 from node.engines.torch_engine import Generation
-from node.interfaces.engine import Context, Sampling
+from node.interfaces.engine import NO_TURN, Context, Sampling
 from node.policies.policy import Policy
-from swarm.rollouts import Completion, FinishReason
-
-_NOTHING = Completion("", (), (), FinishReason.LENGTH, 0)
+from swarm.rollouts import Completion
 
 
 class TurnGeneration(Generation):
@@ -40,7 +38,7 @@ class TurnGeneration(Generation):
 
     def completions(self) -> list[tuple[Completion, ...]]:
         """One group of one completion for each context."""
-        found = [(_NOTHING,)] * self._contexts
+        found = [(NO_TURN,)] * self._contexts
         for at, (completion,) in zip(self._places, super().completions(), strict=True):
             found[at] = (completion,)
         return list(found)

@@ -7,9 +7,9 @@ to a vLLM server of its own. A contract suite holds them to one behaviour.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class Context:
     prompt: str
     turns: tuple[tuple[tuple[int, ...], str], ...]  # sampled ids, end included; what was said to it
     tokens_max: int  # of the next turn
+
+
+NO_TURN: Final = Completion("", (), (), FinishReason.LENGTH, 0)  # where a context has no room
 
 
 class PendingGroup(Protocol):

@@ -14,6 +14,7 @@ import trio
 from node.config import RunConfig
 from node.config.run import LearnerRules
 from node.interfaces.engine import Serving
+from node.loops.turns.play import completions
 from node.records.records import WorkDone
 from node.verification.held_out import HeldOutGuard
 from swarm.identity import PeerId
@@ -109,15 +110,19 @@ class RolloutWorker:
         started_s = trio.current_time()
         assigned = await self._guard.leased(lease.stream, range(lease.groups))
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
-        made = await serving.engine.generate(
+        made = await completions(
+            self._run,
+            serving.engine,
+            self._guard.verifier,
+            [assignment.task for assignment in assigned],
             [assignment.prompt for assignment in assigned],
             self._rules.group_size,
             self._run.engine_sampling,
             seed,
         )
         generate_s = trio.current_time() - started_s
-        for assignment, completions in zip(assigned, made, strict=True):
-            group = self._group(lease, assignment.task, completions, serving)
+        for assignment, samples in zip(assigned, made, strict=True):
+            group = self._group(lease, assignment.task, samples, serving)
             await self._places.acquire()
             nursery.start_soon(self._submit, lease, group)
         tokens = sum(len(each.token_ids) for group in made for each in group)
@@ -141,7 +146,7 @@ class RolloutWorker:
             await trio.sleep_until(started_s + tokens / self._tokens_per_s_max)
 
     def _group(
-        self, lease: HeldLease, task: Task, completions: tuple[Completion, ...], serving: Serving
+        self, lease: HeldLease, task: Task, samples: tuple[Completion, ...], serving: Serving
     ) -> RolloutGroup:
         created_at_s = int(self._now_s())
         return RolloutGroup(
@@ -149,7 +154,7 @@ class RolloutWorker:
             producer=self._peer_id,
             round=lease.learner_version,
             task=task,
-            completions=completions,
+            completions=samples,
             tokenizer=serving.tokenizer,
             temperature=self._run.sampling.temperature,
             top_p=self._run.sampling.top_p,

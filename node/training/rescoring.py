@@ -12,6 +12,7 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup, check_scorable
 from node.policies.policy import Policy
+from node.training.rows import turns_of
 from node.training.trainer import GroupTrainer
 from swarm.rollouts import Completion
 
@@ -69,7 +70,10 @@ def _impossible(tokens: int) -> list[float]:
 
 
 def _is_possible(policy: Policy, completion: Completion) -> bool:
-    ids = completion.token_ids
-    if max(ids, default=0) >= policy.vocabulary:
+    if max(completion.token_ids, default=0) >= policy.vocabulary:
         return False
-    return completion.text == policy.decode(list(ids))
+    turns = turns_of(completion)
+    went_on = all(
+        turn.token_ids[-1:] and turn.token_ids[-1] in policy.eos_ids for turn in turns[:-1]
+    )
+    return went_on and all(turn.text == policy.decode(list(turn.token_ids)) for turn in turns)

@@ -85,6 +85,24 @@ class Prepared:
     left_out: int = 0  # completions: foreign ones that were worse than their group
 
 
+def turns_of(completion: Completion) -> list[Completion]:
+    """The policy's turns, each as a completion; all but the last have ended by themselves."""
+    if not completion.segments:
+        return [completion]
+    found, at = [], 0
+    mine = [
+        (turn, text)
+        for turn, (author, text) in zip(completion.segments, completion.parts(), strict=True)
+        if author is Author.POLICY
+    ]
+    for number, (turn, text) in enumerate(mine, start=1):
+        reason = completion.finish_reason if number == len(mine) else FinishReason.STOP
+        ids = completion.token_ids[at : at + turn.tokens]
+        found.append(Completion(text, ids, (), reason, completion.policy_version))
+        at += turn.tokens
+    return found
+
+
 class Encoder:
     """Makes rows of groups for one policy."""
 
@@ -168,7 +186,7 @@ class Encoder:
         """A completion of several turns, with what was said to the policy between them: in our own
         words of a chat, and not trained on. Its own turns are taken by their ids where a completion
         of one turn would be."""
-        turns = self._turns(completion)
+        turns = turns_of(completion)
         claimed = self._claimed(list(completion.token_ids), completion.logprobs)
         own = group.own_tokens and (
             not group.source or all(self._is_that_text(each) for each in turns)
@@ -195,21 +213,6 @@ class Encoder:
         row = Row(tokens, advantage, own, said=said)
         row.claimed = claimed if own or carried else None
         return row
-
-    def _turns(self, completion: Completion) -> list[Completion]:
-        """The policy's turns, each as a completion; all but the last have ended by themselves."""
-        found, at = [], 0
-        mine = [
-            (turn, text)
-            for turn, (author, text) in zip(completion.segments, completion.parts(), strict=True)
-            if author is Author.POLICY
-        ]
-        for number, (turn, text) in enumerate(mine, start=1):
-            reason = completion.finish_reason if number == len(mine) else FinishReason.STOP
-            ids = completion.token_ids[at : at + turn.tokens]
-            found.append(Completion(text, ids, (), reason, completion.policy_version))
-            at += turn.tokens
-        return found
 
     def _encoded(self, completion: Completion) -> list[int]:
         tokens = self._policy.encode_completion(completion.text)

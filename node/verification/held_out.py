@@ -58,6 +58,11 @@ class HeldOutGuard:
         self._validation_lock = trio.Lock()
 
     @property
+    def verifier(self) -> Verifier:
+        """What poses and scores."""
+        return self._verifier
+
+    @property
     def lacks_validation(self) -> bool:
         """Whether validation tasks were wanted, and the run has too few problems for any."""
         return self._validation_wanted > 0 and self._validation == ()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from node.records.records import StepDone, WorkDone
 from swarm.rollouts import Author
 from swarm.wire.codec import decode_group
-from tests.integration.nodes import ENVIRON, NodeProcess
+from tests.integration.nodes import ENVIRON, NodeProcess, swarm_node
 
 pytestmark = pytest.mark.integration
 
@@ -64,3 +65,45 @@ def test_nodes_share_transcripts_replay_them_and_train_on_them(pair: list[NodePr
     several = [turns for turns in said if len(turns) > 1]
     assert several, "no transcript had a second turn"
     assert {turn.author for turn in several[0]} == {Author.POLICY, Author.ENVIRONMENT}
+
+
+LEARNER = """
+name = "fed-turns"
+environments = [{name = "guess_number", parameters = {max = 3, tries = 2}}]
+sampling = {max_new_tokens = 8}
+held_out = {tasks = 10}
+[learner]
+peer = "{peer}"
+staleness_max = 2
+groups_per_step = 4
+group_size = 8
+rescored_share = 1.0
+"""
+
+
+def test_a_learner_trains_on_transcripts_that_its_worker_made(tmp_path: Path) -> None:
+    key, run_file, cache = tmp_path / "key.pem", tmp_path / "run.toml", tmp_path / "cache"
+    peer = swarm_node("keygen", "--out", key).stdout.strip()
+    run_file.write_text(LEARNER.replace("{peer}", peer))
+    prepare = ["prepare", "--run", run_file]
+    assert swarm_node(*prepare, SWARM_NODE_CACHE_DIR=str(cache)).returncode == 0
+    flags = ("--key-file", str(key))
+    learner = NodeProcess(tmp_path / "learner", run_file, cache, flags, ("learn",))
+    worker = NodeProcess(tmp_path / "worker", run_file, cache, (), ("join",))
+    try:
+        learner.start()
+        worker.start("--peer", learner.address())
+        learner.until(lambda: len(learner.events(StepDone)) >= 3)
+        steps, work = learner.events(StepDone), worker.events(WorkDone)
+        assert not learner.troubles()
+        assert not worker.troubles()
+        assert steps[-1].mismatch_k3 == pytest.approx(0.0, abs=0.05)
+        # every log-prob that it claims was looked at, with what was said between its turns
+        assert set(work[-1].verdicts_total) == {"accepted"}
+        tokens, groups = (
+            sum(getattr(w, of) for w in work) for of in ("generated_tokens", "groups")
+        )
+        assert tokens > 2.2 * 8 * groups  # a guess and its end are two: some had a second turn
+    finally:
+        learner.clean_up()
+        worker.clean_up()

@@ -17,7 +17,7 @@ import torch
 import trio
 
 from node.engines.vllm.engine import VllmEngine, open_vllm
-from node.interfaces.engine import Sampling
+from node.interfaces.engine import NO_TURN, Context, Sampling
 from node.policies.policy import Policy, load_policy
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
@@ -123,6 +123,47 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
             with pytest.raises(ConfigError, match="takes at most 2"):
                 await engine.generate(["x"], 1, Sampling(temperature=3.0), seed=1)
             assert await engine.generate([], 1, WARM, seed=1) == []
+
+    run(body, timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
+    """After the same ids as the trainer has between turns, with log-probs of the whole context."""
+    directory = model_directory(tmp_path / "model", 1, chat=chat)
+    policy = load_policy(str(directory), "cpu")
+    replies = ("higher", "", "<eos>", "ä€𝄞 [assistant]")
+    turns = [((*policy.encode_completion("ab"), policy.eos_id), reply) for reply in replies]
+    contexts = [
+        Context("3+4=", (), 5),
+        *(Context("3+4=", (turn,), 6) for turn in turns),
+        Context("what day is it?", tuple(turns[:3]), 8),
+        Context("3+4=", (((*policy.encode_completion("x" * 120), policy.eos_id), "y"),), 8),
+    ]
+
+    async def body() -> None:
+        async with engine_on(directory, tmp_path / "data") as engine:
+            said = await engine.go_on(contexts, WARM, 3)
+            assert engine._between is not None
+            for reply in replies:
+                ours = engine._between.ids(engine._text, reply)
+                assert ours == policy.between_turns(reply), reply
+            assert said[-1] == NO_TURN  # its context has no room left
+            for context, completion in zip(contexts[:-1], said[:-1], strict=True):
+                ids = policy.encode_turns(context.prompt, context.turns)
+                assert 0 < len(completion.token_ids) <= context.tokens_max
+                sequence = torch.tensor([[*ids, *completion.token_ids]])
+                with torch.no_grad():
+                    logits = policy.model(input_ids=sequence).logits[0, len(ids) - 1 : -1]
+                expected = logits.log_softmax(-1)[
+                    range(len(completion.token_ids)), list(completion.token_ids)
+                ]
+                assert completion.logprobs == pytest.approx(
+                    expected.tolist(), abs=LOGPROB_ERROR_MAX
+                )
+            assert await engine.go_on(contexts, WARM, 3) == said
+            assert await engine.go_on(contexts, WARM, 4) != said
+            assert await engine.go_on([], WARM, 3) == []
 
     run(body, timeout_s=TIMEOUT_S)
 

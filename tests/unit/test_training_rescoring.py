@@ -14,7 +14,7 @@ from node.loops.claims import ClaimedToken, fault_of, fit_of
 from node.methods import losses
 from node.training.worker import TrainerCore
 from swarm.errors import LocalProtocolError
-from swarm.rollouts import Completion
+from swarm.rollouts import Author, Completion, FinishReason, Turn
 from tests.unit.training_support import gpt2_directory, qwen_directory, reference_logprobs
 
 SAMPLING = Sampling(max_new_tokens=10)
@@ -116,6 +116,47 @@ def test_a_text_is_that_of_its_tokens(core):
     assert first == [-math.inf] * count + [0.0] * (2 * count)
     for row, plain in zip(others, expected[1:], strict=True):
         assert row == pytest.approx(plain, abs=1e-4)
+
+
+def test_a_transcript_is_scored_by_the_policy_s_turns_after_what_was_said_between(core):
+    policy = core.policy
+    turns = [[*policy.encode_completion(text), policy.eos_id] for text in ("left", "up")]
+    ids = [token for turn in turns for token in turn]
+    segments = (
+        Turn(Author.POLICY, 4, len(turns[0])),
+        Turn(Author.ENVIRONMENT, 4, 0),
+        Turn(Author.POLICY, 2, len(turns[1])),
+    )
+    honest = Completion(
+        "leftwallup", tuple(ids), (-1.0,) * len(ids), FinishReason.STOP, 0, segments=segments
+    )
+
+    def scored(*completions: Completion) -> list[list[float]]:
+        group = TrainingGroup(PROMPTS[0], completions, (0.0,) * len(completions), own_tokens=True)
+        return core.score([group])[0]
+
+    (found,) = scored(honest)
+    before = policy.encode_prompt(PROMPTS[0])
+    sequence = [*before, *turns[0], *policy.between_turns("wall"), *turns[1]]
+    at = [*range(len(before), len(before) + len(turns[0]))]
+    at += range(len(sequence) - len(turns[1]), len(sequence))
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([sequence])).logits[0].double()
+    said = logits.log_softmax(-1)
+    expected = [float(said[place - 1, sequence[place]]) for place in at]
+    assert found[: len(ids)] == pytest.approx(expected, abs=1e-4)
+
+    other_text = replace(honest, text="lostwallup")
+    moved = replace(
+        honest,
+        segments=(replace(segments[0], tokens=1), *segments[1:2],
+                  replace(segments[2], tokens=len(ids) - 1)),
+    )  # fmt: skip
+    no_end = replace(honest, token_ids=(*ids[: len(turns[0]) - 1], ids[0], *ids[len(turns[0]) :]))
+    for forged in (other_text, moved, no_end):
+        (column, good) = scored(forged, honest)
+        assert set(column[: len(ids)]) == {-math.inf}
+        assert good == found
 
 
 def test_the_loaded_version_is_the_one_that_scores(tmp_path):

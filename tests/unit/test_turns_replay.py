@@ -247,15 +247,17 @@ def test_what_no_rule_of_a_run_means_is_not_taken_for_the_policys(more: dict[str
 
 
 def test_runs_with_turns_refuse_what_cannot_have_them() -> None:
-    with pytest.raises(ConfigError, match=r"learner leases no tasks of several turns"):
+    with pytest.raises(Exception, match="several turns"):
+        NodeConfig(run=run_of(GUESS), engine="scripted")
+    with pytest.raises(Exception, match="no transcript for a later round"):
+        NodeConfig(run=run_of(GUESS), engine="vllm", over_provision=1.5)
+    with pytest.raises(ConfigError, match=r"take answer.format = whole"):
         RunConfig.model_validate(
             {
                 **run_of(GUESS).model_dump(include={"name", "environments"}),
-                "learner": {"peer": ALICE},
+                "answer": {"format": "tags"},
             }
         )
-    with pytest.raises(Exception, match="several turns"):
-        NodeConfig(run=run_of(GUESS), engine="vllm")
 
 
 @pytest.mark.parametrize("name", NAMES)

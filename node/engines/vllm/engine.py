@@ -44,10 +44,11 @@ from node.engines.vllm.server import (
     is_cpu_build,
 )
 from node.engines.vllm.text import ModelText
+from node.engines.vllm.turns import Between, between, turn_seeds, work_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, VllmWork, check, prompt_seeds
 from node.interfaces.adapter_files import card_of, is_adapter
-from node.interfaces.engine import Maker, Sampling
+from node.interfaces.engine import NO_TURN, Context, Maker, Sampling
 from node.interfaces.quantisation import Quantisation, begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of
@@ -111,6 +112,7 @@ class VllmEngine:
         self._text = ModelText(directory)
         kind = settings.quantization
         self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
+        self._between: Between | None = None
         self._settings = settings
         self._log = log
         self._mode = update_mode
@@ -186,6 +188,27 @@ class VllmEngine:
         await self.advance(works, len(works))
         return await self.collect(works)
 
+    async def go_on(
+        self, contexts: Sequence[Context], sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """See `TurnsEngine.go_on`. What came before is in the server's prefix cache."""
+        check(sampling, 1)
+        prompts = list(dict.fromkeys(each.prompt for each in contexts))
+        jobs = [partial(self._encode, prompt) for prompt in prompts]
+        encoded = await self._persist(lambda: self._each(jobs, self._connections))
+        if self._between is None:
+            self._between = await self._persist(lambda: between(self._text, self._tokenize))
+        begun = dict(zip(prompts, encoded, strict=True))
+        works = [
+            work_of(context, begun[context.prompt], self._between, self._text, sampling, own,
+                    self._settings.context_tokens)
+            for context, own in zip(contexts, turn_seeds(contexts, seed), strict=True)
+        ]  # fmt: skip
+        going_on = [work for work in works if work is not None]
+        await self.advance(going_on, len(going_on))
+        made = iter(await self.collect(going_on))
+        return [NO_TURN if work is None else next(made)[0] for work in works]
+
     async def begin(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[VllmWork]:
@@ -238,9 +261,12 @@ class VllmEngine:
             pass
 
     async def _encode(self, prompt: str) -> list[int]:
-        answer = await self._running().post("/tokenize", self._text.encode_request(prompt))
-        ids: list[int] = json.loads(answer)["tokens"]
+        ids = await self._tokenize(self._text.encode_request(prompt))
         return ids or [self._text.eos_ids[0]]
+
+    async def _tokenize(self, request: dict[str, Any]) -> list[int]:
+        ids: list[int] = json.loads(await self._running().post("/tokenize", request))["tokens"]
+        return ids
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""

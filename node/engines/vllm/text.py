@@ -103,6 +103,17 @@ class ModelText:
             return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
         return {"model": MODEL_NAME, "prompt": plain_text(prompt)}
 
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of a text alone; `special`: special tokens that it spells out are such."""
+        self._tokenizer.encode_special_tokens = not special
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """Their text, that of special tokens included."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        return text
+
     def generate_request(self, ask: Ask, sampling: Sampling, model: str) -> dict[str, Any]:
         """What to ask `/inference/v1/generate` for completions. `model`: its name at the server."""
         return {

@@ -1,0 +1,102 @@
+"""What stands between two turns of a transcript, found out from a server's chat template.
+
+It is what `node.policies.policy.Policy.between_turns` has, without the library that renders there:
+rendered by difference, so that a template that rewrites earlier turns changes none.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from node.engines.vllm.server import MODEL_NAME
+from node.engines.vllm.text import ModelText
+from node.engines.vllm.unfinished import Unfinished
+from node.engines.vllm.work import VllmWork, prompt_seeds
+from node.interfaces.engine import Context, Sampling
+from swarm.errors import ConfigError
+
+_WORDS: Final = tuple(f"0cd1e2a7{number:04}" for number in range(3))  # that no template has
+Tokenize = Callable[[dict[str, Any]], Awaitable[list[int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What is put around a reply."""
+
+    before: tuple[int, ...]  # without the end token, which was sampled
+    after: tuple[int, ...]
+    lines: bool = False  # it stands on a line of its own instead
+
+    def ids(self, text: ModelText, reply: str) -> list[int]:
+        """The ids between a turn that ended by itself and the next one."""
+        if self.lines:
+            return text.encode(f"\n{reply}\n")
+        return [*self.before, *text.encode(reply), *self.after]
+
+
+async def between(text: ModelText, tokenize: Tokenize) -> Between:
+    """What a model has around a reply. `tokenize`: what a server makes of a request for ids.
+
+    Raises:
+        ConfigError: its chat template leaves out what it is given.
+    """
+    if not text.chat:
+        return _around(text.encode(_WORDS[0]), await tokenize(_prompt(_WORDS[0])))
+    question, said, place = _WORDS
+    ids = await tokenize(
+        {
+            "model": MODEL_NAME,
+            "messages": [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": said},
+                {"role": "user", "content": place},
+            ],
+            "add_generation_prompt": True,
+        }
+    )
+    rendered = text.spell(ids)
+    _, found, rest = rendered.partition(said)
+    end, found_reply, begin = rest.partition(place)
+    if not (found and found_reply) or text.encode(rendered, special=True) != ids:
+        raise ConfigError(
+            "the model's chat template leaves out what was said before, or its tokens do not spell "
+            "it; a run with turns needs another model, or --engine torch"
+        )
+    before = text.encode(end, special=True)
+    if before and before[0] in text.eos_ids:
+        del before[0]
+    return Between(tuple(before), tuple(text.encode(begin, special=True)))
+
+
+def turn_seeds(contexts: Sequence[Context], seed: int) -> list[int]:
+    """A seed for the next turn of each, other ones in each turn."""
+    return prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
+
+
+def work_of(
+    context: Context,
+    prompt_ids: Sequence[int],
+    around: Between,
+    text: ModelText,
+    sampling: Sampling,
+    seed: int,
+    context_tokens: int,
+) -> VllmWork | None:
+    """The next turn of a transcript, to be sampled; None: there is no room for it."""
+    ids = list(prompt_ids)
+    for sampled, reply in context.turns:
+        ids += [*sampled, *around.ids(text, reply)]
+    room = min(context.tokens_max, context_tokens - len(ids))
+    return VllmWork(Unfinished(ids, 1, room, seed), 1, sampling) if room > 0 else None
+
+
+def _prompt(word: str) -> dict[str, Any]:
+    return {"model": MODEL_NAME, "prompt": word}
+
+
+def _around(plain: Sequence[int], ids: Sequence[int]) -> Between:
+    """What a tokenizer without a chat template puts behind a prompt."""
+    count = len(plain)
+    at = next((at for at in range(len(ids)) if list(ids[at : at + count]) == list(plain)), None)
+    after = () if at is None else tuple(ids[at + count :])
+    return Between((), after, lines=not after)
