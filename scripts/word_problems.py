@@ -1,6 +1,7 @@
-"""Writes arithmetic word problems as JSON lines, the same ones for one count and seed:
+"""Writes arithmetic word problems as JSON lines, the same ones for the same arguments:
 
 python scripts/word_problems.py 500 > problems.jsonl
+python scripts/word_problems.py COUNT [SEED [MOST]]       MOST: the largest number that is given
 """
 
 import json
@@ -12,12 +13,12 @@ NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")
 THINGS = ("apples", "books", "coins", "pens", "shells", "stamps")
 
 
-def word_problems(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
+def word_problems(count: int, seed: int = 0, most: int = 60) -> Iterator[dict[str, str]]:
     """So many different questions, each with its answer."""
     rng, seen = Random(seed), set[str]()
     while len(seen) < count:
         name, thing = rng.choice(NAMES), rng.choice(THINGS)
-        have, more, each = rng.randint(2, 60), rng.randint(2, 60), rng.randint(2, 12)
+        have, more, each = (rng.randint(2, at_most) for at_most in (most, most, min(most, 12)))
         less = rng.randint(1, have)
         question, answer = rng.choice(
             (
@@ -36,5 +37,5 @@ def word_problems(count: int, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    for problem in word_problems(int(sys.argv[1]), int((*sys.argv, "0")[2])):
+    for problem in word_problems(*map(int, sys.argv[1:4])):
         print(json.dumps(problem))

@@ -1,10 +1,13 @@
-"""Two nodes that share transcripts of a game of several turns: what becomes of their success.
+"""Nodes on one run, of several turns, with a tool, or on data of one's own: what becomes of them.
 
-    python scripts/experiments/experiment_turns.py [--run guess|tool] [--seeds 3] [--rounds 40]
+    python scripts/experiments/experiment_environments.py [--run guess] [--seeds 3] [--rounds 40]
+        [--nodes 2] [--alone]
 
-Both are `swarm-node join` on loopback, with the tiny policy. For each seed one line for each node:
-the pass rate on the held-out tasks at the start and at the end, what it trained on of the other's,
-and what it rejected.
+Each is `swarm-node join` on loopback, with one thread. `guess` and `tool` are of the tiny policy,
+`problems` (500 word problems as JSON lines) and `calculator` (a product and a sum, with a
+calculator) of SmolLM2-135M. `--alone`: nodes share, and take nothing of each other. For each seed
+one line for each node: the pass rate on the held-out tasks at the start, half-way and at the end,
+what it trained on of the others', and what it rejected.
 """
 
 import argparse
@@ -35,6 +38,38 @@ sampling = {max_new_tokens = 64}
 held_out = {tasks = 200}
 """,
 }
+SMOLLM2 = """
+sampling = {temperature = 0.6, max_new_tokens = 40}
+held_out = {tasks = 100, greedy = true}
+"""
+PROBLEMS = ("500", "0", "9")  # so many, from this seed, of numbers up to that
+RUNS["problems"] = f"""
+name = "problems"
+{SMOLLM2}
+[answer]
+format = "last_number"
+system = "Give the final answer only."
+examples = [
+    {{question = "Ada has 9 pens and loses 4. How many are left?", completion = "5"}},
+    {{question = "6 boxes hold 7 coins each. How many in all?", completion = "42"}},
+]
+[[environments]]
+name = "dataset"
+parameters = {{path = "problems.jsonl", scorer = "numeric"}}
+"""
+RUNS["calculator"] = f"""
+name = "calculator"
+environments = [{{name = "calculator_sum"}}]
+{SMOLLM2}
+[answer]
+format = "whole"
+system = "Have the calculator work it out, then give its result alone."
+examples = [
+    {{question = "12*34+5=", completion = "<tool>calculator: 12*34+5</tool>"}},
+    {{question = "<result>413</result>", completion = "413"}},
+]
+"""
+OF_SMOLLM2 = ("problems", "calculator")
 START_S = 300.0
 
 
@@ -43,7 +78,7 @@ def command(run: Path, data: Path, seed: int, rounds: int, *more: str) -> list[s
         sys.executable, "-m", "node.cli", "join", "--run", str(run), "--data-dir", str(data),
         "--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1", "--seed", str(seed),
         "--rounds", str(rounds), "--evaluate-every", str(rounds // 2), "--local", "8",
-        "--external", "4", *more,
+        *more,
     ]  # fmt: skip
 
 
@@ -72,15 +107,19 @@ def told(data: Path) -> str:
     )
 
 
-def pair(run: Path, scratch: Path, seed: int, rounds: int) -> None:
+def together(run: Path, scratch: Path, seed: int, options: argparse.Namespace) -> None:
+    names = [chr(ord("a") + number) for number in range(options.nodes)]
+    more = ["--model", "smollm2", "--yes"] if options.run in OF_SMOLLM2 else []
+    more += ["--external", "0" if options.alone else "4"]
     with ExitStack() as stack:
-        nodes = []
-        for name in ("a", "b"):
+        nodes: list[subprocess.Popen[bytes]] = []
+        for name in names:
             data = scratch / f"{seed}-{name}"
             data.mkdir(parents=True)
             peer = ["--peer", address(scratch / f"{seed}-a")] if nodes else []
             log = stack.enter_context((data / "console.log").open("wb"))
-            line = command(run, data, 2 * seed + len(nodes), rounds, *peer)
+            own = options.nodes * seed + len(nodes)
+            line = command(run, data, own, options.rounds, *more, *peer)
             nodes.append(
                 stack.enter_context(
                     subprocess.Popen(
@@ -94,7 +133,7 @@ def pair(run: Path, scratch: Path, seed: int, rounds: int) -> None:
         finally:
             for node in nodes:
                 node.kill()
-    for name in ("a", "b"):
+    for name in names:
         sys.stdout.write(f"seed {seed}, node {name}: {told(scratch / f'{seed}-{name}')}\n")
         sys.stdout.flush()
 
@@ -104,12 +143,17 @@ def main() -> None:
     parser.add_argument("--run", choices=sorted(RUNS), default="guess")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--alone", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         run = Path(name) / "run.toml"
         run.write_text(RUNS[options.run])
+        writer = [sys.executable, str(Path(__file__).parents[1] / "word_problems.py")]
+        problems = subprocess.check_output([*writer, *PROBLEMS])
+        (Path(name) / "problems.jsonl").write_bytes(problems)
         for seed in range(options.seeds):
-            pair(run, Path(name), seed, options.rounds)
+            together(run, Path(name), seed, options)
 
 
 if __name__ == "__main__":
