@@ -44,7 +44,7 @@ from node.engines.vllm.server import (
     is_cpu_build,
 )
 from node.engines.vllm.text import ModelText
-from node.engines.vllm.turns import Between, between, turn_seeds, work_of
+from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, VllmWork, check, prompt_seeds
 from node.interfaces.adapter_files import card_of, is_adapter
@@ -194,16 +194,12 @@ class VllmEngine:
         """See `TurnsEngine.go_on`. What came before is in the server's prefix cache."""
         check(sampling, 1)
         prompts = list(dict.fromkeys(each.prompt for each in contexts))
-        jobs = [partial(self._encode, prompt) for prompt in prompts]
-        encoded = await self._persist(lambda: self._each(jobs, self._connections))
+        encoded = await self._encoded(prompts)
         if self._between is None:
             self._between = await self._persist(lambda: between(self._text, self._tokenize))
         begun = dict(zip(prompts, encoded, strict=True))
-        works = [
-            work_of(context, begun[context.prompt], self._between, self._text, sampling, own,
-                    self._settings.context_tokens)
-            for context, own in zip(contexts, turn_seeds(contexts, seed), strict=True)
-        ]  # fmt: skip
+        room = self._settings.context_tokens
+        works = works_of(contexts, begun, self._between, self._text, sampling, seed, room)
         going_on = [work for work in works if work is not None]
         await self.advance(going_on, len(going_on))
         made = iter(await self.collect(going_on))
@@ -214,8 +210,7 @@ class VllmEngine:
     ) -> list[VllmWork]:
         """See `PartialEngine.begin`."""
         check(sampling, completions_each)
-        jobs = [partial(self._encode, prompt) for prompt in prompts]
-        encoded = await self._persist(lambda: self._each(jobs, self._connections))
+        encoded = await self._encoded(prompts)
         works = []
         for ids, own in zip(encoded, prompt_seeds(prompts, seed), strict=True):
             room = self._settings.context_tokens - len(ids)
@@ -259,6 +254,10 @@ class VllmEngine:
                 await harvest.full.wait()
         async with self._still(f"harvest {id(harvest)}", drain=False):
             pass
+
+    async def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
+        jobs = [partial(self._encode, prompt) for prompt in prompts]
+        return await self._persist(lambda: self._each(jobs, self._connections))
 
     async def _encode(self, prompt: str) -> list[int]:
         ids = await self._tokenize(self._text.encode_request(prompt))

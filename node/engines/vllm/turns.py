@@ -4,7 +4,7 @@ It is what `node.policies.policy.Policy.between_turns` has, without the library 
 rendered by difference, so that a template that rewrites earlier turns changes none.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,26 +68,26 @@ async def between(text: ModelText, tokenize: Tokenize) -> Between:
     return Between(tuple(before), tuple(text.encode(begin, special=True)))
 
 
-def turn_seeds(contexts: Sequence[Context], seed: int) -> list[int]:
-    """A seed for the next turn of each, other ones in each turn."""
-    return prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
-
-
-def work_of(
-    context: Context,
-    prompt_ids: Sequence[int],
+def works_of(
+    contexts: Sequence[Context],
+    begun: Mapping[str, Sequence[int]],
     around: Between,
     text: ModelText,
     sampling: Sampling,
     seed: int,
     context_tokens: int,
-) -> VllmWork | None:
-    """The next turn of a transcript, to be sampled; None: there is no room for it."""
-    ids = list(prompt_ids)
-    for sampled, reply in context.turns:
-        ids += [*sampled, *around.ids(text, reply)]
-    room = min(context.tokens_max, context_tokens - len(ids))
-    return VllmWork(Unfinished(ids, 1, room, seed), 1, sampling) if room > 0 else None
+) -> list[VllmWork | None]:
+    """The next turn of each transcript, to be sampled; None: there is no room for it. `begun`: the
+    ids of each prompt. Random numbers are other ones in each turn."""
+    seeds = prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
+    works: list[VllmWork | None] = []
+    for context, own in zip(contexts, seeds, strict=True):
+        ids = list(begun[context.prompt])
+        for sampled, reply in context.turns:
+            ids += [*sampled, *around.ids(text, reply)]
+        room = min(context.tokens_max, context_tokens - len(ids))
+        works.append(VllmWork(Unfinished(ids, 1, room, own), 1, sampling) if room > 0 else None)
+    return works
 
 
 def _prompt(word: str) -> dict[str, Any]:
