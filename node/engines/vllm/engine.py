@@ -19,7 +19,6 @@ directory, and what it had not handed back is asked for again.
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,7 +45,7 @@ from node.engines.vllm.server import (
 from node.engines.vllm.text import ModelText
 from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
-from node.engines.vllm.work import Harvest, VllmWork, check, prompt_seeds
+from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
 from node.interfaces.adapter_files import card_of, is_adapter
 from node.interfaces.engine import NO_TURN, Context, Maker, Sampling
 from node.interfaces.quantisation import Quantisation, begins_empty
@@ -70,18 +69,6 @@ _INTERRUPT_INTERVAL_S: Final = 0.05
 UpdateMode = Literal["keep", "drain", "abort"]
 Tell = Callable[[str], Awaitable[None]]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What a load took."""
-
-    policy_version: int
-    tensors: int  # that were loaded
-    tensors_total: int
-    lent: bool  # they were taken from the trainer's own memory
-    paused_s: float  # from when it began to interrupt to when it let sampling go on
-    probe: probe.Difference | None  # from what it should be; None: nobody says
 
 
 # Long: requests, weights and life of one child process share its lock.

@@ -9,6 +9,7 @@ from typing import Final
 
 import trio
 
+from node.engines.vllm import probe
 from node.engines.vllm.unfinished import Unfinished
 from node.interfaces.engine import Sampling
 from swarm.errors import ConfigError
@@ -28,6 +29,18 @@ class VllmWork:
     def done(self) -> bool:
         """See `Work.done`."""
         return self.rows.done
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a load took."""
+
+    policy_version: int
+    tensors: int  # that were loaded
+    tensors_total: int
+    lent: bool  # they were taken from the trainer's own memory
+    paused_s: float  # from when it began to interrupt to when it let sampling go on
+    probe: probe.Difference | None  # from what it should be; None: nobody says
 
 
 class Harvest:
