@@ -80,10 +80,7 @@ class MathScorer:
 
     def prepare(self) -> None:
         """See `ItemScorer.prepare`."""
-        import math_verify
-
-        # It warns that its timer is off: `_bounded_cpu` is there instead.
-        logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
+        _warm_up()
 
     def own_answer(self, item: Item) -> str:
         """See `ItemScorer.own_answer`."""
@@ -247,6 +244,18 @@ def _bounded_cpu() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+
+
+@functools.cache
+def _warm_up() -> None:
+    """Import, and compare as texts are compared: what a first comparison loads takes half of a
+    text's time on a busy machine, and each fork of a verifier would load it again."""
+    import math_verify
+
+    # It warns that its timer is off: `_bounded_cpu` is there instead.
+    logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
+    for answer, text in (("\\frac{1}{2}", "0.5"), ("x^2+1", "1+x^2"), ("\\sqrt{8}", "2\\sqrt{2}")):
+        _equal(answer, text)
 
 
 def _equal(answer: str, text: str) -> bool:
