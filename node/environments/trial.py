@@ -81,6 +81,10 @@ def parameters_text(text: str) -> str:
         table = None
     if not isinstance(table, dict):
         raise ConfigError(f'--parameters {text}: give a JSON object, such as {{"max": 9}}')
+    return _as_text(table)
+
+
+def _as_text(table: Mapping[str, Any]) -> str:
     return json.dumps(table, sort_keys=True, separators=(",", ":"))
 
 
@@ -94,7 +98,7 @@ def settled_text(name: str, text: str) -> str:
     if ":" not in name:
         source = environment(name)
         if isinstance(source, Settles):
-            return json.dumps(source.settled(json.loads(text), Path.cwd()), sort_keys=True)
+            return _as_text(source.settled(json.loads(text), Path.cwd()))
     return text
 
 

@@ -10,8 +10,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from node.environments.checked import checked, wrong_parameters
 from node.environments.data import store
 from node.environments.data.items import Columns, Content, Item, Items, Rows, content_of
 from node.environments.data.readers import read_rows
@@ -47,16 +48,8 @@ class DataRules(BaseModel):
         Raises:
             ConfigError: one of them is wrong.
         """
-        try:
-            rules = cls.model_validate(dict(parameters))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in first["loc"])
-            if first["type"] == "extra_forbidden":
-                known = ", ".join(("path", *cls.model_fields))
-                raise _wrong(f"{name}: no such parameter; known: {known}") from None
-            hint = f"write one of {', '.join(NAMES)}" if name == "scorer" else first["msg"].lower()
-            raise _wrong(f"{name} = {str(first['input'])[:80]!r}: {hint}") from None
+        hints = {"scorer": f"write one of {', '.join(NAMES)}"}
+        rules = checked(cls, parameters, NAME, more=("path",), hints=hints)
         rules._check_settings()
         return rules
 
@@ -186,4 +179,4 @@ def _read_once(file: Path, stamp: tuple[tuple[str, int, int], ...], rules: DataR
 
 
 def _wrong(what: str) -> ConfigError:
-    return ConfigError(f"environment {NAME}: {what}")
+    return wrong_parameters(NAME, what)

@@ -48,8 +48,7 @@ class Taskset:
             if folder is None:
                 raise wrong("no sha256; rules that travel have it")
             rules = rules.model_copy(update={"sha256": identify(rules)})
-        told = rules.model_dump(exclude_defaults=True)
-        return told | {"taskset": rules.taskset, "sha256": rules.sha256}
+        return rules.model_dump(exclude_defaults=True)
 
     def reads(self, parameters: str) -> Sequence[Path]:
         """See `base.Reads`."""
@@ -59,7 +58,7 @@ class Taskset:
         """See `Environment.problem`."""
         from node.environments.tasksets.upstream import loaded
 
-        tasks = loaded(rules_of(task.parameters))
+        tasks = loaded(task.parameters)
         epoch, place = divmod(task.index, len(tasks))
         chosen = tasks[shuffled(place, len(tasks), task.seed, epoch)]
         return Problem(task, chosen.prompt, chosen.answer, {"place": chosen.place})
@@ -68,6 +67,7 @@ class Taskset:
         """See `Environment.score`."""
         from node.environments.tasksets.upstream import loaded
 
-        rules = rules_of(problem.task.parameters)
-        place: int = problem.entry["place"]
-        return loaded(rules)[place].worth(rules.reply_of(text))
+        parameters, place = problem.task.parameters, problem.entry["place"]
+        reply = rules_of(parameters).reply_of(text)
+        reward: float = loaded(parameters)[place].worth(reply)
+        return reward

@@ -14,8 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from node.environments.checked import checked, wrong_parameters
 from swarm.errors import ConfigError
 
 NAME: Final = "verifiers"
@@ -54,17 +55,8 @@ def rules_from(parameters: Mapping[str, Any]) -> TasksetRules:
     Raises:
         ConfigError: one of them is wrong.
     """
-    try:
-        rules = TasksetRules.model_validate(dict(parameters))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(TasksetRules.model_fields)
-            raise wrong(f"{name}: no such parameter; known: {known}") from None
-        if first["type"] == "missing":
-            raise wrong(f"{name}: is missing; name the module of an installed taskset") from None
-        raise wrong(f"{name} = {str(first['input'])[:80]!r}: {first['msg'].lower()}") from None
+    hints = {"taskset": "name the module of an installed taskset"}
+    rules = checked(TasksetRules, parameters, NAME, hints=hints)
     if rules.reply.count(HOLE) != 1:
         raise wrong(f"reply = {rules.reply!r}: must have {HOLE} once, where the answer goes")
     if "id" in rules.config:
@@ -142,4 +134,4 @@ def _hash_of(path: Path) -> str:
 
 def wrong(what: str) -> ConfigError:
     """What is to be said of a run that names a taskset."""
-    return ConfigError(f"environment {NAME}: {what}")
+    return wrong_parameters(NAME, what)

@@ -11,7 +11,8 @@ import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from node.environments.tasksets.rules import (
     TasksetRules,
     library_version,
     package_digest,
+    rules_of,
     wrong,
 )
 from swarm.errors import ConfigError
@@ -53,34 +55,23 @@ class ForeignTask:
         trace = _trace_of(self._task, reply)
         given = {"task": self._task.data, "trace": trace}
         for hook in self._task.hooks("metric"):
-            _record(hook, given, trace.record_metric, trace.record_metrics)
+            trace.record_metrics(_scores(hook, given))
         for hook in self._task.hooks("reward"):
             weight = getattr(hook, "_vf_weight", 1.0)
-
-            def keep(name: str, score: float, weight: float = weight) -> None:
+            for name, score in _scores(hook, given).items():
                 trace.record_reward(name, score, weight)
-
-            def keep_all(scores: Mapping[str, float], keep: Any = keep) -> None:
-                for name, score in scores.items():
-                    keep(name, score)
-
-            _record(hook, given, keep, keep_all)
         total = float(trace.reward)
-        return round(total) * 1.0 if abs(total - round(total)) < NEAR else total
+        return float(round(total)) if abs(total - round(total)) < NEAR else total
 
 
-def loaded(rules: TasksetRules) -> tuple[ForeignTask, ...]:
-    """The tasks of rules that have a hash, from memory if they were loaded before.
+@lru_cache(maxsize=LOADED_MAX)
+def loaded(parameters: str) -> tuple[ForeignTask, ...]:
+    """The tasks of a run's parameters, which have a hash; from memory if they were loaded before.
 
     Raises:
         ConfigError: as `check`, or what is installed makes others.
     """
-    return _loaded(rules.model_dump_json(exclude_defaults=True))
-
-
-@lru_cache(maxsize=LOADED_MAX)
-def _loaded(rules_text: str) -> tuple[ForeignTask, ...]:
-    rules = TasksetRules.model_validate_json(rules_text)
+    rules = rules_of(parameters)
     tasks = _load(rules)
     if (sha256 := _hash_of(rules, tasks)) != rules.sha256:
         raise _no(
@@ -101,11 +92,8 @@ def check(rules: TasksetRules) -> str:
     step = max(1, len(tasks) // CHECKED_TASKS)
     for task in tasks[::step][:CHECKED_TASKS]:
         reply = rules.reply_of(task.answer)
-        try:
+        with _foreign_code(rules, "cannot grade its own answer"):
             reward = task.worth(reply)
-        except Exception as error:  # noqa: BLE001 - foreign code may fail in any way
-            why = f"{type(error).__name__}: {error}"
-            raise _no(rules, f"cannot grade its own answer ({printable(why, 160)})") from None
         if reward != 1.0:
             raise _no(
                 rules,
@@ -129,14 +117,25 @@ def _hash_of(rules: TasksetRules, tasks: tuple[ForeignTask, ...]) -> str:
 # --- what a taskset is ------------------------------------------------------------------------
 
 
-def _load(rules: TasksetRules) -> tuple[ForeignTask, ...]:
+@contextmanager
+def _foreign_code(rules: TasksetRules, what: str) -> Iterator[None]:
+    """The boundary to a taskset's code, which may fail in any way: told in one line, not swallowed.
+
+    Raises:
+        ConfigError: it failed, or as what is inside.
+    """
     try:
-        return _made(rules)
+        yield
     except ConfigError:
         raise
-    except Exception as error:  # noqa: BLE001 - foreign code may fail in any way
+    except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise _no(rules, f"cannot be loaded ({printable(why, 200)})") from None
+        raise _no(rules, f"{what} ({printable(why, 200)})") from error
+
+
+def _load(rules: TasksetRules) -> tuple[ForeignTask, ...]:
+    with _foreign_code(rules, "cannot be loaded"):
+        return _made(rules)
 
 
 def _made(rules: TasksetRules) -> tuple[ForeignTask, ...]:
@@ -274,19 +273,13 @@ def _trace_of(task: Any, reply: str) -> Any:
     )
 
 
-def _record(
-    hook: Callable[..., Any],
-    given: Mapping[str, Any],
-    one: Callable[[str, float], None],
-    several: Callable[[Mapping[str, float]], None],
-) -> None:
+def _scores(hook: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, float]:
+    """What one grader gives, by name."""
     from verifiers.v1.utils.decorators import invoke
 
     result = _awaited(hook.__name__, invoke(hook, dict(given)))
-    if isinstance(result, Mapping):
-        several(result)
-    else:
-        one(hook.__name__, float(result))
+    named = result if isinstance(result, Mapping) else {hook.__name__: result}
+    return {name: float(score) for name, score in named.items()}
 
 
 def _awaited(name: str, result: Any) -> Any:
