@@ -17,6 +17,11 @@ _ROLES: Final = frozenset({"system", "user", "assistant"})
 Message = dict[str, str]  # `role` and `content`
 
 
+def placeholder(number: int) -> str:
+    """A word that no template has, which stands for a message in it."""
+    return f"0cd1e2a7{number:04}"
+
+
 def prompt_of(question: str, system: str = "", examples: Sequence[tuple[str, str]] = ()) -> str:
     """The prompt of a question. `examples`: (question, completion)."""
     if not system and not examples:
@@ -58,6 +63,33 @@ def takes_system(chat_template: str | Mapping[str, str] | None) -> bool:
     names that role or raises an error that says so."""
     text = chat_template if isinstance(chat_template, str) else str(chat_template or "")
     return "system" in text and "not supported" not in text.lower()
+
+
+# --- between two turns ---------------------------------------------------------------------------
+
+_PLACES: Final = tuple(placeholder(number) for number in range(3))
+TWO_TURNS: Final[list[Message]] = [
+    {"role": role, "content": place}
+    for role, place in zip(("user", "assistant", "user"), _PLACES, strict=True)
+]
+
+
+def around_reply(rendered: str) -> tuple[str, str] | None:
+    """What a chat template puts between a policy's turn and a reply, and behind the reply; None: it
+    leaves one of them out. `rendered`: `TWO_TURNS`, up to where the next turn begins."""
+    _, said, place = _PLACES
+    _, found, rest = rendered.partition(said)
+    end, found_reply, begin = rest.partition(place)
+    return (end, begin) if found and found_reply else None
+
+
+def behind(plain: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
+    """What a tokenizer without a chat template puts behind a prompt. `plain`: the ids of the text
+    alone, as they stand in `ids`."""
+    for at in range(len(ids) - len(plain) + 1):
+        if list(ids[at : at + len(plain)]) == list(plain):
+            return tuple(ids[at + len(plain) :])
+    return ()
 
 
 def _pairs(prompt: str) -> list[tuple[str, str]]:

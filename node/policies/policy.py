@@ -29,7 +29,17 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from node.interfaces.adapter_files import AdapterShape, Held
-from node.interfaces.prompts import NO_TEXT, Message, messages_of, plain_text, takes_system
+from node.interfaces.prompts import (
+    NO_TEXT,
+    TWO_TURNS,
+    Message,
+    around_reply,
+    behind,
+    messages_of,
+    placeholder,
+    plain_text,
+    takes_system,
+)
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
 from node.policies.weight_diff import kinds_of
@@ -38,7 +48,6 @@ from swarm.storage.private_files import shared_files
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
-_PLACEHOLDER = "0cd1e2a7{:04}"  # stands for a message in the chat template, by its number
 CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
@@ -133,35 +142,21 @@ class Policy:
         """
         plain = self.encode_completion(reply)
         if not self.tokenizer.chat_template:
-            after = self._after_prompt()
+            word = placeholder(0)
+            ids = list(self.tokenizer(word, split_special_tokens=True)["input_ids"])
+            after = behind(self.encode_completion(word), ids)
             return [*plain, *after] if after else self.encode_completion(f"\n{reply}\n")
-        question, said, place = (_PLACEHOLDER.format(number) for number in range(3))
-        messages = [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": said},
-            {"role": "user", "content": place},
-        ]
-        _, found, rest = self.render(messages).partition(said)
-        end, found_reply, begin = rest.partition(place)
-        if not (found and found_reply):
+        around = around_reply(self.render(TWO_TURNS))
+        if around is None:
             raise ConfigError(
                 f"model {self.name}: its chat template leaves out what was said before; a run with "
                 "turns needs another model"
             )
+        end, begin = around
         ending = self.encode_special(end)
         if ending and ending[0] in self.eos_ids:
             ending = ending[1:]  # it was sampled
         return [*ending, *plain, *self.encode_special(begin)]
-
-    def _after_prompt(self) -> list[int]:
-        """What a tokenizer without a chat template puts behind a prompt."""
-        word = _PLACEHOLDER.format(0)
-        plain = self.encode_completion(word)
-        ids = list(self.tokenizer(word, split_special_tokens=True)["input_ids"])
-        for at in range(len(ids) - len(plain) + 1):
-            if ids[at : at + len(plain)] == plain:
-                return ids[at + len(plain) :]
-        return []
 
     def encode_completion(self, text: str) -> list[int]:
         """Token ids of a completion's text: special tokens are neither added nor recognised, so
@@ -175,7 +170,7 @@ class Policy:
         plain = [self.encode_completion(content) for content in contents]
         if plain == [self.encode_special(content) for content in contents]:
             return self.encode_special(self.render(messages))  # tokens may span the seams
-        places = [_PLACEHOLDER.format(number) for number in range(len(messages))]
+        places = [placeholder(number) for number in range(len(messages))]
         rest = self.render(
             [{**message, "content": at} for message, at in zip(messages, places, strict=True)]
         )

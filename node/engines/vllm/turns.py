@@ -6,16 +6,16 @@ rendered by difference, so that a template that rewrites earlier turns changes n
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from node.engines.vllm.server import MODEL_NAME
 from node.engines.vllm.text import ModelText
 from node.engines.vllm.unfinished import Unfinished
 from node.engines.vllm.work import VllmWork, prompt_seeds
 from node.interfaces.engine import Context, Sampling
+from node.interfaces.prompts import TWO_TURNS, around_reply, behind, placeholder
 from swarm.errors import ConfigError
 
-_WORDS: Final = tuple(f"0cd1e2a7{number:04}" for number in range(3))  # that no template has
 Tokenize = Callable[[dict[str, Any]], Awaitable[list[int]]]
 
 
@@ -41,27 +41,21 @@ async def between(text: ModelText, tokenize: Tokenize) -> Between:
         ConfigError: its chat template leaves out what it is given.
     """
     if not text.chat:
-        return _around(text.encode(_WORDS[0]), await tokenize(_prompt(_WORDS[0])))
-    question, said, place = _WORDS
+        word = placeholder(0)
+        ids = await tokenize({"model": MODEL_NAME, "prompt": word})
+        after = behind(text.encode(word), ids)
+        return Between((), after, lines=not after)
     ids = await tokenize(
-        {
-            "model": MODEL_NAME,
-            "messages": [
-                {"role": "user", "content": question},
-                {"role": "assistant", "content": said},
-                {"role": "user", "content": place},
-            ],
-            "add_generation_prompt": True,
-        }
+        {"model": MODEL_NAME, "messages": TWO_TURNS, "add_generation_prompt": True}
     )
     rendered = text.spell(ids)
-    _, found, rest = rendered.partition(said)
-    end, found_reply, begin = rest.partition(place)
-    if not (found and found_reply) or text.encode(rendered, special=True) != ids:
+    around = around_reply(rendered)
+    if around is None or text.encode(rendered, special=True) != ids:
         raise ConfigError(
             "the model's chat template leaves out what was said before, or its tokens do not spell "
             "it; a run with turns needs another model, or --engine torch"
         )
+    end, begin = around
     before = text.encode(end, special=True)
     if before and before[0] in text.eos_ids:
         del before[0]
@@ -88,15 +82,3 @@ def works_of(
         room = min(context.tokens_max, context_tokens - len(ids))
         works.append(VllmWork(Unfinished(ids, 1, room, own), 1, sampling) if room > 0 else None)
     return works
-
-
-def _prompt(word: str) -> dict[str, Any]:
-    return {"model": MODEL_NAME, "prompt": word}
-
-
-def _around(plain: Sequence[int], ids: Sequence[int]) -> Between:
-    """What a tokenizer without a chat template puts behind a prompt."""
-    count = len(plain)
-    at = next((at for at in range(len(ids)) if list(ids[at : at + count]) == list(plain)), None)
-    after = () if at is None else tuple(ids[at + count :])
-    return Between((), after, lines=not after)
