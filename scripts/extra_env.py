@@ -38,9 +38,13 @@ def _python(directory: Path) -> Path:
     return directory / "bin" / "python"
 
 
+def _named(extra: str) -> str | None:
+    return os.environ.get(f"SWARM_{extra.upper()}")
+
+
 def find(extra: str) -> Path | None:
     """Its Python, if it is there already."""
-    if named := os.environ.get(f"SWARM_{extra.upper()}"):
+    if (named := _named(extra)) is not None:
         return Path(named) if os.access(named, os.X_OK) else None
     return _python(_cached(extra)) if _stamp(extra).exists() else None
 
@@ -53,7 +57,7 @@ def _stamp(extra: str) -> Path:
 
 def fetch(extra: str) -> Path | None:
     """Its Python, made if need be; `None` where that fails."""
-    if find(extra) is None and f"SWARM_{extra.upper()}" not in os.environ:
+    if find(extra) is None and _named(extra) is None:
         try:
             _make(extra)
         except (subprocess.SubprocessError, OSError) as error:

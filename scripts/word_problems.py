@@ -1,7 +1,7 @@
 """Writes arithmetic word problems as JSON lines, the same ones for the same arguments:
 
 python scripts/word_problems.py 500 > problems.jsonl
-python scripts/word_problems.py COUNT [SEED [MOST]]       MOST: the largest number that is given
+python scripts/word_problems.py COUNT [SEED [MOST]]       MOST: numbers are drawn up to it
 """
 
 import json
