@@ -317,6 +317,15 @@ def test_blanks_that_an_answer_has_no_use_for_are_padding(
     assert is_padded(text, answer) is padded
 
 
+def test_the_quick_look_for_blanks_overlooks_none() -> None:
+    blanks = [chr(n) for n in range(sys.maxunicode + 1) if answers._BLANK.match(chr(n))]
+    assert len(blanks) > 200
+    for blank in blanks:
+        assert is_padded(f"1{blank}{blank}2", "12"), hex(ord(blank))
+        assert is_padded(f"1 {blank}2", "12"), hex(ord(blank))
+    assert not is_padded("1 2 3", "12")
+
+
 def test_what_nobody_sees_is_a_blank() -> None:
     """Of all characters: white space, marks of format (Cf), two letters without ink, and marks that
     this Python does not know yet: the list is fixed, so that all nodes judge alike."""
