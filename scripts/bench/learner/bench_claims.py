@@ -9,7 +9,7 @@ after how many a worker is found out (median, and the share found within 50), or
 how many alarms there were in so many groups. `KL/noise` is the mean KL in units of what a learner
 takes for the noise of engines of that precision.
 
-    python bench_claims.py [--groups 100] [--temperature 1.0] [--model tiny]
+    python bench_claims.py [--groups 100] [--temperature 1.0] [--model tiny] [--run FILE] [--honest]
 """
 
 import argparse
@@ -263,8 +263,10 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=100, help="of each kind")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the run")
     parser.add_argument("--model", default="tiny", help="smollm2 trains on run `sums`")
+    parser.add_argument("--run", type=Path, help="another run's file; default: demo")
+    parser.add_argument("--honest", action="store_true", help="of honest workers alone")
     options = parser.parse_args()
-    run, _ = load_run(Path("demo" if options.model == "tiny" else "sums"), {})
+    run, _ = load_run(options.run or Path("demo" if options.model == "tiny" else "sums"), {})
     heat = options.temperature
     run = run.model_copy(update={"sampling": run.sampling.model_copy(update={"temperature": heat})})
     config = NodeConfig(run=run, model=options.model)
@@ -275,6 +277,8 @@ def main() -> None:
         f"  {'KL/noise':>8}  over many groups"
     )
     for kind in kinds(laboratory):
+        if options.honest and not kind.honest:
+            continue
         fits = []
         for index in range(options.groups):
             prompt = laboratory.prompt("claims", index)
