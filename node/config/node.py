@@ -133,7 +133,7 @@ class NodeConfig(Frozen):
     """G: how many completions a task gets. It is at least 2 where the node generates groups."""
     over_provision: Annotated[float, Field(ge=1, le=OVER_PROVISION_MAX)] = 1.0
     """How many times I groups a round begins. It takes the first I that are done; the others
-    go on in later rounds. It needs the engine `vllm`."""
+    go on in later rounds. It needs the engine `vllm`, or a run with turns."""
     filter_own: bool = False
     """Generate more than I groups, and drop those whose rewards are all equal."""
 
@@ -179,8 +179,9 @@ class NodeConfig(Frozen):
     where the model's files have more; `float32`: four; `4bit`: half a byte in the adapted layers,
     by bitsandbytes, on an NVIDIA GPU alone. Factors, gradients and the optimizer's state stay in
     fp32. A worker that only loads adapters takes what its learner had, unless this is set."""
-    micro_batch_tokens: Annotated[int, Field(ge=64)] = 16_384
-    """How many tokens, prompts and padding included, go through the model at a time in training."""
+    micro_batch_tokens: Annotated[int, Field(ge=64)] | None = None
+    """How many tokens, prompts and padding included, go through the model at a time in training.
+    None: 16,384 on a GPU and 4,096 on a CPU, fewer where memory asks for it."""
     activation_checkpointing: Recomputing = "auto"
     """Whether layers keep their input alone and run twice, which takes less memory and more time.
     `auto`: where memory asks for it."""
@@ -311,8 +312,8 @@ class NodeConfig(Frozen):
             )
         if self.local_groups == 0 and self.external_groups == 0:
             raise Conflict("local_groups", "no groups to train on", "4")
-        if self.over_provision > 1.0 and self.engine != "vllm":
-            raise Conflict("over_provision", "needs the engine vllm", "1")
+        if self.over_provision > 1.0 and self.engine != "vllm" and not self.run.has_turns:
+            raise Conflict("over_provision", "needs the engine vllm, or a run with turns", "1")
         if self.over_provision > 1.0 and self.engine_update == "abort":
             raise Conflict(
                 "engine_update",
@@ -340,8 +341,6 @@ class NodeConfig(Frozen):
     def _samples_turns(self) -> Self:
         if self.run.has_turns and self.engine == "scripted":
             raise Conflict("engine", "samples no tasks of several turns", "torch")
-        if self.run.has_turns and self.over_provision > 1.0:
-            raise Conflict("over_provision", "leaves no transcript for a later round", "1")
         return self
 
     @model_validator(mode="after")

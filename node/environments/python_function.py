@@ -8,7 +8,7 @@ Answers are best taken by the format `code`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -22,7 +22,7 @@ from swarm.rollouts import Task
 TESTS_DEFAULT, TESTS_MIN, TESTS_MAX = 12, 4, 40
 _RESULTS_MIN = 3  # different ones in a task's tests, so that no constant passes most of them
 _DRAWS_MAX = 20
-_FUNCTION = "solve"
+FUNCTION = "solve"
 
 
 class PythonFunction:
@@ -39,26 +39,37 @@ class PythonFunction:
         calls, expected = _tests(spec, rng, tests + 1)
         shown = ", ".join(map(repr, calls[0]))
         prompt = (
-            f"Write a Python function `{_FUNCTION}({spec.signature})`. {spec.about}. {spec.task}\n"
-            f"For example, `{_FUNCTION}({shown})` returns `{expected[0]!r}`.\n"
+            f"Write a Python function `{FUNCTION}({spec.signature})`. {spec.about}. {spec.task}\n"
+            f"For example, `{FUNCTION}({shown})` returns `{expected[0]!r}`.\n"
             "Give the whole function, with what it imports, in one block of code, and nothing "
             "after it."
         )
         return Problem(task, prompt, spec.source, {"calls": calls[1:], "expected": expected[1:]})
 
     def score(self, problem: Problem, text: str) -> float:
-        if len(text) > ANSWER_CHARS_MAX:
-            return 0.0
-        calls, expected = problem.entry["calls"], problem.entry["expected"]
-        ran = runner.run(text, _FUNCTION, calls)
-        if ran.ended == "undecided":
-            raise Undecided(f"after {ran.lines} lines and {ran.cpu_s:.2f} s")
-        if ran.ended == "over":
-            return 0.0
-        pairs = zip(ran.results, expected, strict=True)
-        return sum(found is not None and _same(found[0], right) for found, right in pairs) / len(
-            expected
-        )
+        """See `Environment.score`."""
+        return share_passed(results(text, problem.entry["calls"]), problem.entry["expected"])
+
+
+def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | None]:
+    """What a text's function makes of each list of arguments; None: it failed.
+
+    Raises:
+        Undecided: another machine may come to something else.
+        NoSandbox, RunnerFailed: as `runner.run`.
+    """
+    if len(text) > ANSWER_CHARS_MAX:
+        return [None] * len(calls)
+    ran = runner.run(text, FUNCTION, calls)
+    if ran.ended == "undecided":
+        raise Undecided(f"after {ran.lines} lines and {ran.cpu_s:.2f} s")
+    return ran.results if ran.ended == "done" else [None] * len(calls)
+
+
+def share_passed(found: Sequence[tuple[Any] | None], expected: Sequence[Any]) -> float:
+    """Of so many results that share which is right."""
+    pairs = zip(found, expected, strict=True)
+    return sum(each is not None and _same(each[0], right) for each, right in pairs) / len(expected)
 
 
 def _settings(parameters: str) -> tuple[int, tuple[str, ...]]:
@@ -83,7 +94,7 @@ def _tests(spec: Spec, rng: Random, count: int) -> tuple[list[list[Any]], list[A
     """Arguments, and what the right function makes of them, as plain JSON values."""
     names: dict[str, Any] = {}
     exec(spec.source, names)
-    right = names[_FUNCTION]
+    right = names[FUNCTION]
     for _ in range(_DRAWS_MAX):
         calls = [spec.draw(rng) for _ in range(count)]
         copies = json.loads(json.dumps(calls))

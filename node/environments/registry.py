@@ -13,11 +13,14 @@ from node.environments.python_function import PythonFunction
 from node.environments.scripted import ScriptedSum
 from node.environments.tasksets.rules import NAME as TASKSETS
 from node.environments.tasksets.rules import library_version
+from node.environments.turns.code import PythonQuestion, PythonRepair
 from node.environments.turns.guess import GuessNumber
 from node.environments.turns.maze import TextMaze
 from node.environments.turns.tool_use import CalculatorSum, FileLookup
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
+
+_SANDBOXED = frozenset({PythonFunction.name, PythonQuestion.name, PythonRepair.name, TASKSETS})
 
 
 def _built_in() -> dict[str, Callable[[], Environment]]:
@@ -32,6 +35,8 @@ def _built_in() -> dict[str, Callable[[], Environment]]:
         TextMaze,
         CalculatorSum,
         FileLookup,
+        PythonQuestion,
+        PythonRepair,
     )
     return makers | {str(each.name): each for each in own}
 
@@ -93,7 +98,7 @@ def _word(text: str) -> str:
 
 def needs_sandbox(name: str) -> bool:
     """Whether what it does with strangers' text was not read line by line, or is to run it."""
-    return name in (PythonFunction.name, TASKSETS) or is_plug_in(name)
+    return name in _SANDBOXED or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:

@@ -117,21 +117,27 @@ def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
 def _score_transcripts(
     source: Interaction, problem: Problem, prompt: str, said: Sequence[Said], reward: RewardRule
 ) -> GroupScore:
-    """As `score_group`, of transcripts. Whether each is one of this task is found out first."""
+    """As `score_group`, of transcripts. Whether each is one of this task is found out first; where
+    replies come of what a text's code does, one that is not may be another machine's."""
+    undecided = GroupScore(prompt, (None,) * len(said), 0)
     raw: list[float | None] = []
     for each in said:
-        found = _guarded(partial(_forgery, source, problem, each))
-        if found is None:
-            raw.append(None)
-            continue
-        (forgery,) = found
-        if forgery is not None or isinstance(each, str):
-            return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
-        texts = [text for mine, text in each[1] if mine]
         try:
+            found = _guarded(partial(_forgery, source, problem, each), Undecided)
+            if found is None:
+                raw.append(None)
+                continue
+            (forgery,) = found
+            if isinstance(each, str):
+                return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
+            if forgery is not None:
+                if getattr(source, "runs_code", False):
+                    return undecided
+                return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
+            texts = [text for mine, text in each[1] if mine]
             raw.append(_score_of(partial(source.worth, problem, texts)))
         except Undecided:
-            return GroupScore(prompt, (None,) * len(said), 0)
+            return undecided
     return GroupScore(prompt, tuple(_by_rule(each, reward) for each in raw), raw.count(None))
 
 

@@ -137,7 +137,7 @@ class TrainerSpec:
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
     rate_follows_signal: bool = False  # times the root of the batch's informative share
     step_guard: bool = True  # takes a step back that moves the policy far more than others did
-    micro_batch_tokens: int = 8192  # padded tokens in one forward pass; halved until it fits
+    micro_batch_tokens: int | None = None  # padded, in one forward pass; None: by the device
     activation_checkpointing: Recomputing = "auto"  # layers run twice; auto: where it must be
     memory_bytes_max: int | None = None  # None: what the machine has left at the start
     gpu_share_left: float = 0.0  # of its GPU's memory, for an engine that is not there yet
@@ -172,7 +172,11 @@ class TrainerSpec:
             ),
             ("updates_per_batch", 1 <= self.updates_per_batch <= 64, "take 1 to 64"),
             ("grad_norm_max", self.grad_norm_max > 0, "take grad_norm_max > 0"),
-            ("micro_batch_tokens", self.micro_batch_tokens >= 64, "take at least 64"),
+            (
+                "micro_batch_tokens",
+                self.micro_batch_tokens is None or self.micro_batch_tokens >= 64,
+                "take at least 64",
+            ),
             (
                 "context_tokens_max",
                 self.context_tokens_max is None or self.context_tokens_max >= CONTEXT_TOKENS_MIN,

@@ -17,7 +17,7 @@ from node.config import RunConfig
 from node.config.run import GREEDY_TEMPERATURE
 from node.environments.turns.replay import said_of
 from node.interfaces.engine import RolloutEngine, Sampling
-from node.loops.turns.play import completions
+from node.loops.turns.play import Player, completions
 from node.records.abilities import TaskResult
 from node.records.records import HeldOut
 from node.verification.assignment import held_out_tasks
@@ -50,9 +50,8 @@ async def evaluate(
     tasks = [*held_out, *(each.task for each in validation)]
     prompts = [problem.prompt for problem in await verifier.problems(held_out)]
     prompts += [each.prompt for each in validation]
-    made = await completions(
-        run, engine, verifier, tasks, prompts, 1, run.held_out_sampling, _seed(run)
-    )
+    player = Player(run, engine, verifier)
+    made = await completions(player, tasks, prompts, 1, run.held_out_sampling, _seed(run))
     rewards = await score(verifier, tasks, made)
     if run.reward == "exact":  # a reward for the format alone is no pass
         rewards = [tuple(float(each == 1.0) for each in group) for group in rewards]
@@ -77,10 +76,11 @@ async def examine(
     are made and scored in turns, as all of them may be more than a frame or a verifier's time."""
     tasks = held_out_tasks(run)
     prompts = [problem.prompt for problem in await verifier.problems(tasks)]
+    player = Player(run, engine, verifier)
     likeliest = replace(run.engine_sampling, temperature=GREEDY_TEMPERATURE)
 
     async def rewards_of(each: int, sampling: Sampling, seed: int) -> list[tuple[float, ...]]:
-        made = await completions(run, engine, verifier, tasks, prompts, each, sampling, seed)
+        made = await completions(player, tasks, prompts, each, sampling, seed)
         return await score(verifier, tasks, made)
 
     greedy = await rewards_of(1, likeliest, _seed(run))

@@ -14,7 +14,7 @@ import trio
 from node.config import RunConfig
 from node.config.run import LearnerRules
 from node.interfaces.engine import Serving
-from node.loops.turns.play import completions
+from node.loops.turns.play import Player, completions
 from node.records.records import WorkDone
 from node.verification.held_out import HeldOutGuard
 from swarm.identity import PeerId
@@ -111,9 +111,7 @@ class RolloutWorker:
         assigned = await self._guard.leased(lease.stream, range(lease.groups))
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
         made = await completions(
-            self._run,
-            serving.engine,
-            self._guard.verifier,
+            Player(self._run, serving.engine, self._guard.verifier),
             [assignment.task for assignment in assigned],
             [assignment.prompt for assignment in assigned],
             self._rules.group_size,

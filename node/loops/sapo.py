@@ -35,7 +35,8 @@ from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
-from node.loops.turns.play import completions
+from node.loops.turns.partial_turns import PartialTurns
+from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.advantages import grpo_advantages
 from node.methods.samplers import distinct, draw_foreign, kept_completions
@@ -167,9 +168,13 @@ class Sapo:
         self._config = config
         self._peer_id = peer_id
         self._engine = engine
-        self._partial: PartialRollouts | None = None
-        if config.over_provision > 1.0:
-            self._partial = PartialRollouts(cast("PartialEngine", engine), config.over_provision)
+        self._player = Player(config.run, engine, verifier)
+        self._partial: PartialRollouts | PartialTurns | None = None
+        excess = config.over_provision
+        if excess > 1.0 and config.run.has_turns:
+            self._partial = PartialTurns(self._player, excess)
+        elif excess > 1.0:
+            self._partial = PartialRollouts(cast("PartialEngine", engine), excess)
         self._trainer = trainer
         self._verifier = verifier
         self._guard = guard
@@ -257,9 +262,7 @@ class Sapo:
         else:
             assigned = await assign(wanted)
             made_of = await completions(
-                self._config.run,
-                self._engine,
-                self._verifier,
+                self._player,
                 [assignment.task for assignment in assigned],
                 [assignment.prompt for assignment in assigned],
                 each,

@@ -26,6 +26,8 @@ from swarm.errors import ConfigError
 
 RUNTIME_BYTES = 450 * 2**20  # interpreter, torch and transformers, without a model
 MICRO_BATCH_TOKENS_MIN = 256
+# Where none are set. On a CPU more are slower, and another process may want the memory.
+MICRO_BATCH_TOKENS = {"cuda": 16_384, "cpu": 4_096}
 ROW_TOKENS_WANTED = 2048  # that a trainer shall hold at once without computing layers twice
 _FLOAT, _HALF = 4, 2  # bytes
 _PER_HIDDEN, _PER_INTERMEDIATE = 13, 4  # numbers of a token that a layer keeps for its gradient
@@ -101,7 +103,7 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
         shape = replace(shape, is_lean=False)
     return fit(
         shape,
-        spec.micro_batch_tokens,
+        spec.micro_batch_tokens or MICRO_BATCH_TOKENS.get(device.type, MICRO_BATCH_TOKENS["cpu"]),
         available,
         spec.model,
         copies,

@@ -77,7 +77,7 @@ def command(run: Path, data: Path, seed: int, rounds: int, *more: str) -> list[s
     return [
         sys.executable, "-m", "node.cli", "join", "--run", str(run), "--data-dir", str(data),
         "--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1", "--seed", str(seed),
-        "--rounds", str(rounds), "--evaluate-every", str(rounds // 2), "--local", "8",
+        "--rounds", str(rounds), "--evaluate-every", str(rounds // 2),
         *more,
     ]  # fmt: skip
 
@@ -109,7 +109,9 @@ def told(data: Path) -> str:
 
 def together(run: Path, scratch: Path, seed: int, options: argparse.Namespace) -> None:
     names = [chr(ord("a") + number) for number in range(options.nodes)]
-    more = ["--model", "smollm2", "--yes"] if options.run in OF_SMOLLM2 else []
+    more = ["--local", "8"]
+    if options.run in OF_SMOLLM2:
+        more = ["--local", "4", "--model", "smollm2", "--yes"]
     more += ["--external", "0" if options.alone else "4"]
     with ExitStack() as stack:
         nodes: list[subprocess.Popen[bytes]] = []

@@ -12,7 +12,14 @@ from node.interfaces.prompts import messages_of, plain_text, prompt_of
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
-from node.training.memory import MICRO_BATCH_TOKENS_MIN, ModelShape, estimate_bytes, fit, plan
+from node.training.memory import (
+    MICRO_BATCH_TOKENS,
+    MICRO_BATCH_TOKENS_MIN,
+    ModelShape,
+    estimate_bytes,
+    fit,
+    plan,
+)
 from node.training.trainer import GroupTrainer
 from node.training.worker import opened
 from swarm.errors import ConfigError, LocalProtocolError
@@ -448,8 +455,12 @@ def test_a_model_that_cannot_fit_is_refused_in_one_line():
 def test_the_plan_reads_the_configuration_alone(tmp_path):
     directory = qwen_directory(tmp_path / "a")
     (directory / "model.safetensors").unlink()
-    made = plan(TrainerSpec(str(directory), memory_bytes_max=2**40))
-    assert made.micro_batch_tokens == TrainerSpec("x").micro_batch_tokens
+    made = plan(TrainerSpec(str(directory), device="cpu", memory_bytes_max=2**40))
+    assert made.micro_batch_tokens == MICRO_BATCH_TOKENS["cpu"] == 4_096
+    wanted = TrainerSpec(
+        str(directory), device="cpu", memory_bytes_max=2**40, micro_batch_tokens=16_384
+    )
+    assert plan(wanted).micro_batch_tokens == 16_384
     with pytest.raises(ConfigError, match="no such directory"):
         plan(TrainerSpec(str(tmp_path / "b"), device="cpu"))
 

@@ -8,7 +8,7 @@ from node.config import RunConfig
 from node.environments.registry import interaction
 from node.environments.turns.replay import forgery, said_of
 from node.interfaces.engine import Context, Sampling
-from node.loops.turns.play import completions
+from node.loops.turns.play import Player, completions
 from node.verification.assignment import assigned_task
 from node.verification.verifier import InlineVerifier
 from swarm.rollouts import Completion, FinishReason, segments_fault, spans_fault
@@ -64,7 +64,12 @@ def play(run: RunConfig, engine: Scripted, sampling: Sampling = SAMPLING) -> lis
     async def main() -> list[Completion]:
         task = assigned_task(run, ALICE, 0)
         made = await completions(
-            run, engine, InlineVerifier(run), [task], ["p"], len(engine.turns), sampling, 1
+            Player(run, engine, InlineVerifier(run)),  # type: ignore[arg-type]
+            [task],
+            ["p"],
+            len(engine.turns),
+            sampling,
+            1,
         )
         return list(made[0])
 
@@ -132,8 +137,8 @@ def test_tasks_of_one_turn_are_generated_as_ever(names: tuple[str, ...]) -> None
 
     async def main() -> None:
         engine = Scripted([("1",), ("2",)])
-        verifier = InlineVerifier(run)
-        (made,) = await completions(run, engine, verifier, [task], ["p"], 2, SAMPLING, 1)
+        player = Player(run, engine, InlineVerifier(run))  # type: ignore[arg-type]
+        (made,) = await completions(player, [task], ["p"], 2, SAMPLING, 1)
         assert [each.segments for each in made] == [(), ()]
         assert not engine.contexts
 

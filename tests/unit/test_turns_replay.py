@@ -249,8 +249,6 @@ def test_what_no_rule_of_a_run_means_is_not_taken_for_the_policys(more: dict[str
 def test_runs_with_turns_refuse_what_cannot_have_them() -> None:
     with pytest.raises(Exception, match="several turns"):
         NodeConfig(run=run_of(GUESS), engine="scripted")
-    with pytest.raises(Exception, match="no transcript for a later round"):
-        NodeConfig(run=run_of(GUESS), engine="vllm", over_provision=1.5)
     with pytest.raises(ConfigError, match=r"take answer.format = whole"):
         RunConfig.model_validate(
             {

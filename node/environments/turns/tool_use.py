@@ -21,7 +21,7 @@ CALLS_MAX: Final = 4
 _WORDS: Final = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath")
 
 
-class _ToolTask:
+class ToolTask:
     """What such tasks have in common: up to `CALLS_MAX` calls, then an answer."""
 
     turns_max = CALLS_MAX + 1
@@ -49,7 +49,7 @@ class _ToolTask:
         return self.worth(problem, (text,))
 
 
-class CalculatorSum(_ToolTask):
+class CalculatorSum(ToolTask):
     """Prompt `57*13+8=`, with a calculator. The one parameter is `max`, the largest number."""
 
     name = "calculator_sum"
@@ -71,7 +71,7 @@ class CalculatorSum(_ToolTask):
         return written("calculator", problem.entry["sum"]), problem.answer
 
 
-class FileLookup(_ToolTask):
+class FileLookup(ToolTask):
     """A number that stands in a file, whose path a search tells. Parameters: `files`."""
 
     name = "file_lookup"

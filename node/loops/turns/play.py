@@ -32,7 +32,6 @@ TURNS_MAX = (SEGMENTS_MAX + 1) // 2
 class _Row:
     """One transcript in the making."""
 
-    task: Task
     prompt: str
     turns: list[Completion]  # of the policy
     heard: list[str] = field(default_factory=list)  # between them
@@ -42,6 +41,11 @@ class _Row:
         """Whether the policy may have another turn."""
         ended = self.turns[-1].finish_reason is FinishReason.STOP
         return ended and not self.over and self.tokens < tokens_max and len(self.turns) < TURNS_MAX
+
+    @property
+    def was_heard(self) -> bool:
+        """Whether something was said to its last turn."""
+        return len(self.heard) == len(self.turns)
 
     @property
     def tokens(self) -> int:
@@ -62,10 +66,95 @@ class _Row:
             self.turns[-1] = replace(self.turns[-1], finish_reason=FinishReason.LENGTH)
 
 
+@dataclass(eq=False, slots=True)
+class Played:
+    """A group in the making: the transcripts of one task."""
+
+    task: Task
+    rows: list[_Row]
+    has_turns: bool
+    tokens_max: int  # of all turns of a completion together
+
+    @property
+    def open_rows(self) -> list[_Row]:
+        """Those that go on."""
+        if not self.has_turns:
+            return []
+        return [row for row in self.rows if row.goes_on(self.tokens_max)]
+
+    def completions(self) -> tuple[Completion, ...]:
+        """Each transcript as one completion."""
+        return tuple(_joined(row) if self.has_turns else row.turns[0] for row in self.rows)
+
+
+class Player:
+    """Plays the tasks of a run with one engine, turn by turn."""
+
+    def __init__(self, run: RunConfig, engine: RolloutEngine, verifier: Verifier) -> None:
+        self._run = run
+        self._engine = engine
+        self._verifier = verifier
+
+    async def begin(
+        self,
+        tasks: Sequence[Task],
+        prompts: Sequence[str],
+        each: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> list[Played]:
+        """The first turn of so many transcripts of each task.
+
+        Raises:
+            ChildFailed, ConfigError: as `RolloutEngine.generate` and `Verifier.replies`.
+        """
+        groups = await self._engine.generate(prompts, each, sampling, seed)
+        found: list[Played] = []
+        for task, prompt, group in zip(tasks, prompts, groups, strict=True):
+            has_turns = self._run.has_turns and interaction(task.environment) is not None
+            rows = [_Row(prompt, [completion]) for completion in group]
+            found.append(Played(task, rows, has_turns, sampling.max_new_tokens))
+        await self._hear(found)
+        return found
+
+    async def go_on(self, groups: Sequence[Played], sampling: Sampling, seed: int) -> None:
+        """One more turn of each transcript that goes on.
+
+        Raises:
+            ChildFailed, ConfigError: as `TurnsEngine.go_on` and `Verifier.replies`; nothing that
+                was said before is lost.
+        """
+        await self._hear(groups)
+        rows = [(group, row) for group in groups for row in group.open_rows]
+        if rows:
+            contexts = [row.context(group.tokens_max) for group, row in rows]
+            said = await cast("TurnsEngine", self._engine).go_on(contexts, sampling, seed)
+            for (_, row), turn in zip(rows, said, strict=True):
+                row.take(turn)
+            await self._hear(groups)
+
+    async def _hear(self, groups: Sequence[Played]) -> None:
+        """Ask what is said to each last turn that nothing was said to yet."""
+        asked = [
+            (group.task, rows)
+            for group in groups
+            if (rows := [row for row in group.open_rows if not row.was_heard])
+        ]
+        if not asked:
+            return
+        replies = await self._verifier.replies(
+            [task for task, _ in asked],
+            [[[turn.text for turn in row.turns] for row in rows] for _, rows in asked],
+        )
+        for (_, rows), of_task in zip(asked, replies, strict=True):
+            for row, reply in zip(rows, of_task, strict=True):
+                row.over = reply is None
+                if reply is not None:
+                    row.heard.append(reply)
+
+
 async def completions(
-    run: RunConfig,
-    engine: RolloutEngine,
-    verifier: Verifier,
+    player: Player,
     tasks: Sequence[Task],
     prompts: Sequence[str],
     each: int,
@@ -77,46 +166,14 @@ async def completions(
     as ever.
 
     Raises:
-        ChildFailed, ConfigError: as `RolloutEngine.generate` and `Verifier.replies`.
+        ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.
     """
-    groups = await engine.generate(prompts, each, sampling, seed)
-    if not run.has_turns:
-        return groups
-    several = {task for task in tasks if interaction(task.environment) is not None}
-    rows = [
-        [_Row(task, prompt, [completion]) for completion in group]
-        for task, prompt, group in zip(tasks, prompts, groups, strict=True)
-    ]
-    open_rows = [row for group in rows for row in group if row.task in several]
+    groups = await player.begin(tasks, prompts, each, sampling, seed)
     turn = 0
-    while open_rows := [row for row in open_rows if row.goes_on(sampling.max_new_tokens)]:
+    while any(group.open_rows for group in groups):
         turn += 1
-        await _hear(verifier, open_rows)
-        going_on = [row for row in open_rows if not row.over]
-        contexts = [row.context(sampling.max_new_tokens) for row in going_on]
-        if contexts:
-            turns_engine = cast("TurnsEngine", engine)
-            said = await turns_engine.go_on(contexts, sampling, _seed(seed, turn))
-            for row, next_turn in zip(going_on, said, strict=True):
-                row.take(next_turn)
-    return [
-        tuple(_joined(row) if row.task in several else row.turns[0] for row in group)
-        for group in rows
-    ]
-
-
-async def _hear(verifier: Verifier, rows: Sequence[_Row]) -> None:
-    """Ask what is said to the last turn of each row; rows of one task are neighbours."""
-    by_task = [list(same) for _, same in groupby(rows, key=lambda row: row.task)]
-    replies = await verifier.replies(
-        [same[0].task for same in by_task],
-        [[[turn.text for turn in row.turns] for row in same] for same in by_task],
-    )
-    for same, of_task in zip(by_task, replies, strict=True):
-        for row, reply in zip(same, of_task, strict=True):
-            row.over = reply is None
-            if reply is not None:
-                row.heard.append(reply)
+        await player.go_on(groups, sampling, seed_of_turn(seed, turn))
+    return [group.completions() for group in groups]
 
 
 def _joined(row: _Row) -> Completion:
@@ -152,5 +209,6 @@ def _spans(turns: Sequence[Completion]) -> Spans:
     )
 
 
-def _seed(seed: int, turn: int) -> int:
+def seed_of_turn(seed: int, turn: int) -> int:
+    """The seed of a later turn."""
     return int.from_bytes(hashlib.sha256(f"{seed}/turn/{turn}".encode()).digest()[:7])
