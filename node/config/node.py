@@ -31,6 +31,8 @@ from node.interfaces.trainer_spec import (
     Precision,
     Recomputing,
 )
+from node.methods.advantages.group import Grpo
+from node.methods.choices import Advantage
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -154,6 +156,10 @@ class NodeConfig(Frozen):
     step_guard: bool = True
     """Take an update back that moves the policy far more than others did, and halve the rate for
     a while."""
+    advantage: Advantage = Grpo()
+    """How much better a completion did than its group, and so how much is learned of it: the name
+    of a method, and what it is set to, as in `gapo, window_share=0.4`. `swarm-node methods` lists
+    them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
     log-probs that came along; of the others, and of completions worse than their group, it leaves

@@ -36,6 +36,27 @@ class TrainingGroup:
     tokenizer: str = ""  # fingerprint of what the token ids are of; empty: unknown
 
 
+def training_group(
+    prompt: str,
+    completions: Sequence[Completion],
+    advantages: Sequence[float | None],
+    *,
+    own_tokens: bool,
+    source: str = "",
+    tokenizer: str = "",
+) -> TrainingGroup:
+    """Those completions that are to be trained on: the others' advantage is None."""
+    kept = [(each, a) for each, a in zip(completions, advantages, strict=True) if a is not None]
+    return TrainingGroup(
+        prompt,
+        tuple(each for each, _ in kept),
+        tuple(advantage for _, advantage in kept),
+        own_tokens,
+        source,
+        tokenizer,
+    )
+
+
 def check_scorable(groups: Sequence[TrainingGroup]) -> None:
     """Text that is encoded again has other tokens than those whose log-probs are in question.
 

@@ -30,12 +30,13 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.config.run import LearnerRules
 from node.interfaces.engine import RolloutEngine
-from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
+from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import held_out
-from node.loops.sapo import OnSamples, Progress, foreign_group
+from node.loops.sapo import OnSamples, Progress, foreign_group, view_of_foreign
 from node.loops.tally import Scored, sampled, tally
-from node.methods.advantages import grpo_advantages
+from node.methods.choices import advantages
+from node.methods.groups import view_of
 from node.methods.samplers import draw_foreign
 from node.records.records import HeldOut, SampledGroup, StepDone
 from node.records.samples import bounded
@@ -273,19 +274,25 @@ class Learner:
     def _batch(
         self, leased: Sequence[Admitted], shared: Sequence[VerifiedGroup]
     ) -> list[TrainingGroup]:
+        views = [
+            view_of(each.prompt, each.group.completions, each.rewards, str(each.group.producer))
+            for each in leased
+        ]
+        views += map(view_of_foreign, shared)
+        worth = advantages(views, self._config.advantage)
         batch = [
-            TrainingGroup(
+            training_group(
                 each.prompt,
                 each.group.completions,
-                grpo_advantages(each.rewards),
+                values,
                 own_tokens=each.group.tokenizer == self._tokenizer,
                 source=str(each.group.producer),
             )
-            for each in leased
+            for each, values in zip(leased, worth, strict=False)
         ]
-        for each in shared:
-            rng = Random(self._seed(f"keep/{each.group_id.hex()}"))
-            batch.append(foreign_group(each, self._rules.group_size, rng))
+        for group, values in zip(shared, worth[len(leased) :], strict=True):
+            rng = Random(self._seed(f"keep/{group.group_id.hex()}"))
+            batch.append(foreign_group(group, values, self._rules.group_size, rng))
         return batch
 
     # --- versions and checkpoints ----------------------------------------------------------

@@ -31,14 +31,15 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.turns.replay import said_of
 from node.interfaces.engine import PartialEngine, RolloutEngine
-from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport
+from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.partial_turns import PartialTurns
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
-from node.methods.advantages import grpo_advantages
+from node.methods.choices import advantages
+from node.methods.groups import GroupView, view_of
 from node.methods.samplers import distinct, draw_foreign, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
@@ -332,13 +333,16 @@ class Sapo:
             # A control for experiments: the foreign groups keep their rewards and lose their tasks
             shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
             prompts = prompts[shift:] + prompts[:shift]
+        views = [view_of(each.prompt, each.completions, each.rewards) for each in own]
+        views += map(view_of_foreign, foreign)
+        worth = advantages(views, self._config.advantage)
         batch = [
-            TrainingGroup(group.prompt, group.completions, grpo_advantages(group.rewards), True)
-            for group in own
+            training_group(group.prompt, group.completions, values, own_tokens=True)
+            for group, values in zip(own, worth, strict=False)
         ]
-        for prompt, verified in zip(prompts, foreign, strict=True):
+        for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
-            group = foreign_group(verified, self._config.group_size, rng)
+            group = foreign_group(verified, values, self._config.group_size, rng)
             # what came along of its tokens was said of them behind their own prompt
             tokenizer = "" if shuffled else group.tokenizer
             batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
@@ -444,15 +448,23 @@ class Sapo:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
-def foreign_group(verified: VerifiedGroup, group_size: int, rng: Random) -> TrainingGroup:
+def view_of_foreign(verified: VerifiedGroup) -> GroupView:
+    """A foreign group as methods see it."""
+    group = verified.group
+    return view_of(verified.prompt, group.completions, verified.rewards, str(group.producer))
+
+
+def foreign_group(
+    verified: VerifiedGroup, worth: Sequence[float | None], group_size: int, rng: Random
+) -> TrainingGroup:
     """A foreign group with at most as many completions as an own one has: token weights count rows,
-    so that a group of 64 would outweigh eight of 8."""
-    group, advantages = verified.group, grpo_advantages(verified.rewards)
+    so that a group of 64 would outweigh eight of 8. `worth`: the advantages in the whole group."""
+    group = verified.group
     kept = kept_completions(len(group.completions), max(2, group_size), rng)
-    return TrainingGroup(
+    return training_group(
         verified.prompt,
-        tuple(group.completions[at] for at in kept),
-        tuple(advantages[at] for at in kept),
+        [group.completions[at] for at in kept],
+        [worth[at] for at in kept],
         own_tokens=False,
         source=str(group.producer),
         tokenizer=group.tokenizer,

@@ -19,7 +19,7 @@ import torch
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import Aggregation, TrainerSpec
 from node.methods import losses
-from node.methods.advantages import SPREAD_MIN
+from node.methods.advantages.group import SPREAD_MIN
 from node.policies.policy import Policy
 from swarm.rollouts import Author, Completion, FinishReason
 

@@ -42,16 +42,18 @@ SMOLLM2 = """
 sampling = {temperature = 0.6, max_new_tokens = 40}
 held_out = {tasks = 100, greedy = true}
 """
-PROBLEMS = ("500", "0", "9")  # so many, from this seed, of numbers up to that
+PROBLEMS = ("500", "0", "20")  # so many, from this seed, of numbers up to that
 RUNS["problems"] = f"""
 name = "problems"
 {SMOLLM2}
 [answer]
 format = "last_number"
-system = "Give the final answer only."
+system = "Work it out in one line."
 examples = [
-    {{question = "Ada has 9 pens and loses 4. How many are left?", completion = "5"}},
-    {{question = "6 boxes hold 7 coins each. How many in all?", completion = "42"}},
+    {{question = "Ada has 9 pens and loses 4. How many are left?", completion = "9 - 4 = 5"}},
+    {{question = "6 boxes hold 7 coins each. How many in all?", completion = "6 x 7 = 42"}},
+    {{question = "Ben has 3 books and gets 8 more. How many now?", completion = "3 + 8 = 11"}},
+    {{question = "Eve shares 24 pens among 6. How many for each?", completion = "24 / 6 = 4"}},
 ]
 [[environments]]
 name = "dataset"

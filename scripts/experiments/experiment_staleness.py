@@ -111,7 +111,7 @@ async def _learn(
 ) -> dict[str, Any]:
     from node.interfaces.trainer import TrainingGroup
     from node.loops.evaluation import score
-    from node.methods.advantages import grpo_advantages
+    from node.methods.advantages.group import grpo_advantages
     from node.training.process import InProcessTrainer
     from node.verification.assignment import held_out_tasks
     from node.verification.held_out import HeldOutGuard

@@ -248,7 +248,7 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
         ("[node]\ngroup_size = 1\n",
          "node.group_size = 1 in mine.toml: must be at least 2; try node.group_size = 8"),
         ("[node]\nlimit = 1\n",
-         "node.limit in mine.toml: no such setting; known: activation_checkpointing, allow"),
+         "node.limit in mine.toml: no such setting; known: activation_checkpointing, advantage"),
         ("weihgt = 2\n", "environments.0.weihgt in mine.toml: no such setting; "
          "did you mean weight?"),
         ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be above 0.0; "

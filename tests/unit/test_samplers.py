@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods.advantages import grpo_advantages
+from node.methods.advantages.group import grpo_advantages
 from node.methods.samplers import distinct, draw_foreign, kept_completions, within_unknown_share
 from node.verification.assignment import common_task
 from swarm.exchange.pool import Candidate

@@ -31,7 +31,7 @@ from node.hosting.models import resolve_model
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.claims import FULL, ClaimedToken, Fit, Record, fault_of, fit_of, noise_between
-from node.methods.advantages import grpo_advantages
+from node.methods.advantages.group import grpo_advantages
 from node.policies import lean
 from node.policies.policy import Policy
 from node.training import rescoring

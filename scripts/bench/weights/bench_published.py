@@ -27,7 +27,7 @@ from node.hosting.fetched_models import fetch_preset
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.loops.evaluation import score
-from node.methods.advantages import grpo_advantages
+from node.methods.advantages.group import grpo_advantages
 from node.policies.presets import PRESETS
 from node.system.caches import cache_directory
 from node.training.process import InProcessTrainer

@@ -1,0 +1,117 @@
+"""Rewards where no verifier says what is right, or where it does not see what is wrong."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, Final, Literal
+
+from annotated_types import Ge, Le
+
+from node.methods.method import Settings
+
+CONFIDENCE_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Majority(Settings):
+    """1 for the answer that most give."""
+
+    kind: Literal["majority"] = "majority"
+
+
+def majority(
+    answers: Sequence[str | None], voters: Sequence[str], set_to: Majority
+) -> tuple[float, ...]:
+    """1 for completions with the answer of most votes, 0 for others (TTRL, arXiv 2504.16084).
+
+    A voter is who generated, and has one vote, cut over its answers: else who sends most decides.
+    Of equal ones the answer that came first wins. Completions without an answer (None) have no
+    vote and no reward.
+    """
+    votes = _votes(answers, voters)
+    if not votes:
+        return tuple(0.0 for _ in answers)
+    best = max(votes, key=lambda answer: votes[answer])
+    return tuple(float(answer == best) for answer in answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution(Settings):
+    """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
+
+    kind: Literal["distribution"] = "distribution"
+    share_min: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Answers with a smaller share are worth nothing."""
+    bonus: Annotated[float, Ge(0)] = 0.1
+
+
+def distribution(
+    answers: Sequence[str | None],
+    entropies: Sequence[float],
+    voters: Sequence[str],
+    set_to: Distribution,
+) -> tuple[float, ...]:
+    """p + bonus (1 - n) (1 - u): n the answer's share of votes, u the mean entropy of its tokens,
+    within [0, 1], and p ~ n / u, over the answers that are left (DARE, arXiv 2601.21804). Votes are
+    those of `majority`."""
+    votes = _votes(answers, voters)
+    total = sum(votes.values())
+    shares: dict[str, float] = {}
+    doubts: dict[str, float] = {}
+    for answer, count in votes.items():
+        told = [e for e, each in zip(entropies, answers, strict=True) if each == answer]
+        doubts[answer] = min(max(fmean(told), 0.0), 1.0)
+        shares[answer] = count / total / (doubts[answer] + CONFIDENCE_EPSILON)
+    for _ in range(2):  # all of them, then those that are left
+        whole = sum(shares.values())
+        shares = {a: s / whole for a, s in shares.items() if s / whole >= set_to.share_min}
+    return tuple(
+        shares[answer] + set_to.bonus * (1 - votes[answer] / total) * (1 - doubts[answer])
+        if answer is not None and answer in shares
+        else 0.0
+        for answer in answers
+    )
+
+
+def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, float]:
+    each = Counter(
+        voter for voter, answer in zip(voters, answers, strict=True) if answer is not None
+    )
+    votes: dict[str, float] = {}
+    for voter, answer in zip(voters, answers, strict=True):
+        if answer is not None:
+            votes[answer] = votes.get(answer, 0.0) + 1.0 / each[voter]
+    return votes
+
+
+@dataclass(frozen=True, slots=True)
+class Flawed(Settings):
+    """Right answers with a flaw on the way are worth less."""
+
+    kind: Literal["flawed"] = "flawed"
+    penalty: Annotated[float, Ge(0)] = 1.0
+
+
+def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> tuple[float, ...]:
+    """1 for right, -1 for wrong, less `penalty` for right ones that a judge finds a flaw in (FAPO,
+    arXiv 2510.22543). `has_flaw`: the judge's, whose word on wrong ones is not asked."""
+    return tuple(
+        1.0 - set_to.penalty * flaw if is_right else -1.0
+        for is_right, flaw in zip(right, has_flaw, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValue(Settings):
+    """r less what a probe on the other completion's inner states expects."""
+
+    kind: Literal["cross_value"] = "cross_value"
+
+
+def cross_value(rewards: tuple[float, float], expected: tuple[float, float]) -> tuple[float, float]:
+    """Of a pair (POISE, arXiv 2605.07579). `expected`: of each completion's inner states, what the
+    OTHER one's reward will be, by a ridge regression on the pairs before; so that no baseline
+    depends on what it is taken from. It is cut to [0, 1]."""
+    first, second = (min(max(each, 0.0), 1.0) for each in expected)
+    return rewards[0] - second, rewards[1] - first

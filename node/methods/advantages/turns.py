@@ -1,0 +1,86 @@
+"""Advantages of what a completion is made of: its turns, or its answers to a task's parts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from node.methods.advantages.group import centred, grpo_advantages
+from node.methods.method import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLevels(Settings):
+    """A turn's advantage over others' same turn, and its transcript's over others."""
+
+    kind: Literal["two_levels"] = "two_levels"
+    discount: Annotated[float, Ge(0), Le(1)] = 0.5
+    of_transcript: Annotated[float, Ge(0)] = 1.0
+    of_turn: Annotated[float, Ge(0)] = 1.0
+
+
+def discounted(
+    rewards: Sequence[float], followed: Sequence[bool], discount: float
+) -> tuple[float, ...]:
+    """Of each turn its reward and, discounted, that of those after it, as far as turns `followed`
+    what was right; one that did not begins the sum anew (UI-S1, arXiv 2509.11543)."""
+    found: list[float] = []
+    later = 0.0
+    for reward, was_right in zip(reversed(rewards), reversed(followed), strict=True):
+        value = reward + discount * later if was_right else reward
+        found.append(value)
+        later = value if was_right else 0.0
+    return tuple(reversed(found))
+
+
+def two_levels(
+    rewards: Sequence[Sequence[float]], followed: Sequence[Sequence[bool]], set_to: TwoLevels
+) -> list[tuple[float, ...]]:
+    """Of each transcript of a group, of each turn (UI-S1): the mean reward by turns is a baseline
+    for turns at the same place, that of all turns one for transcripts; neither is scaled. A turn
+    that no other transcript has is measured by its transcript alone."""
+    returns = [
+        discounted(each, right, set_to.discount)
+        for each, right in zip(rewards, followed, strict=True)
+    ]
+    every = [value for each in rewards for value in each]
+    baseline = fmean(every) if every else 0.0
+    found: list[tuple[float, ...]] = []
+    for each, values in zip(rewards, returns, strict=True):
+        of_transcript = fmean(each) - baseline if each else 0.0
+        row = []
+        for place, value in enumerate(values):
+            there = [other[place] for other in returns if len(other) > place]
+            of_turn = value - fmean(there) if len(there) > 1 else 0.0
+            row.append(set_to.of_transcript * of_transcript + set_to.of_turn * of_turn)
+        found.append(tuple(row))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SubProblems(Settings):
+    """Each part of an answer against others' same part."""
+
+    kind: Literal["sub_problems"] = "sub_problems"
+    over_std: bool = True
+
+
+def sub_problems(right: Sequence[Sequence[bool]], set_to: SubProblems) -> list[tuple[float, ...]]:
+    """Of each completion of a group, of each of its K parts, from whether they are right: a part
+    counts while all before it are right, and is compared with others' at its place (SCRL, arXiv
+    2605.22074).
+
+    Raises:
+        ValueError: completions with unlike numbers of parts.
+    """
+    if len({len(each) for each in right}) > 1:
+        raise ValueError("sub_problems: completions have unlike numbers of parts")
+    rewards = [[float(all(each[: at + 1])) for at in range(len(each))] for each in right]
+    columns = list(zip(*rewards, strict=True))
+    of_column = [
+        grpo_advantages(column) if set_to.over_std else centred(column, fmean(column))
+        for column in columns
+    ]
+    return [tuple(column[at] for column in of_column) for at in range(len(right))]

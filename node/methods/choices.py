@@ -1,0 +1,85 @@
+"""What a node's settings choose among, without what they are computed with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+
+from node.methods.advantages import contexts, group, robust, unlikely
+from node.methods.groups import Advantages, GroupView
+from node.methods.method import Settings
+
+_Function = Callable[[Sequence[GroupView], Any], Advantages]
+
+ADVANTAGES: Final[Mapping[str, tuple[type[Settings], _Function]]] = {
+    "grpo": (group.Grpo, group.grpo),
+    "dr_grpo": (group.DrGrpo, group.dr_grpo),
+    "rloo": (group.Rloo, group.rloo),
+    "reinforce_pp": (group.ReinforcePlusPlus, group.reinforce_pp),
+    "opo": (group.Opo, group.opo),
+    "pass_k": (group.PassK, group.pass_k),
+    "mc_grpo": (robust.McGrpo, robust.mc_grpo),
+    "gapo": (robust.Gapo, robust.gapo),
+    "contexts": (contexts.Contexts, contexts.contexts),
+    "novelty": (unlikely.Novelty, unlikely.novelty),
+    "uniqueness": (unlikely.Uniqueness, unlikely.uniqueness),
+}
+
+
+def advantages(groups: Sequence[GroupView], set_to: Settings) -> Advantages:
+    """What the method that `set_to` belongs to makes of a batch.
+
+    Raises:
+        ValueError: as the method does.
+    """
+    functions = dict(ADVANTAGES.values())
+    return functions[type(set_to)](groups, set_to)
+
+
+def chosen(value: Any) -> Any:
+    """A method and what it is set to. As text: `gapo` or `gapo, window_share=0.4`.
+
+    Raises:
+        ValueError: there is no such method, or it takes no such thing.
+    """
+    if isinstance(value, str):
+        name, *parts = (part.strip() for part in value.split(","))
+        pairs = [part.partition("=") for part in parts]
+        value = {"kind": name, **{key.strip(): text.strip() for key, _, text in pairs}}
+    if not isinstance(value, Mapping):
+        return value
+    given = dict(value)
+    name = given.pop("kind", None)
+    if name not in ADVANTAGES:
+        raise ValueError(f"no such method; take one of {', '.join(ADVANTAGES)}")
+    return _checked(str(name), ADVANTAGES[name][0], given)
+
+
+def _checked(name: str, parameters: type[Settings], given: Mapping[str, Any]) -> Settings:
+    fields = [each for each in parameters.__dataclass_fields__ if each != "kind"]
+    for key in given:
+        if key not in fields:
+            known = f"it takes {', '.join(fields)}" if fields else "it takes nothing"
+            raise ValueError(f"{name} takes no {key or 'nameless setting'}; {known}")
+    try:
+        return TypeAdapter(parameters).validate_python(given)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        raise ValueError(f"{name}: {first['loc'][0]}: {first['msg']}") from None
+
+
+Advantage = Annotated[
+    group.Grpo
+    | group.DrGrpo
+    | group.Rloo
+    | group.ReinforcePlusPlus
+    | group.Opo
+    | group.PassK
+    | robust.McGrpo
+    | robust.Gapo
+    | contexts.Contexts
+    | unlikely.Novelty
+    | unlikely.Uniqueness,
+    BeforeValidator(chosen),
+]
+"""Those that the loops take."""
