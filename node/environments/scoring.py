@@ -88,7 +88,9 @@ def score_group(
     source = environment(task.environment)
     prompt = prompt_of(problem.prompt, rule.system, rule.examples)
     if isinstance(source, Interaction):
-        return _score_transcripts(source, problem, prompt, texts, reward)
+        return _score_transcripts(
+            source, problem, prompt, texts, reward, until_undecided=until_undecided
+        )
     if not _are_texts(texts):
         return GroupScore(prompt, (0.0,) * len(texts), 0, Reject.MALFORMED)
     rewards: list[float | None] = []
@@ -115,30 +117,52 @@ def _are_texts(said: Sequence[Said]) -> TypeGuard[Sequence[str]]:
 
 
 def _score_transcripts(
-    source: Interaction, problem: Problem, prompt: str, said: Sequence[Said], reward: RewardRule
+    source: Interaction,
+    problem: Problem,
+    prompt: str,
+    said: Sequence[Said],
+    reward: RewardRule,
+    *,
+    until_undecided: bool,
 ) -> GroupScore:
-    """As `score_group`, of transcripts. Whether each is one of this task is found out first; where
-    replies come of what a text's code does, one that is not may be another machine's."""
-    undecided = GroupScore(prompt, (None,) * len(said), 0)
-    raw: list[float | None] = []
+    """As `score_group`, of transcripts; one that is none of this task is no group's."""
+    rewards: list[float | None] = []
+    errors = 0
     for each in said:
+        if until_undecided and None in rewards:
+            rewards.append(None)
+            continue
         try:
-            found = _guarded(partial(_forgery, source, problem, each), Undecided)
-            if found is None:
-                raw.append(None)
-                continue
-            (forgery,) = found
-            if isinstance(each, str):
-                return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
-            if forgery is not None:
-                if getattr(source, "runs_code", False):
-                    return undecided
-                return GroupScore(prompt, (0.0,) * len(said), 0, forgery)
-            texts = [text for mine, text in each[1] if mine]
-            raw.append(_score_of(partial(source.worth, problem, texts)))
+            raw = _raw_of_transcript(source, problem, each)
         except Undecided:
-            return undecided
-    return GroupScore(prompt, tuple(_by_rule(each, reward) for each in raw), raw.count(None))
+            rewards.append(None)
+            continue
+        if isinstance(raw, Reject):
+            return GroupScore(prompt, (0.0,) * len(said), 0, raw)
+        errors += raw is None
+        rewards.append(_by_rule(raw, reward))
+    return GroupScore(prompt, tuple(rewards), errors)
+
+
+def _raw_of_transcript(source: Interaction, problem: Problem, said: Said) -> float | Reject | None:
+    """The environment's own score; None where it fails; why it is no transcript of this task.
+
+    Raises:
+        Undecided: as `Environment.score`; or replies that come of what a text's code does are
+            others here than where it was made, which may be the other machine's doing.
+    """
+    if isinstance(said, str) or not replay.takes_turns(said[1]):
+        return Reject.SKIPPED_TURN
+    found = _guarded(partial(_forgery, source, problem, said), Undecided)
+    if found is None:
+        return None
+    (forgery,) = found
+    if forgery is not None and getattr(source, "runs_code", False):
+        raise Undecided(str(forgery))
+    if forgery is not None:
+        return forgery
+    texts = [text for mine, text in said[1] if mine]
+    return _score_of(partial(source.worth, problem, texts))
 
 
 def _forgery(source: Interaction, problem: Problem, said: Said) -> tuple[Reject | None]:

@@ -162,7 +162,8 @@ def limit(memory_bytes: int | None = None) -> None:
 
 
 def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
-    """Leave a confined process nothing but to compute. `memory_bytes`: as `limit`.
+    """Leave a confined process nothing but to compute: with no `threads` no waiting either.
+    `memory_bytes`: as `limit`.
 
     Raises:
         OSError: this machine does not allow it.
@@ -170,6 +171,8 @@ def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
     seccomp.lock(threads=threads)
+    if not threads:
+        seccomp.stay_awake()
 
 
 def found() -> Layers:

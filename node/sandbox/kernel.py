@@ -17,12 +17,17 @@ _COMMON: Final = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426,
     "io_uring_register": 427, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
     "fsmount": 432, "fspick": 433, "pidfd_open": 434, "clone3": 435, "pidfd_getfd": 438,
-    "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443,
+    "process_madvise": 440, "epoll_pwait2": 441, "mount_setattr": 442, "quotactl_fd": 443,
     "landlock_create_ruleset": 444, "landlock_add_rule": 445, "landlock_restrict_self": 446,
-    "memfd_secret": 447, "process_mrelease": 448, "fchmodat2": 452, "setxattrat": 463,
+    "memfd_secret": 447, "process_mrelease": 448, "futex_waitv": 449, "fchmodat2": 452,
+    "futex_wait": 455, "setxattrat": 463,
     "removexattrat": 466, "open_tree_attr": 467, "file_setattr": 469,
 }  # fmt: skip
 _X86_64: Final = {
+    "poll": 7, "select": 23, "pause": 34, "nanosleep": 35, "alarm": 37, "setitimer": 38,
+    "rt_sigtimedwait": 128, "rt_sigsuspend": 130, "futex": 202, "semtimedop": 220,
+    "timer_create": 222, "clock_nanosleep": 230, "epoll_wait": 232, "pselect6": 270, "ppoll": 271,
+    "epoll_pwait": 281, "timerfd_create": 283,
     "shmget": 29, "shmat": 30, "shmctl": 31, "socket": 41, "connect": 42, "accept": 43,
     "bind": 49, "listen": 50, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62,
     "semget": 64, "msgget": 68, "fcntl": 72, "truncate": 76, "chmod": 90, "chown": 92,
@@ -45,6 +50,9 @@ _X86_64: Final = {
     "userfaultfd": 323,
 }  # fmt: skip
 _AARCH64: Final = {
+    "epoll_pwait": 22, "pselect6": 72, "ppoll": 73, "timerfd_create": 85, "futex": 98,
+    "nanosleep": 101, "setitimer": 103, "timer_create": 107, "clock_nanosleep": 115,
+    "rt_sigsuspend": 133, "rt_sigtimedwait": 137, "semtimedop": 192,
     "setxattr": 5, "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "fcntl": 25,
     "ioprio_set": 30, "mknodat": 33, "umount2": 39, "mount": 40, "pivot_root": 41, "truncate": 45,
     "chroot": 51, "fchmodat": 53, "fchownat": 54, "vhangup": 58, "quotactl": 60, "utimensat": 88,

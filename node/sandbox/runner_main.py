@@ -43,6 +43,7 @@ ANSWER_BYTES_MAX: Final = 16 * RESULT_BYTES_MAX  # once more as JSON, in its wid
 VALUES_MAX: Final = 10_000  # in one result
 VALUES_DEEP_MAX: Final = 20
 INTEGER_BITS_MAX: Final = 2048
+TEXT_CHARS_MAX: Final = 32_768  # of one text in it
 # What code of a few lines imports. To import it is work as well, and other in each release.
 _READY: Final = (
     "array", "bisect", "collections.abc", "copy", "dataclasses", "datetime", "decimal", "enum",
@@ -90,13 +91,17 @@ def _in_child(job: Mapping[str, Any], *, has_filter: bool) -> dict[str, Any]:
         finally:
             os._exit(0)
     os.close(its)
-    until = time.perf_counter() + WALL_MAX_S
+    began = time.perf_counter()
+    until = began + WALL_MAX_S
     said, was_closed = _read_until(ours, until)
     os.close(ours)
+    is_too_much = len(said) > RESULT_BYTES_MAX
     status, usage, in_time = _wait_until(child, until if was_closed else 0.0)
     cpu_s = usage.ru_utime + usage.ru_stime
     ended, results, lines = _understood(said)
-    if (
+    if is_too_much:  # on every machine
+        ended, results, in_time = "over", [], True
+    elif (
         not in_time
         or os.WIFSIGNALED(status)
         or (
@@ -106,6 +111,8 @@ def _in_child(job: Mapping[str, Any], *, has_filter: bool) -> dict[str, Any]:
     ):  # by a clock, or a fault that others may not have
         ended = "undecided"
     used_s = cpu_s if in_time else max(cpu_s, WALL_MAX_S)
+    if not has_filter:  # nothing refuses to wait: whoever holds others up pays some of that
+        used_s = max(used_s, (time.perf_counter() - began) / BAND)
     return {"ended": ended, "results": results, "lines": lines, "cpu_s": used_s}
 
 
@@ -119,7 +126,7 @@ def _read_until(pipe: int, until: float) -> tuple[bytes, bool]:
         if not part:
             return said, True
         said += part
-    return b"", False
+    return (said if len(said) > RESULT_BYTES_MAX else b""), False
 
 
 def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
@@ -162,14 +169,14 @@ def _be_a_child(its: int, *, has_filter: bool) -> None:
     os.dup2(its, _OUT)
     os.closerange(_OUT + 1, confinement.OPEN_FILES_MAX)
     memory_bytes = (BAND + 1) * MEMORY_MIN_BYTES
+    cpu_s = BAND * CPU_MIN_S
+    resource.setrlimit(resource.RLIMIT_CPU, (ceil(cpu_s) + 1, ceil(cpu_s) + 1))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)  # which the filter refuses from here on
     if has_filter:
         confinement.lock(threads=False, memory_bytes=memory_bytes)
     else:
         confinement.limit(memory_bytes)
-    cpu_s = BAND * CPU_MIN_S
-    resource.setrlimit(resource.RLIMIT_CPU, (ceil(cpu_s) + 1, ceil(cpu_s) + 1))
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
     sys.stdin, sys.stdout, sys.stderr = (
         os.fdopen(each, mode, closefd=False) for each, mode in enumerate("rww")
     )
@@ -277,7 +284,7 @@ def _plain(value: Any) -> Any:
         kind = type(value)
         if left < 0 or deep > VALUES_DEEP_MAX:
             raise TypeError("too much")
-        if value is None or kind in (bool, str):
+        if value is None or kind is bool or (kind is str and len(value) <= TEXT_CHARS_MAX):
             return value
         if kind is int and value.bit_length() <= INTEGER_BITS_MAX:
             return value

@@ -1,11 +1,12 @@
 """Which system calls a process may make: a filter that the kernel runs before each (seccomp).
 
-Two filters, of which the second comes on top of the first:
+Filters, of which the next comes on top of the one before:
 
     confined  no sockets, no look into other processes, no mounts, namespaces, keys or kernel
               features that few need and many holes were in; no shared memory beyond limits
     locked    besides: no new process or program, no signal but a fault to itself, no limits,
               priorities or process groups of others
+    awake     besides: no waiting for a time; who waits holds others up and uses nothing
 
 What is refused fails with EPERM. Calls that nobody named stay allowed: a scorer may stand on any
 library, and an allow-list would break with each release of one.
@@ -63,6 +64,14 @@ _LOCKED: Final = (
     "sched_setparam", "sched_setscheduler", "sched_setattr", "setpriority", "ioprio_set",
 )  # fmt: skip
 
+_WAITING: Final = (
+    "poll", "select", "pause", "nanosleep", "alarm", "setitimer", "rt_sigtimedwait",
+    "rt_sigsuspend", "semtimedop", "timer_create", "clock_nanosleep", "epoll_wait", "pselect6",
+    "ppoll", "epoll_pwait", "epoll_pwait2", "timerfd_create", "futex_waitv", "futex_wait",
+)  # fmt: skip
+# FUTEX_WAIT and FUTEX_WAIT_BITSET, each as it is, private, and by the wall's clock.
+_FUTEX_WAITS: Final = tuple(wait | flags for wait in (0, 9) for flags in (0, 128, 256, 384))
+
 _Program = list[tuple[int, int, int, int]]  # code, where to if so, if not, operand
 
 
@@ -101,6 +110,16 @@ def lock(*, threads: bool) -> None:
             *_for("prctl", _none_of(0, (PR_SET_PDEATHSIG,))),
         ]
     )
+
+
+def stay_awake() -> None:
+    """Install the filter `awake` on top, for a process of one thread: a lock that it waits for is
+    never let go.
+
+    Raises:
+        OSError: as `confine`.
+    """
+    _install([*_refused(_WAITING), *_for("futex", _none_of(1, _FUTEX_WAITS))])
 
 
 def _refusal() -> tuple[int, int, int, int]:

@@ -242,6 +242,7 @@ class _Limits:
 
 
 OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
+OWN_ENOUGH_S = 20.0  # of CPU time in one request; the rest is asked for again
 
 
 class _Overran(Exception):
@@ -430,7 +431,7 @@ def _is_score(
 def _checked_replies(
     found: Any, transcripts: Sequence[Sequence[Sequence[str]]]
 ) -> list[list[str | None]]:
-    """What a worker says to transcripts.
+    """What a worker says to transcripts, or to the first tasks' of them.
 
     Raises:
         _Ended: it has no such form.
@@ -439,8 +440,11 @@ def _checked_replies(
         said = [list(each) for each in found]
     except TypeError:
         said = []
-    if [len(each) for each in said] != [len(each) for each in transcripts] or not all(
-        reply is None or type(reply) is str for each in said for reply in each
+    counts = [len(each) for each in transcripts[: len(said)]]
+    if (
+        not said
+        or [len(each) for each in said] != counts
+        or not all(reply is None or type(reply) is str for each in said for reply in each)
     ):
         raise _Ended("a verifier says to transcripts what it cannot")
     return said
@@ -564,7 +568,7 @@ class ProcessVerifier:
         """Have a batch scored as far as its time goes; the rest waits again."""
         items = [ticket.item for ticket in batch]
         texts = [item.texts for item in items]
-        request = self._score_request([item.task for item in items], texts, self._limits.cpu_s)
+        request = self._score_request([item.task for item in items], texts)
         request["foreign"] = True
         limits = items[0].limits
         if len(batch) > 1:  # then any of its groups may still take what it may take alone
@@ -617,32 +621,41 @@ class ProcessVerifier:
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
-        try:
-            request = self._score_request(tasks, texts, OWN_BATCH_LIMITS.cpu_s)
-            scored = await self._call_own(request, OWN_BATCH_LIMITS)
-        except _Overran:
-            return [await self._score_alone(*group) for group in zip(tasks, texts, strict=True)]
-        return [self._rewards(group) for group in _checked(scored, texts)]
+        scored: list[Verdicts] = []
+        while len(scored) < len(tasks):  # at most so much in one request
+            rest = (tasks[len(scored) :], texts[len(scored) :])
+            try:
+                found = await self._call_own(self._score_request(*rest), OWN_BATCH_LIMITS)
+            except _Overran:
+                alone = [await self._score_alone(*group) for group in zip(*rest, strict=True)]
+                return [*scored, *alone]
+            scored += [self._rewards(group) for group in _checked(found, rest[1])]
+        return scored
 
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
         """See `Verifier.replies`."""
-        request = {
-            "op": "reply",
-            "tasks": [_task_values(task) for task in tasks],
-            "texts": [[list(texts) for texts in each] for each in transcripts],
-            "run_s": OWN_BATCH_LIMITS.cpu_s,
-        }
-        try:
-            found = await self._call_own(request, OWN_BATCH_LIMITS)
-        except _Overran:
-            raise ChildFailed(f"no replies in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
-        return _checked_replies(found, transcripts)
+        found: list[list[str | None]] = []
+        while len(found) < len(tasks):  # at most so much in one request
+            rest = transcripts[len(found) :]
+            request = {
+                "op": "reply",
+                "tasks": [_task_values(task) for task in tasks[len(found) :]],
+                "texts": [[list(texts) for texts in each] for each in rest],
+                "enough_s": OWN_ENOUGH_S,
+                "run_s": self._limits.cpu_s,
+            }
+            try:
+                said = await self._call_own(request, OWN_BATCH_LIMITS)
+            except _Overran:
+                raise ChildFailed(f"no replies in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
+            found += _checked_replies(said, rest)
+        return found
 
     async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
         try:
-            request = self._score_request([task], [texts], OWN_BATCH_LIMITS.cpu_s)
+            request = self._score_request([task], [texts])
             found = _checked(await self._call_own(request, self._limits), [texts])
             return self._rewards(found[0])
         except _Overran:
@@ -668,16 +681,17 @@ class ProcessVerifier:
         }
 
     def _score_request(
-        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]], run_s: float
+        self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> dict[str, Any]:
-        """`run_s`: the CPU time of what runs the texts' own code."""
+        """`run_s` in it: what the code of each group's texts may use, here as where strangers look
+        at them."""
         return {
             "op": "score",
             "tasks": [_task_values(task) for task in tasks],
             "texts": [list(group) for group in texts],
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
             "rule": self._run.reward,
-            "enough_s": math.inf,
+            "enough_s": OWN_ENOUGH_S,
             "foreign": False,
-            "run_s": run_s,
+            "run_s": self._limits.cpu_s,
         }

@@ -308,10 +308,11 @@ def _score(request: Request) -> list[list[Any]]:
     those took `enough_s`: who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []
-    began = before = time.process_time()
+    began = before = _used_s()
     for task, texts, rule in zip(
         request["tasks"], request["texts"], request["answers"], strict=True
     ):
+        runner.allow(request["run_s"])  # to each group: no group's code uses up another's
         score = score_group(
             Task(*task),
             texts,
@@ -319,7 +320,7 @@ def _score(request: Request) -> list[list[Any]]:
             AnswerRule.from_values(rule),
             until_undecided=request["foreign"],
         )
-        now = time.process_time()
+        now = _used_s()
         forged = str(score.forgery or "")
         scores.append([score.prompt, score.rewards, score.scorer_errors, forged, now - before])
         if now - began >= request["enough_s"]:
@@ -328,10 +329,22 @@ def _score(request: Request) -> list[list[Any]]:
     return scores
 
 
+def _used_s() -> float:
+    """CPU seconds of this process, and of what runs texts' code."""
+    return time.process_time() + runner.used_s()
+
+
 def _reply(request: Request) -> list[list[str | None]]:
-    """What is said to the last turn of each transcript, task by task."""
-    pairs = zip(request["tasks"], request["texts"], strict=True)
-    return [replies(Task(*task), transcripts) for task, transcripts in pairs]
+    """What is said to the last turn of each transcript, task by task; only of the first ones where
+    those took `enough_s`."""
+    found: list[list[str | None]] = []
+    began = _used_s()
+    for task, transcripts in zip(request["tasks"], request["texts"], strict=True):
+        runner.allow(request["run_s"])
+        found.append(replies(Task(*task), transcripts))
+        if _used_s() - began >= request["enough_s"]:
+            break
+    return found
 
 
 _OPERATIONS: Mapping[str, Callable[[Request], Any]] = {

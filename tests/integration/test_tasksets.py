@@ -96,6 +96,8 @@ FOUND: list[tuple[dict[str, Any], str]] = [
     ({"taskset": "roman_sums", "config": {"nonsense": 1}}, "Extra inputs are not permitted"),
     ({"taskset": "roman_sums", "answer": "solution"}, "name one by the parameter answer"),
     ({"taskset": "json"}, "exports no Taskset"),
+    ({"taskset": "two_kinds"}, "its tasks are of several types or configurations"),
+    ({"taskset": "two_kinds", "config": {"strict": True}}, "adds them up in a way of its own"),
     ({"taskset": "roman_sums"}, "fit"),
     ({"taskset": "date_shift", "reply": "<answer>{}</answer>"}, "fit"),
     (SUMS, "fit"),

@@ -128,22 +128,54 @@ ZERO: dict[str, str] = {
     "answers in no form": "import os\nos.write(3, b'[' * 10**5)\nos._exit(0)",
     "answers nan": "def solve(n):\n    return float('nan')",
     "answers too much": "def solve(n):\n    return [0] * 10**5",
+    "answers a long text": "def solve(n):\n    return 'a' * 300_000",
+    "answers many long texts": "def solve(n):\n    return ['\\u1234' * 30_000] * 4",
 }
 UNDECIDED: dict[str, str] = {
     "spins in C": "def solve(n):\n    return sum(range(10**12))",
     "spins untraced": "import sys\nsys.settrace(None)\nwhile True:\n    pass",
-    "disarms": "import signal, sys\nsys.settrace(None)\nsignal.setitimer(signal.ITIMER_PROF, 0)\n"
-    "while True:\n    pass",
     "allocates": "def solve(n):\n    return len([0] * 10**12)",
     "holds": "def solve(n):\n    return len(bytearray(200 * 2**20))",
     "goes back": "import re\ndef solve(n):\n    return re.match('(a+)+b', 'a' * 64)",
     "has large numbers": "def solve(n):\n    return 10**10**9 % 2",
+    "crashes": "import ctypes\ndef solve(n):\n    ctypes.string_at(0)",
+}
+
+_ALARM = (
+    "import os, signal\ndef solve(n):\n    signal.signal(signal.SIGALRM, lambda *_: 1 / 0)\n"
+    "    {}\n    {}\n    return n % 2"
+)
+WAITING: dict[str, str] = {  # for less than what a run may take of a clock
+    "disarms": "import signal, sys\nsys.settrace(None)\nsignal.setitimer(signal.ITIMER_PROF, 0)\n"
+    "while True:\n    pass",
     "waits": "import time\ndef solve(n):\n    time.sleep(1000)",
     "closes its pipe and waits": "import os, time\nos.close(3)\ntime.sleep(90)",
     "answers, closes its pipe and waits": "import os, time\n"
     "os.write(3, b'[\"done\", [[0]], 1]')\nos.close(3)\ntime.sleep(90)",
-    "crashes": "import ctypes\ndef solve(n):\n    ctypes.string_at(0)",
+    "sleeps": "import time\ndef solve(n):\n    time.sleep(0.45)\n    return n % 2",
+    "selects": "import select\ndef solve(n):\n    select.select([], [], [], 0.45)\n    return 1",
+    "polls": "import select\ndef solve(n):\n    select.poll().poll(450)\n    return n % 2",
+    "waits for a lock": "import _thread\ndef solve(n):\n    lock = _thread.allocate_lock()\n"
+    "    lock.acquire()\n    lock.acquire(True, 0.45)\n    return n % 2",
+    "waits for an alarm": _ALARM.format("signal.setitimer(0, 0.45)", "os.read(os.pipe()[0], 1)"),
+    "waits for a signal": "import signal\ndef solve(n):\n"
+    "    signal.sigtimedwait([signal.SIGUSR1], 0.45)\n    return n % 2",
 }
+
+
+@sandboxed
+@pytest.mark.usefixtures("own_runner")
+@pytest.mark.skipif(not LAYERS.calls, reason="nothing here refuses to wait")
+@pytest.mark.parametrize("text", WAITING.values(), ids=WAITING)
+def test_nobody_can_wait_at_the_cost_of_others(text: str) -> None:
+    """A run that waits holds up whoever is next, and uses no CPU time that it could be charged."""
+    started = time.perf_counter()
+    try:
+        assert SOURCE.score(EVEN, text) == 0.0
+    except Undecided:
+        assert "lock" in text  # whoever waits for ever is ended by a fault
+    assert time.perf_counter() - started < 1.0
+    assert SOURCE.score(EVEN, "def solve(n):\n    return n % 2") == 1.0
 
 
 @sandboxed

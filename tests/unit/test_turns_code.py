@@ -86,6 +86,11 @@ def test_what_is_told_is_worth_no_more_than_its_share() -> None:
         ("'a' * 3", "aaa"),
         ("print(object(), [1])", "... [1]"),
         ("None", ""),
+        ("def main():\n    print(7)\nif __name__ == '__main__':\n    main()", "7"),
+        ("print(7, flush=True)", "7"),
+        ("print(len(str(list(range(6000)))), list(range(3)))", "34890 [0, 1, 2]"),
+        ("print('a' * 300_000)", "a" * 2_000),
+        ("[0] * 100_000", "failed"),
         ("1/0", "failed"),
         ("object()", "failed"),
         ("open('/etc/passwd').read()", "failed"),
@@ -133,6 +138,59 @@ def test_a_result_that_does_not_come_out_again_is_undecided() -> None:
     with_both(QUESTION, Reject.UNDECIDED, right, "<result>1</result>")
     clock = (written("python", "__import__('time').perf_counter_ns()"), "7")
     with_both(QUESTION, Reject.UNDECIDED, clock)
+
+
+def test_half_a_pair_is_said_as_something_that_can_be_written() -> None:
+    """A policy may print what no file and no tokenizer takes."""
+    source, problem = source_of(QUESTION), posed(QUESTION)
+    (said,) = replies(source, problem, [written("python", "print('\\ud83d', 5)")])
+    assert said == "<result>? 5</result>"
+
+
+def test_one_undecided_transcript_leaves_the_others_their_worth() -> None:
+    source, problem = source_of(QUESTION), posed(QUESTION)
+    right = (False, told(source, problem, source.right(problem)))
+    clock = written("python", "__import__('time').perf_counter_ns()")
+    vague = (False, [(True, clock), (False, "<result>1</result>"), (True, "7")])
+    found = score_group(problem.task, [right, vague, right], "exact")
+    assert (found.rewards, found.forgery) == ((1.0, None, 1.0), None)
+    foreign = score_group(problem.task, [right, vague, right], "exact", until_undecided=True)
+    assert foreign.rewards == (1.0, None, None)
+
+
+def test_turns_that_do_not_alternate_are_no_machines_doing() -> None:
+    source, problem = source_of(QUESTION), posed(QUESTION)
+    honest = told(source, problem, source.right(problem))
+    for parts in ([honest[0], *honest[:1], *honest[2:]], honest[:2], []):
+        score = score_group(problem.task, [(False, parts)], "exact")
+        assert score.forgery is Reject.SKIPPED_TURN
+
+
+def test_what_a_last_turn_calls_is_not_run() -> None:
+    source, problem = source_of(QUESTION), posed(QUESTION)
+    near = written("python", "n = 0\nfor i in range(15_000):\n    n += 1")
+    quick = written("python", "1")
+    texts = [quick] * (source.turns_max - 1) + [near]
+    parts = told(source, problem, texts)
+    assert score_group(problem.task, [(False, parts)], "exact").rewards == (0.0,)
+
+
+def test_no_groups_code_uses_up_another_groups_time() -> None:
+    run = run_of(QUESTION)
+    source = source_of(QUESTION)
+    spin = written("python", "sum(range(10**12))")
+    tasks = [assigned_task(run, ALICE, index) for index in range(6)]
+    problems = [source.problem(task) for task in tasks]
+    said = [[(False, told(source, each, source.right(each)))] for each in problems]
+    said[0] = [(False, [(True, spin), (False, "<result>1</result>"), (True, "7")])] * 2
+
+    async def body(verifier: Verifier) -> None:
+        found = await verifier.score(tasks, said)
+        assert found == [(None, None)] + [(1.0,)] * 5
+        heard = await verifier.replies(tasks, [[[spin], [spin]]] + [[[written("python", "1")]]] * 5)
+        assert heard == [[None, None]] + [["<result>1</result>"]] * 5
+
+    with_process(run, body)
 
 
 def test_what_comes_near_a_limit_is_undecided_on_both_sides() -> None:

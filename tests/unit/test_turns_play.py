@@ -32,10 +32,13 @@ class Scripted:
         self.turns = turns  # of each completion
         self.cut_at = cut_at  # a turn, in which the context is full
         self.contexts: list[list[Context]] = []
+        self.falls_at = 0  # a turn from which on an older policy serves; 0: none
 
     def said(self, text: str) -> Completion:
         ids = (*(ord(letter) for letter in text), 0)
         version = 5 + len(self.contexts)
+        if self.falls_at and len(self.contexts) >= self.falls_at:
+            version = 1
         return Completion(text, ids, (-0.5,) * len(ids), FinishReason.STOP, version)
 
     async def generate(
@@ -124,6 +127,17 @@ def test_a_context_that_is_full_ends_a_transcript_after_its_last_turn() -> None:
     assert source is not None
     problem = source.problem(assigned_task(run, ALICE, 0))
     assert forgery(source, problem, said_of(made)) is None
+
+
+def test_a_turn_by_an_older_policy_ends_a_transcript_before_it() -> None:
+    """An engine may have gone back meanwhile; no transcript falls from a version to an older."""
+    run = run_of("guess_number")
+    _, (a, b, c, d, *_) = secret(run)
+    engine = Scripted([(a, b, c, d)])
+    engine.falls_at = 2
+    (made,) = play(run, engine)
+    assert (len(made.segments), made.finish_reason) == (3, FinishReason.LENGTH)
+    assert spans_fault(made) is None
 
 
 @pytest.mark.parametrize("names", [("scripted_sum",), ("scripted_sum", "guess_number")])

@@ -1,5 +1,6 @@
 """What an environment says is worked out again; whoever says otherwise is named for what it did."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -285,6 +286,13 @@ def test_the_first_call_of_a_turn_counts() -> None:
     assert answered({"calculator": calculator}, ToolCall("clock", "")) == (
         "<result>no tool clock; there are: calculator</result>"
     )
+
+
+@pytest.mark.parametrize("text", ["<tool>a:" * 8_192, "<tool>calculator: 1</tool" * 4_000])
+def test_calls_without_an_end_are_not_looked_for_again_and_again(text: str) -> None:
+    started = time.process_time()
+    assert call_in(text) is None
+    assert time.process_time() - started < 0.1  # seconds, before
 
 
 @pytest.mark.parametrize(

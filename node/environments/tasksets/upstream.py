@@ -28,7 +28,7 @@ from node.environments.tasksets.rules import (
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
-LOADED_MAX: Final = 8
+LOADED_MAX: Final = 128  # as many as a run may have environments
 CHECKED_TASKS: Final = 16
 FIELDS_SHOWN_MAX: Final = 12
 NEAR: Final = 1e-9  # weights such as 0.7, 0.2 and 0.1 add up to one but for rounding
@@ -148,7 +148,7 @@ def _made(rules: TasksetRules) -> tuple[ForeignTask, ...]:
         raise _no(rules, "has no tasks with this config")
     if len(found) > TASKS_MAX:
         raise _no(rules, f"has over {TASKS_MAX} tasks; take some by the parameter tasks")
-    if reason := _refusal(source, found):
+    if reason := _is_mixed(found) or _refusal(source, found):
         raise _no(rules, f"{reason}, so that strangers could not work out its rewards")
     return tuple(ForeignTask(task, at, rules) for at, task in enumerate(found))
 
@@ -174,6 +174,14 @@ def _taskset(rules: TasksetRules) -> Any:
     )
 
 
+def _is_mixed(tasks: list[Any]) -> str:
+    """Why what is asked of the first task is not said of all; empty: it is."""
+    first = tasks[0]
+    if any(type(each) is not type(first) or each.config != first.config for each in tasks):
+        return "its tasks are of several types or configurations"
+    return ""
+
+
 def _refusal(source: Any, tasks: list[Any]) -> str | None:
     """Why one reply, text alone, would not be all that decides a reward; None: it is."""
     from verifiers.v1.task import Task
@@ -193,8 +201,8 @@ def _refusal(source: Any, tasks: list[Any]) -> str | None:
         runtime = inspect.signature(grader).parameters.get("runtime")
         if runtime is not None and runtime.default is inspect.Parameter.empty:
             return f"{grader.__name__} looks at the machine that a reply ran on"
-    if not tasks[0].hooks("reward"):
-        return "it gives no rewards"
+    if not tasks[0].hooks("reward") or kind.score is not Task.score:
+        return "it has no rewards of its own, or adds them up in a way of its own"
     if any(each.data.skills or each.data.artifacts for each in tasks):
         return "it works on files"
     return None

@@ -27,20 +27,22 @@ _VALUE_CHARS_MAX: Final = 200
 _TOOL: Final = """
 def said(text):
     lines = []
-    def is_plain(value):
-        if type(value) in (list, tuple):
-            return all(map(is_plain, value))
-        return type(value) in (str, int, float, bool, type(None))
-    def keep(*values, sep=" ", end="\\n"):
+    plain = {str, int, float, bool, type(None)}
+    def is_plain(value):  # of a list its elements, in no lines of Python
+        kind = type(value)
+        return kind in plain or kind in (list, tuple) and plain.issuperset(map(type, value))
+    def keep(*values, sep=" ", end="\\n", file=None, flush=False):
         lines.append(sep.join(str(v) if is_plain(v) else "..." for v in values) + end)
-    names = {"__name__": "tool", "print": keep}
+    names = {"__name__": "__main__", "print": keep}
     try:
         code = compile(text, "<tool>", "eval")
     except SyntaxError:
         exec(compile(text, "<tool>", "exec"), names)
-        return "".join(lines)
+        return "".join(lines)[:2000]
     value = eval(code, names)
-    return "".join(lines) if value is None else value
+    if value is None:
+        return "".join(lines)[:2000]
+    return value[:2000] if type(value) is str else value
 """
 
 

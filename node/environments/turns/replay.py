@@ -32,11 +32,19 @@ def replies(source: Interaction, problem: Problem, texts: Sequence[str]) -> list
     found: list[str | None] = []
     state = source.begin(problem)
     for text in texts[: source.turns_max]:
-        state, reply = source.reply(problem, state, text)
-        if reply is None or len(found) + 1 == source.turns_max:
+        if len(found) + 1 == source.turns_max:  # nothing that is said then is heard
             return [*found, None]
-        found.append(reply[:REPLY_CHARS_MAX])
+        state, reply = source.reply(problem, state, text)
+        if reply is None:
+            return [*found, None]
+        # half a surrogate pair is in no file, on no wire and of no tokenizer
+        found.append(reply[:REPLY_CHARS_MAX].encode("utf-8", "replace").decode())
     return found
+
+
+def takes_turns(parts: Parts) -> bool:
+    """Whether the policy begins and ends, and no turn of either is missing."""
+    return len(parts) % 2 == 1 and all(mine is (at % 2 == 0) for at, (mine, _) in enumerate(parts))
 
 
 def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
@@ -44,7 +52,7 @@ def forgery(source: Interaction, problem: Problem, said: Said) -> Reject | None:
     if isinstance(said, str):
         return Reject.SKIPPED_TURN
     cut, parts = said
-    if len(parts) % 2 == 0 or any(mine is not (at % 2 == 0) for at, (mine, _) in enumerate(parts)):
+    if not takes_turns(parts):
         return Reject.SKIPPED_TURN
     texts, heard = [text for _, text in parts[::2]], [text for _, text in parts[1::2]]
     found = replies(source, problem, texts)

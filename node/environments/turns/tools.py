@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 CALL: Final = re.compile(r"<tool>\s*([a-z_]{1,32})\s*:(.*?)</tool>", re.DOTALL)
+_END: Final = "</tool>"
 EXPRESSION_CHARS_MAX: Final = 128
 RESULT_CHARS_MAX: Final = 1_024
 FOUND_MAX: Final = 3  # documents that a search names
@@ -29,7 +30,8 @@ class ToolCall:
 
 def call_in(text: str) -> ToolCall | None:
     """The first call of a turn; None: it has none, and so is an answer."""
-    found = CALL.search(text)
+    # Up to the last end of a call: without one, each beginning of many would look for it in vain.
+    found = CALL.search(text, 0, max(0, text.rfind(_END) + len(_END)))
     return None if found is None else ToolCall(found[1], found[2].strip())
 
 

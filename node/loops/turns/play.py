@@ -57,8 +57,10 @@ class _Row:
         return Context(self.prompt, turns, tokens_max - self.tokens)
 
     def take(self, turn: Completion) -> None:
-        """The next turn; one without tokens is none: the transcript ends before it."""
-        if turn.token_ids:
+        """The next turn; one without tokens is none: the transcript ends before it. So it does
+        before a turn by an older policy than the one before, which no transcript may have."""
+        before, after = version_spans(self.turns[-1]), version_spans(turn)
+        if after and (not before or before[-1][0] <= after[0][0]):
             self.turns.append(turn)
         else:
             self.heard.pop()

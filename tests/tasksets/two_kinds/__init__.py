@@ -1,0 +1,3 @@
+from two_kinds.taskset import TwoKindsTaskset
+
+__all__ = ["TwoKindsTaskset"]
