@@ -7,11 +7,11 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.groups import Advantages, GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 _Function = Callable[[Sequence[GroupView], Any], Advantages]
 
-ADVANTAGES: Final[Mapping[str, tuple[type[Settings], _Function]]] = {
+ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
     "grpo": (group.Grpo, group.grpo),
     "dr_grpo": (group.DrGrpo, group.dr_grpo),
     "rloo": (group.Rloo, group.rloo),
@@ -26,7 +26,7 @@ ADVANTAGES: Final[Mapping[str, tuple[type[Settings], _Function]]] = {
 }
 
 
-def advantages(groups: Sequence[GroupView], set_to: Settings) -> Advantages:
+def advantages(groups: Sequence[GroupView], set_to: MethodSettings) -> Advantages:
     """What the method that `set_to` belongs to makes of a batch.
 
     Raises:
@@ -55,7 +55,9 @@ def chosen(value: Any) -> Any:
     return _checked(str(name), ADVANTAGES[name][0], given)
 
 
-def _checked(name: str, parameters: type[Settings], given: Mapping[str, Any]) -> Settings:
+def _checked(
+    name: str, parameters: type[MethodSettings], given: Mapping[str, Any]
+) -> MethodSettings:
     fields = [each for each in parameters.__dataclass_fields__ if each != "kind"]
     for key in given:
         if key not in fields:

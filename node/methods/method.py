@@ -28,7 +28,7 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MethodSettings:
     """What a method is set to. The first field, `kind`, is its name."""
 
     def __str__(self) -> str:
@@ -43,10 +43,10 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class KnownMethod:
     """One row of the library."""
 
-    parameters: type[Settings]  # its defaults are the method's, and stand nowhere else
+    parameters: type[MethodSettings]  # its defaults are the method's, and stand nowhere else
     function: Callable[..., Any]
     family: Family
     about: str  # a sentence

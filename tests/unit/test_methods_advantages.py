@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
 from node.methods.choices import ADVANTAGES, advantages, chosen
 from node.methods.groups import GroupView, by_source, view_of
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 from swarm.rollouts import Completion, FinishReason
 
 TWO_OF_EIGHT = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
@@ -286,7 +286,7 @@ def test_against_fractions(values: list[Fraction]) -> None:
 def test_a_method_is_chosen_by_text_or_table_and_says_itself_again() -> None:
     for text in ("rloo", "gapo, window_share=0.4", "mc_grpo, scale=mad, advantage_max=3.0"):
         made = chosen(text)
-        assert isinstance(made, Settings)
+        assert isinstance(made, MethodSettings)
         assert (str(made), chosen(str(made))) == (text, made)
     assert chosen({"kind": "gapo", "window_share": 0.4}) == robust.Gapo(window_share=0.4)
     assert {name: made.name for name, made in of_names().items()} == {n: n for n in ADVANTAGES}

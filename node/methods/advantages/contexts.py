@@ -9,14 +9,14 @@ from annotated_types import Ge
 
 from node.methods.advantages.group import is_flat
 from node.methods.groups import Advantages, GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 WHITEN_EPSILON: Final = 1e-5
 BARE: Final = ""  # the context of a completion to the bare prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Contexts(Settings):
+class Contexts(MethodSettings):
     """r less the mean of its context, and so much of that context's lead over all."""
 
     kind: Literal["contexts"] = "contexts"

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Final, Literal
 
 from node.methods.groups import Advantages, GroupView, by_source
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 SPREAD_MIN: Final = 1e-8
 STD_EPSILON: Final = 1e-6
@@ -42,7 +42,7 @@ def centred(rewards: Sequence[float], baseline: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Grpo(Settings):
+class Grpo(MethodSettings):
     """(r - mean) / std of the group."""
 
     kind: Literal["grpo"] = "grpo"
@@ -54,7 +54,7 @@ def grpo(groups: Sequence[GroupView], set_to: Grpo) -> Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class DrGrpo(Settings):
+class DrGrpo(MethodSettings):
     """r - mean of the group, without its scale: hard and easy tasks weigh by what they teach."""
 
     kind: Literal["dr_grpo"] = "dr_grpo"
@@ -66,7 +66,7 @@ def dr_grpo(groups: Sequence[GroupView], set_to: DrGrpo) -> Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class Rloo(Settings):
+class Rloo(MethodSettings):
     """r less the mean of the group's others."""
 
     kind: Literal["rloo"] = "rloo"
@@ -86,7 +86,7 @@ def rloo(groups: Sequence[GroupView], set_to: Rloo) -> Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class ReinforcePlusPlus(Settings):
+class ReinforcePlusPlus(MethodSettings):
     """r - mean of the group, over the spread of the whole batch."""
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
@@ -109,7 +109,7 @@ def reinforce_pp(groups: Sequence[GroupView], set_to: ReinforcePlusPlus) -> Adva
 
 
 @dataclass(frozen=True, slots=True)
-class Opo(Settings):
+class Opo(MethodSettings):
     """r less the mean reward by length: the baseline of least variance where tokens weigh alike."""
 
     kind: Literal["opo"] = "opo"
@@ -131,7 +131,7 @@ def opo(groups: Sequence[GroupView], set_to: Opo) -> Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class PassK(Settings):
+class PassK(MethodSettings):
     """The best completion alone counts, by its lead over the second best."""
 
     kind: Literal["pass_k"] = "pass_k"

@@ -8,13 +8,13 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Le
 
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 CONFIDENCE_EPSILON: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Majority(Settings):
+class Majority(MethodSettings):
     """1 for the answer that most give."""
 
     kind: Literal["majority"] = "majority"
@@ -37,7 +37,7 @@ def majority(
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution(Settings):
+class Distribution(MethodSettings):
     """By the answer's share of the votes, counted by certainty; rare sure ones gain."""
 
     kind: Literal["distribution"] = "distribution"
@@ -86,7 +86,7 @@ def _votes(answers: Sequence[str | None], voters: Sequence[str]) -> dict[str, fl
 
 
 @dataclass(frozen=True, slots=True)
-class Flawed(Settings):
+class Flawed(MethodSettings):
     """Right answers with a flaw on the way are worth less."""
 
     kind: Literal["flawed"] = "flawed"
@@ -103,7 +103,7 @@ def flawed(right: Sequence[bool], has_flaw: Sequence[bool], set_to: Flawed) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class CrossValue(Settings):
+class CrossValue(MethodSettings):
     """r less what a probe on the other completion's inner states expects."""
 
     kind: Literal["cross_value"] = "cross_value"

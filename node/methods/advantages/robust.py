@@ -10,13 +10,13 @@ from annotated_types import Gt, Le
 
 from node.methods.advantages.group import STD_EPSILON, is_flat
 from node.methods.groups import Advantages, GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 MAD_EPSILON: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class McGrpo(Settings):
+class McGrpo(MethodSettings):
     """r less the median of the group, which is left out itself: for small groups."""
 
     kind: Literal["mc_grpo"] = "mc_grpo"
@@ -49,7 +49,7 @@ def mc_grpo(groups: Sequence[GroupView], set_to: McGrpo) -> Advantages:
 
 
 @dataclass(frozen=True, slots=True)
-class Gapo(Settings):
+class Gapo(MethodSettings):
     """r less the median of where rewards are densest: for shares, with outliers."""
 
     kind: Literal["gapo"] = "gapo"

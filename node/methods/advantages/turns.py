@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from node.methods.advantages.group import centred, grpo_advantages
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class TwoLevels(Settings):
+class TwoLevels(MethodSettings):
     """A turn's advantage over others' same turn, and its transcript's over others."""
 
     kind: Literal["two_levels"] = "two_levels"
@@ -60,7 +60,7 @@ def two_levels(
 
 
 @dataclass(frozen=True, slots=True)
-class SubProblems(Settings):
+class SubProblems(MethodSettings):
     """Each part of an answer against others' same part."""
 
     kind: Literal["sub_problems"] = "sub_problems"

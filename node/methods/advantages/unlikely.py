@@ -11,13 +11,13 @@ from annotated_types import Ge
 
 from node.methods.advantages.group import grpo_advantages
 from node.methods.groups import Advantages, GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 PASSED = 1.0  # the reward of a right answer
 
 
 @dataclass(frozen=True, slots=True)
-class Novelty(Settings):
+class Novelty(MethodSettings):
     """GRPO, and more for right completions that were less likely than their group."""
 
     kind: Literal["novelty"] = "novelty"
@@ -52,7 +52,7 @@ def _exp(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Uniqueness(Settings):
+class Uniqueness(MethodSettings):
     """GRPO, and less for right completions of which there are many of a kind."""
 
     kind: Literal["uniqueness"] = "uniqueness"
