@@ -11,6 +11,7 @@ from typing import Any
 
 from node.commands.arguments import add_env, add_model
 from node.commands.data import add_data
+from node.commands.methods import add_methods
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_weights(commands)
     add_data(commands, _say)
+    add_methods(commands, _say)
     return parser
 
 
@@ -170,6 +172,8 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
     parser.add_argument("--learning-rate", metavar="LR")
+    for family in ("advantage", "loss"):
+        parser.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
     parser.add_argument("--threads", metavar="N", help="torch's threads; 0: a share of the cores")
     parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
     parser.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")

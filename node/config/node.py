@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage
+from node.methods.choices import Advantage, Loss
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -160,6 +160,10 @@ class NodeConfig(Frozen):
     """How much better a completion did than its group, and so how much is learned of it: the name
     of a method, and what it is set to, as in `gapo, window_share=0.4`. `swarm-node methods` lists
     them."""
+    loss: Loss | None = None
+    """What the trainer makes small, and what it is set to, as in `cispo, ratio_max=4`. None: the
+    loss of the run, and where the run names none `sapo`, of a learner `dapo`. `swarm-node methods`
+    lists them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
     log-probs that came along; of the others, and of completions worse than their group, it leaves

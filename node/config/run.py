@@ -26,7 +26,8 @@ from node.environments.base import Settles
 from node.environments.groups import expanded
 from node.environments.registry import environment, interaction
 from node.interfaces.engine import Sampling
-from node.interfaces.trainer_spec import DEFAULT_LOSS, Aggregation, loss_parameters
+from node.methods.choices import chosen_loss
+from node.methods.loss_settings import DEFAULT_LOSS, LOSSES, Aggregation, LossSettings
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
     COMPLETIONS_MAX,
@@ -282,7 +283,8 @@ class LearnerRules(Frozen):
 
 class TrainingRules(Frozen):
     """The loss by name, and its parameters; None: what the loss has by itself
-    (`node.interfaces.trainer_spec.LOSSES`), and of the loss: the default of who trains."""
+    (`node.methods.loss_settings.LOSSES`), and of the loss: the default of who trains. A node's own
+    setting `loss` goes before it."""
 
     loss: str | None = None
     """The loss: `sapo`, `grpo`, `dapo`, `decoupled`, `tis` or `m2po`. None: `dapo` for a learner,
@@ -307,18 +309,27 @@ class TrainingRules(Frozen):
     @field_validator("loss")
     @classmethod
     def _is_known(cls, name: str | None) -> str | None:
-        if name is not None:
-            loss_parameters(name, {})
+        if name is not None and name not in LOSSES:
+            raise ValueError(f"no such loss; known: {', '.join(sorted(LOSSES))}")
         return name
 
     @model_validator(mode="after")
     def _suits_the_loss(self) -> Self:
         loss = self.loss or DEFAULT_LOSS  # that of learners takes all that it takes
         try:
-            loss_parameters(loss, self.model_dump(exclude={"loss"}))
+            self.settings(loss)
         except ValueError as error:
             raise ConfigError(f"training.loss = {loss}: {error}") from None
         return self
+
+    def settings(self, default: str) -> LossSettings:
+        """The loss and what it is set to. `default`: where none is named.
+
+        Raises:
+            ValueError: it has no such parameter, or not such a value.
+        """
+        given = {name: v for name, v in self.model_dump().items() if v is not None}
+        return chosen_loss({"kind": given.pop("loss", default), **given})
 
     def named(self, default: str) -> "TrainingRules":
         """The same, with this loss where none is named."""

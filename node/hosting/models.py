@@ -31,7 +31,8 @@ from node.hosting.fetched_models import (
 )
 from node.hosting.hand_over import share_left
 from node.interfaces.adapter_files import Held
-from node.interfaces.trainer_spec import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS, TrainerSpec
+from node.interfaces.trainer_spec import TrainerSpec
+from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
 from node.policies.recipe import TinyRecipe, recipe_key
@@ -71,7 +72,7 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
 def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) -> TrainerSpec:
     """The trainer of this node; `model` is a directory or a hub id. `is_learner`: decides the loss
     where the run names none."""
-    training = config.run.training.named(DEFAULT_LEARNER_LOSS if is_learner else DEFAULT_LOSS)
+    default = DEFAULT_LEARNER_LOSS if is_learner else DEFAULT_LOSS
     return TrainerSpec(
         model,
         learning_rate=config.learning_rate,
@@ -94,7 +95,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         context_tokens_max=config.context_tokens_max,
         writes_merged=config.merges_adapters,
         gpu_share_left=share_left(config),
-        **training.model_dump(),
+        loss=str(config.loss or config.run.training.settings(default)),
         seed=config.seed,
         threads=config.threads,
     )

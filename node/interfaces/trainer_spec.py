@@ -1,116 +1,20 @@
 """What a trainer is built from. Free of torch, so that the node's own process can hold it."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Final, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
 
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
+from node.methods.choices import chosen_loss
+from node.methods.loss_settings import DEFAULT_LOSS
 from swarm.errors import ConfigError, require
 
-Aggregation = Literal["token_mean", "sequence_mean"]
 ForeignWeighting = Literal["auto", "none", "positives"]
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["float32", "bfloat16"]
 Recomputing = Literal["auto", "on", "off"]
 THREADS_MAX = 64
 CONTEXT_TOKENS_MIN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LossParameters:
-    """What a loss is set to. None: this loss has no such parameter."""
-
-    aggregation: Aggregation
-    clip_low: float | None = None  # ratios of the clipped surrogate are within 1 - low, 1 + high
-    clip_high: float | None = None
-    dual_clip: float | None = None  # a token's loss is at most this times |A| where A < 0
-    behaviour_weight_max: float | None = None  # of a token, by how much likelier it became
-    second_moment_max: float | None = None  # of log-ratios, over what could leave the trust region
-    unknown_share_max: float | None = None  # of completions without behaviour log-probs, in a batch
-
-    def with_settings(self, settings: Mapping[str, Any]) -> "LossParameters":
-        """Those of `settings` that are not None put in.
-
-        Raises:
-            ValueError: this loss has no such parameter.
-        """
-        given = {name: value for name, value in settings.items() if value is not None}
-        has = [each.name for each in fields(self) if getattr(self, each.name) is not None]
-        for name in given:
-            if name not in has:
-                known = ", ".join(has)
-                raise ValueError(f"{name}: this loss has no such parameter; it has {known}")
-        return replace(self, **given)
-
-
-# By name. `grpo`, `dapo` and `m2po` take their ratio to the policy that generated the tokens, whose
-# log-probs a peer may have made up. The dual clip (of DAPO's recipe; none in the GRPO paper) and
-# the largest weight (none in the M2PO paper) bound what comes of it; a large number is as none.
-LOSSES: Final[Mapping[str, LossParameters]] = {
-    "sapo": LossParameters("token_mean", clip_low=0.2, clip_high=0.28),
-    "grpo": LossParameters(
-        "sequence_mean", clip_low=0.2, clip_high=0.2, dual_clip=10.0, unknown_share_max=0.5
-    ),
-    "dapo": LossParameters(
-        "token_mean", clip_low=0.2, clip_high=0.28, dual_clip=10.0, unknown_share_max=0.5
-    ),
-    "decoupled": LossParameters(
-        "token_mean",
-        clip_low=0.2,
-        clip_high=0.2,
-        behaviour_weight_max=5.0,
-        unknown_share_max=0.5,
-    ),
-    "tis": LossParameters(
-        "token_mean",
-        clip_low=0.2,
-        clip_high=0.28,
-        behaviour_weight_max=2.0,
-        unknown_share_max=0.5,
-    ),
-    "m2po": LossParameters(
-        "token_mean",
-        behaviour_weight_max=10.0,
-        second_moment_max=0.04,
-        unknown_share_max=0.5,
-    ),
-}
-DEFAULT_LOSS: Final = "sapo"
-# Of a learner, whose groups were made by versions up to S steps old: a ratio to the policy right
-# before the update, as `sapo` has it, corrects and clips nothing there. `dapo` has the same mean
-# and the same clip, around the policy that generated. Plain GRPO, which clips there too, lost
-# nothing measurable up to S = 11; `decoupled`, whose clip does not act with one update a step, and
-# `m2po` let the policy run further from its data and lost 8 points (EXPERIMENTS.md, staleness).
-DEFAULT_LEARNER_LOSS: Final = "dapo"
-
-
-def loss_parameters(name: str, settings: Mapping[str, Any]) -> LossParameters:
-    """A loss' own parameters with those of `settings` that are not None.
-
-    Raises:
-        ValueError: no such loss, no such parameter, or a value out of range.
-    """
-    if name not in LOSSES:
-        raise ValueError(f"no such loss; known: {', '.join(sorted(LOSSES))}")
-    found = LOSSES[name].with_settings(settings)
-    for field, good, hint in (
-        ("aggregation", found.aggregation in get_args(Aggregation), "token_mean or sequence_mean"),
-        ("clip_low", _within(found.clip_low, 0, 1), "a number above 0 and below 1"),
-        ("clip_high", _within(found.clip_high, 0, math.inf), "a number above 0"),
-        ("dual_clip", _within(found.dual_clip, 1, math.inf), "a number above 1"),
-        ("behaviour_weight_max", _within(found.behaviour_weight_max, 0, math.inf), "above 0"),
-        ("second_moment_max", _within(found.second_moment_max, 0, math.inf), "above 0"),
-        ("unknown_share_max", 0 <= (found.unknown_share_max or 0) <= 1, "a share, 0 to 1"),
-    ):
-        if not good:
-            raise ValueError(f"{field} = {getattr(found, field)!r}: take {hint}")
-    return found
-
-
-def _within(value: float | None, above: float, below: float) -> bool:
-    """Whether a number is strictly between two; None is not asked."""
-    return value is None or above < value < below
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +29,7 @@ class TrainerSpec:
     learning_rate: float | None = None  # None: what suits the policy (`node.training.suited`)
     warm_up_updates: int | None = None  # in which the rate rises to full; None: what suits it
     updates_per_batch: int = 1
-    loss: str = DEFAULT_LOSS  # a name in `LOSSES`
-    aggregation: Aggregation | None = None  # None, here and below: what the loss has by itself
-    clip_low: float | None = None
-    clip_high: float | None = None
-    dual_clip: float | None = None
-    behaviour_weight_max: float | None = None
-    second_moment_max: float | None = None
-    unknown_share_max: float | None = None
+    loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
     rate_follows_signal: bool = False  # times the root of the batch's informative share
@@ -225,7 +122,7 @@ class TrainerSpec:
         )
         require(self, checks, "trainer ")
         try:
-            self.loss_parameters()
+            chosen_loss(self.loss)
         except ValueError as error:
             raise ConfigError(f"trainer loss = {self.loss!r}: {error}") from None
 
@@ -241,11 +138,6 @@ class TrainerSpec:
     def held(self) -> Held:
         """What the weights under an adapter that is trained are held in."""
         return self.lora_base or "bfloat16"
-
-    def loss_parameters(self) -> LossParameters:
-        """The loss' own parameters, but for those that are set here."""
-        names = [each.name for each in fields(LossParameters)]
-        return loss_parameters(self.loss, {name: getattr(self, name) for name in names})
 
     def to_record(self) -> dict[str, Any]:
         """Plain values, for the pipe to the child process."""

@@ -1,12 +1,15 @@
 """What a node's settings choose among, without what they are computed with."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
+from node.methods import loss_settings as losses
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.groups import Advantages, GroupView
+from node.methods.loss_settings import LOSSES, LossSettings
 from node.methods.method import MethodSettings
 
 _Function = Callable[[Sequence[GroupView], Any], Advantages]
@@ -36,8 +39,9 @@ def advantages(groups: Sequence[GroupView], set_to: MethodSettings) -> Advantage
     return functions[type(set_to)](groups, set_to)
 
 
-def chosen(value: Any) -> Any:
-    """A method and what it is set to. As text: `gapo` or `gapo, window_share=0.4`.
+def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:
+    """A method of those `known`, and what it is set to; as text `gapo` or `gapo, window_share=0.4`,
+    or a table with its name as `kind`. What is none of these comes back as it is.
 
     Raises:
         ValueError: there is no such method, or it takes no such thing.
@@ -50,9 +54,9 @@ def chosen(value: Any) -> Any:
         return value
     given = dict(value)
     name = given.pop("kind", None)
-    if name not in ADVANTAGES:
-        raise ValueError(f"no such method; take one of {', '.join(ADVANTAGES)}")
-    return _checked(str(name), ADVANTAGES[name][0], given)
+    if name not in known:
+        raise ValueError(f"no such method; take one of {', '.join(known)}")
+    return _checked(str(name), known[name], given)
 
 
 def _checked(
@@ -70,6 +74,14 @@ def _checked(
         raise ValueError(f"{name}: {first['loc'][0]}: {first['msg']}") from None
 
 
+chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
+
+
+def chosen_loss(value: Any) -> LossSettings:
+    """See `chosen`."""
+    return cast("LossSettings", chosen(LOSSES, value))
+
+
 Advantage = Annotated[
     group.Grpo
     | group.DrGrpo
@@ -82,6 +94,22 @@ Advantage = Annotated[
     | contexts.Contexts
     | unlikely.Novelty
     | unlikely.Uniqueness,
-    BeforeValidator(chosen),
+    BeforeValidator(chosen_advantage),
 ]
 """Those that the loops take."""
+
+Loss = Annotated[
+    losses.SapoLoss
+    | losses.GrpoLoss
+    | losses.DapoLoss
+    | losses.DecoupledLoss
+    | losses.TisLoss
+    | losses.M2poLoss
+    | losses.GspoLoss
+    | losses.CispoLoss
+    | losses.SoftGateLoss
+    | losses.ToprLoss
+    | losses.BapoLoss,
+    BeforeValidator(chosen_loss),
+]
+"""Those that a trainer has."""

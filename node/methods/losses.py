@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from node.interfaces.trainer_spec import Aggregation
+from node.methods.loss_settings import Aggregation
 
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
 
@@ -67,17 +67,24 @@ def dual_clipped_tokens(
     return (advantages < 0) & (ratio > dual_clip)
 
 
-def token_weights(lengths: Sequence[int], aggregation: Aggregation) -> list[float]:
+def token_weights(
+    lengths: Sequence[int], aggregation: Aggregation, tokens_max: int | None = None
+) -> list[float]:
     """The weight of each token of each completion, from the lengths of the whole batch.
 
     `token_mean` (DAPO): every token counts the same. `sequence_mean` (the GRPO paper): every
-    completion counts the same, whatever its length. The loss is the weighted sum of token losses,
-    so it does not depend on how the batch is cut.
+    completion counts the same, whatever its length. `sequence_sum`: its tokens are added up.
+    `constant_norm` (Dr.GRPO): that over `tokens_max`, the most that a completion may have; None:
+    the longest of the batch. The loss is the weighted sum of token losses, so it does not depend on
+    how the batch is cut.
     """
     if aggregation == "token_mean":
         total = sum(lengths)
         return [1.0 / total for _ in lengths]
-    return [1.0 / (len(lengths) * length) for length in lengths]
+    if aggregation == "sequence_mean":
+        return [1.0 / (len(lengths) * length) for length in lengths]
+    over = 1 if aggregation == "sequence_sum" else tokens_max or max(lengths, default=1)
+    return [1.0 / (len(lengths) * over) for _ in lengths]
 
 
 def token_logprobs(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """What a method is: a pure function, one class of parameters, and what it asks of a node."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -49,7 +50,6 @@ class KnownMethod:
     parameters: type[MethodSettings]  # its defaults are the method's, and stand nowhere else
     function: Callable[..., Any]
     family: Family
-    about: str  # a sentence
     source: str  # arXiv number, or the system whose code defines it
     needs: frozenset[Need] = frozenset()
     used_by: tuple[str, ...] = ()  # loops; none: the function and its worked example alone
@@ -59,6 +59,11 @@ class KnownMethod:
     def name(self) -> str:
         """By which it is chosen."""
         return str(fields(self.parameters)[0].default)
+
+    @property
+    def about(self) -> str:
+        """A sentence."""
+        return " ".join((inspect.getdoc(self.parameters) or "").partition("\n\n")[0].split())
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -1,18 +1,18 @@
 """Which loss has which name: what a trainer looks up.
 
-A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in
-`node/interfaces/trainer_spec.py` with its parameters: a function from tokens to token losses and,
-where a decision needs all tokens of the batch at once, a function that makes that decision first.
+A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `loss_settings.py` with its
+parameters: a function from tokens to token losses and, where a decision needs all tokens of the
+batch at once, a function that makes that decision first.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from node.interfaces.trainer_spec import LossParameters
-from node.methods import corrections, losses
+from node.methods import corrections, losses, ratios
+from node.methods import loss_settings as settings
 from node.methods.corrections import TokenLosses
 
 
@@ -30,25 +30,16 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class Objective:
     """One loss. `keep`, if any, is given all tokens of a batch and their sources (T,), integers,
-    before each update, and says which to train on; then `losses` takes them in any pieces."""
+    before each update, and says which to train on; then `losses` takes them a completion at a
+    time. What both are set to is of the loss' own class."""
 
-    losses: Callable[[Tokens, LossParameters], TokenLosses]
+    losses: Callable[[Tokens, Any], TokenLosses]
     uses_behaviour: bool = True
-    keep: Callable[[Tokens, torch.Tensor, LossParameters], torch.Tensor] | None = None
+    keep: Callable[[Tokens, torch.Tensor, Any], torch.Tensor] | None = None
 
 
-def _had(value: float | None) -> float:
-    """A parameter that this loss has: see `LOSSES`."""
-    assert value is not None
-    return value
-
-
-def _clips(set_to: LossParameters) -> tuple[float, float]:
-    return _had(set_to.clip_low), _had(set_to.clip_high)
-
-
-def _sapo(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
-    bounds = _clips(set_to)
+def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
+    bounds = (set_to.clip_low, set_to.clip_high)
     columns = (tokens.logprobs, tokens.proximal, tokens.advantages)
     clipped = losses.clipped_tokens(*columns, *bounds)
     return TokenLosses(
@@ -56,40 +47,72 @@ def _sapo(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
     )
 
 
-def _clip(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
-    bounds, dual = _clips(set_to), _had(set_to.dual_clip)
-    columns = (tokens.logprobs, tokens.behaviour, tokens.advantages)
+def _clip(tokens: Tokens, set_to: settings.GrpoLoss | settings.DapoLoss) -> TokenLosses:
+    bounds, dual = (set_to.clip_low, set_to.clip_high), set_to.dual_clip
+    columns = _stale(tokens)
     clipped = losses.clipped_tokens(*columns, *bounds)
     clipped = clipped | losses.dual_clipped_tokens(*columns, dual)
     each = losses.dual_clipped_surrogate(*columns, *bounds, dual)
     return TokenLosses(each, clipped, torch.zeros_like(clipped))
 
 
-def _decoupled(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
+def _decoupled(tokens: Tokens, set_to: settings.DecoupledLoss) -> TokenLosses:
     return corrections.decoupled(*_columns(tokens), *_bounds(set_to))
 
 
-def _tis(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
+def _tis(tokens: Tokens, set_to: settings.TisLoss) -> TokenLosses:
     return corrections.truncated_importance(*_columns(tokens), *_bounds(set_to))
 
 
-def _m2po(tokens: Tokens, set_to: LossParameters) -> TokenLosses:
+def _m2po(tokens: Tokens, set_to: settings.M2poLoss) -> TokenLosses:
     assert tokens.kept is not None
-    columns = (tokens.logprobs, tokens.behaviour, tokens.advantages, tokens.kept)
-    return corrections.second_moment(*columns, _had(set_to.behaviour_weight_max))
+    return corrections.second_moment(*_stale(tokens), tokens.kept, set_to.behaviour_weight_max)
 
 
-def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: LossParameters) -> torch.Tensor:
-    columns = (tokens.logprobs, tokens.behaviour, tokens.advantages)
-    return corrections.second_moment_kept(*columns, _had(set_to.second_moment_max), sources)
+def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.M2poLoss) -> torch.Tensor:
+    return corrections.second_moment_kept(*_stale(tokens), set_to.second_moment_max, sources)
+
+
+def _gspo(tokens: Tokens, set_to: settings.GspoLoss) -> TokenLosses:
+    return ratios.sequence_clipped(*_stale(tokens), set_to.clip_low, set_to.clip_high)
+
+
+def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
+    return ratios.cut_ratio(*_stale(tokens), set_to.ratio_max)
+
+
+def _soft_gate(tokens: Tokens, set_to: settings.SoftGateLoss) -> TokenLosses:
+    sharpness = (set_to.sharpness_positive, set_to.sharpness_negative)
+    return ratios.soft_gated(*_stale(tokens), *sharpness)
+
+
+def _topr(tokens: Tokens, set_to: settings.ToprLoss) -> TokenLosses:
+    return ratios.tapered(*_stale(tokens))
+
+
+def _bapo(tokens: Tokens, set_to: settings.BapoLoss) -> TokenLosses:
+    assert tokens.kept is not None
+    return ratios.balanced(*_stale(tokens), tokens.kept, set_to.dual_clip)
+
+
+def _bapo_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.BapoLoss) -> torch.Tensor:
+    low = (set_to.ratio_low, set_to.ratio_low_max)
+    high = (set_to.ratio_high, set_to.ratio_high_max)
+    return ratios.balanced_kept(
+        *_stale(tokens), set_to.positive_share, low, high, set_to.step, sources
+    )
+
+
+def _stale(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return tokens.logprobs, tokens.behaviour, tokens.advantages
 
 
 def _columns(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages
 
 
-def _bounds(set_to: LossParameters) -> tuple[float, float, float]:
-    return *_clips(set_to), _had(set_to.behaviour_weight_max)
+def _bounds(set_to: settings.DecoupledLoss | settings.TisLoss) -> tuple[float, float, float]:
+    return set_to.clip_low, set_to.clip_high, set_to.behaviour_weight_max
 
 
 OBJECTIVES: Final[Mapping[str, Objective]] = {
@@ -99,4 +122,9 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "decoupled": Objective(_decoupled),
     "tis": Objective(_tis),
     "m2po": Objective(_m2po, keep=_m2po_kept),
+    "gspo": Objective(_gspo),
+    "cispo": Objective(_cispo),
+    "soft_gate": Objective(_soft_gate),
+    "topr": Objective(_topr),
+    "bapo": Objective(_bapo, keep=_bapo_kept),
 }

@@ -1,88 +1,82 @@
 """The methods that there are, by family and name."""
 
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
-from node.methods.method import Family, KnownMethod, Need
+from node.methods.choices import ADVANTAGES
+from node.methods.loss_settings import LOSSES, StaleLoss
+from node.methods.method import Family, KnownMethod, MethodSettings, Need
+from node.methods.objectives import OBJECTIVES
 
 _NODES: Final = ("node", "learner")
+_DEFAULT: Final = "the default, which others are measured against"
+
+
+def _advantage(
+    parameters: type[MethodSettings], source: str, *needs: Need, measured: str = ""
+) -> KnownMethod:
+    name = KnownMethod(parameters, print, "advantage", source).name
+    function = ADVANTAGES[name][1]
+    return KnownMethod(
+        parameters, function, "advantage", source, frozenset(needs), _NODES, measured
+    )
+
+
+def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
+    needs = {Need.BEHAVIOUR} if issubclass(LOSSES[kind], StaleLoss) else set()
+    function = OBJECTIVES[kind].losses
+    return KnownMethod(LOSSES[kind], function, "loss", source, frozenset(needs), _NODES, measured)
+
+
+def _alone(
+    parameters: type[MethodSettings],
+    function: Callable[..., Any],
+    family: Family,
+    source: str,
+    *needs: Need,
+) -> KnownMethod:
+    return KnownMethod(parameters, function, family, source, frozenset(needs))
+
 
 METHODS: Final[tuple[KnownMethod, ...]] = (
-    KnownMethod(
-        group.Grpo, group.grpo, "advantage", "r - mean over std of the group", "2402.03300",
-        used_by=_NODES, measured="the default; others are measured against it",
+    _advantage(group.Grpo, "2402.03300", measured=_DEFAULT),
+    _advantage(group.DrGrpo, "2503.20783"),
+    _advantage(group.Rloo, "2402.14740"),
+    _advantage(group.ReinforcePlusPlus, "2501.03262"),
+    _advantage(group.Opo, "2505.23585", Need.LENGTHS),
+    _advantage(group.PassK, "verl"),
+    _advantage(robust.McGrpo, "2601.22582"),
+    _advantage(robust.Gapo, "2510.21830"),
+    _advantage(contexts.Contexts, "2605.15726", Need.CONTEXTS),
+    _advantage(unlikely.Novelty, "2510.06672", Need.LOGPROBS),
+    _advantage(unlikely.Uniqueness, "2601.08763", Need.TEXTS),
+    _alone(turns.TwoLevels, turns.two_levels, "advantage", "2509.11543", Need.TURNS),
+    _alone(turns.SubProblems, turns.sub_problems, "advantage", "2605.22074", Need.PARTS),
+    _alone(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579", Need.FEATURES),
+    _alone(rewards.Majority, rewards.majority, "reward", "2504.16084", Need.TEXTS),
+    _alone(
+        rewards.Distribution, rewards.distribution, "reward", "2601.21804",
+        Need.TEXTS, Need.ENTROPY,
     ),
-    KnownMethod(
-        group.DrGrpo, group.dr_grpo, "advantage", "r - mean of the group", "2503.20783",
-        used_by=_NODES,
-    ),
-    KnownMethod(
-        group.Rloo, group.rloo, "advantage", "r - mean of the group's others", "2402.14740",
-        used_by=_NODES,
-    ),
-    KnownMethod(
-        group.ReinforcePlusPlus, group.reinforce_pp, "advantage",
-        "r - mean of the group, over the spread of each source's groups", "2501.03262",
-        used_by=_NODES,
-    ),
-    KnownMethod(
-        group.Opo, group.opo, "advantage", "r - mean reward by length", "2505.23585",
-        needs=frozenset({Need.LENGTHS}), used_by=_NODES,
-    ),
-    KnownMethod(
-        group.PassK, group.pass_k, "advantage", "the best one's lead over the second", "verl",
-        used_by=_NODES,
-    ),
-    KnownMethod(
-        robust.McGrpo, robust.mc_grpo, "advantage", "r - median; the median is left out",
-        "2601.22582", used_by=_NODES,
-    ),
-    KnownMethod(
-        robust.Gapo, robust.gapo, "advantage", "r - median of the densest window", "2510.21830",
-        used_by=_NODES,
-    ),
-    KnownMethod(
-        contexts.Contexts, contexts.contexts, "advantage",
-        "baselines by source and hint, and a part of the gap between them", "2605.15726",
-        needs=frozenset({Need.CONTEXTS}), used_by=_NODES,
-    ),
-    KnownMethod(
-        unlikely.Novelty, unlikely.novelty, "advantage", "more for unlikely right ones",
-        "2510.06672", needs=frozenset({Need.LOGPROBS}), used_by=_NODES,
-    ),
-    KnownMethod(
-        unlikely.Uniqueness, unlikely.uniqueness, "advantage", "less for right ones of a kind",
-        "2601.08763", needs=frozenset({Need.TEXTS}), used_by=_NODES,
-    ),
-    KnownMethod(
-        turns.TwoLevels, turns.two_levels, "advantage", "turns and transcripts, each by others",
-        "2509.11543", needs=frozenset({Need.TURNS}),
-    ),
-    KnownMethod(
-        turns.SubProblems, turns.sub_problems, "advantage", "parts of an answer, each by others",
-        "2605.22074", needs=frozenset({Need.PARTS}),
-    ),
-    KnownMethod(
-        rewards.CrossValue, rewards.cross_value, "advantage",
-        "r - what the other completion's inner states tell", "2605.07579",
-        needs=frozenset({Need.FEATURES}),
-    ),
-    KnownMethod(
-        rewards.Majority, rewards.majority, "reward", "the answer that most peers give",
-        "2504.16084", needs=frozenset({Need.TEXTS}),
-    ),
-    KnownMethod(
-        rewards.Distribution, rewards.distribution, "reward",
-        "an answer's share of the votes, by certainty", "2601.21804",
-        needs=frozenset({Need.TEXTS, Need.ENTROPY}),
-    ),
-    KnownMethod(
-        rewards.Flawed, rewards.flawed, "reward", "right answers with a flaw on the way lose",
-        "2510.22543", needs=frozenset({Need.JUDGE}),
-    ),
+    _alone(rewards.Flawed, rewards.flawed, "reward", "2510.22543", Need.JUDGE),
+    _loss("sapo", "2509.08721", f"{_DEFAULT}; foreign tokens are weighed"),
+    _loss("grpo", "2402.03300", "loses nothing up to eleven steps of staleness"),
+    _loss("dapo", "2503.14476", "a learner's default"),
+    _loss("decoupled", "2505.24298", "loses 8 points at eleven steps of staleness"),
+    _loss("tis", "verl"),
+    _loss("m2po", "2510.01161", "loses 8 points at eleven steps of staleness"),
+    _loss("gspo", "2507.18071"),
+    _loss("cispo", "2506.13585"),
+    _loss("soft_gate", "2511.20347"),
+    _loss("topr", "2503.14286"),
+    _loss("bapo", "2510.18927"),
 )  # fmt: skip
 
 
-def of_family(family: Family) -> dict[str, KnownMethod]:
-    """Its methods by name."""
-    return {each.name: each for each in METHODS if each.family == family}
+def families(methods: Iterable[KnownMethod] = METHODS) -> dict[Family, list[KnownMethod]]:
+    """Methods by family, in their order."""
+    found: dict[Family, list[KnownMethod]] = {}
+    for each in methods:
+        found.setdefault(each.family, []).append(each)
+    return found

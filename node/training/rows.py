@@ -17,9 +17,10 @@ from typing import Final
 import torch
 
 from node.interfaces.trainer import TrainingGroup
-from node.interfaces.trainer_spec import Aggregation, TrainerSpec
+from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
 from node.methods.advantages.group import SPREAD_MIN
+from node.methods.loss_settings import Aggregation
 from node.policies.policy import Policy
 from swarm.rollouts import Author, Completion, FinishReason
 
@@ -284,11 +285,11 @@ class Encoder:
         return self._row_tokens_max is None or padded <= self._row_tokens_max
 
 
-def weigh(rows: Sequence[Row], aggregation: Aggregation) -> None:
-    """Give each row the weight of its tokens in the batch."""
+def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None = None) -> None:
+    """Give each row the weight of its tokens in the batch. `tokens_max`: see `token_weights`."""
     counted = [row.tokens_counted or row.count for row in rows]
     for row, count, weight in zip(
-        rows, counted, losses.token_weights(counted, aggregation), strict=True
+        rows, counted, losses.token_weights(counted, aggregation, tokens_max), strict=True
     ):
         row.weight = weight * count / row.count
 

@@ -23,7 +23,9 @@ from transformers import DynamicCache
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import corrections, losses
+from node.methods.choices import chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
+from node.methods.loss_settings import StaleLoss
 from node.methods.objectives import OBJECTIVES, Tokens
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean
@@ -87,7 +89,8 @@ class GroupTrainer:
         `recomputes`: layers keep their input alone and run again in the backward pass."""
         self.policy = policy
         self.spec = spec
-        self._objective, self._set_to = OBJECTIVES[spec.loss], spec.loss_parameters()
+        self._set_to = chosen_loss(spec.loss)
+        self._objective = OBJECTIVES[self._set_to.kind]
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
@@ -115,7 +118,7 @@ class GroupTrainer:
         if self.spec.rate_follows_signal and made.units:
             self._signal = math.sqrt(len(units) / len(made.units))
         rows = [row for unit in units for row in unit.rows]
-        weigh(rows, self._set_to.aggregation)
+        weigh(rows, self._set_to.aggregation, self.spec.completion_tokens_max)
         try:
             done = self._updates(self._micro_batches(units))
         except BaseException:
@@ -375,8 +378,8 @@ class GroupTrainer:
             return units, made, 0
         idle = [unit for unit in made.units if not unit.is_informative and not unit.lacking]
         counts = [(len(unit.rows), unit.lacking) for unit in units]
+        assert isinstance(self._set_to, StaleLoss)
         share_max = self._set_to.unknown_share_max
-        assert share_max is not None  # such a loss has one
         within = within_unknown_share(counts, share_max, sum(len(unit.rows) for unit in idle))
         return [units[place] for place in within], made, len(units) - len(within)
 

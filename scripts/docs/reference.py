@@ -15,6 +15,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -43,7 +44,8 @@ from node.config.run import (
     SamplingRules,
     TrainingRules,
 )
-from node.interfaces.trainer_spec import LOSSES
+from node.methods.method import Family
+from node.methods.registry import families
 
 USAGE_COLUMNS: Final = 96
 SETTING_COMMANDS: Final = ("swarm-node join", "swarm-node learn")
@@ -297,14 +299,18 @@ def _tables(models: Mapping[str, Model]) -> Iterator[str]:
         yield _table(("Setting", "Type", "Default", "Meaning"), rows)
 
 
-def losses_page() -> str:
-    """Every loss with the defaults of its parameters."""
-    names = [field.name for field in dataclasses.fields(next(iter(LOSSES.values())))]
+def methods_page(family: Family) -> str:
+    """Every method of a family with the defaults of its parameters."""
     rows = [
-        (f"`{name}`", *("–" if (v := getattr(loss, each)) is None else f"`{v}`" for each in names))
-        for name, loss in LOSSES.items()
+        (
+            f"`{each.name}`",
+            each.about,
+            ", ".join(f"`{name}` {value}" for name, value in each.defaults.items()) or "–",
+            each.source,
+        )
+        for each in families()[family]
     ]
-    return _table(("Loss", *(f"`{name}`" for name in names)), rows)
+    return _table(("Method", "What it is", "Parameters", "Source"), rows)
 
 
 def template_page() -> str:
@@ -320,7 +326,9 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_page,
-    "losses": losses_page,
+    "losses": partial(methods_page, "loss"),
+    "advantages": partial(methods_page, "advantage"),
+    "rewards": partial(methods_page, "reward"),
     "settings": settings_page,
     "template": template_page,
 }

@@ -7,19 +7,21 @@ from coordinator.cli import parser as coordinator_parser
 from node.cli import _parser
 
 SURFACE = {
-    "join": "--allow --announce --checkpoint-every --data-dir --engine --engine-quantization "
-    "--engine-update --evaluate-every --external --group-size --invite --key-file --learning-rate "
-    "--listen --local --lora-rank --metrics-listen --model --no-dht --no-lan --no-relay "
-    "--no-upnp --over-provision --peer --private --role --rounds --run --seed --share "
-    "--stop-after --telemetry --telemetry-ca --telemetry-interval --threads --tokens-per-s-max "
-    "--web-name --yes",
-    "learn": "--allow --announce --checkpoint-every --coordinator --data-dir --evaluate-every "
-    "--invite --key-file --learning-rate --listen --lora-rank --metrics-listen --model --no-dht "
-    "--no-lan --no-relay --no-upnp --peer --private --run --seed --steps --stop-after --telemetry "
+    "join": "--advantage --allow --announce --checkpoint-every --data-dir --engine "
+    "--engine-quantization --engine-update --evaluate-every --external --group-size --invite "
+    "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
+    "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --role --rounds "
+    "--run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval --threads "
+    "--tokens-per-s-max --web-name --yes",
+    "learn": "--advantage --allow --announce --checkpoint-every --coordinator --data-dir "
+    "--evaluate-every --invite --key-file --learning-rate --listen --lora-rank --loss "
+    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer --private --run "
+    "--seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads --web-name --yes",
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
+    "methods": "name",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

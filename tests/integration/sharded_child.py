@@ -24,13 +24,12 @@ TOKENS_MAX = 64  # a few micro-batches, not as many for each rank
 RATE = 1e-3
 SPECS = {  # each loss, and each option that a micro-batch reads
     "sapo": TrainerSpec("test", learning_rate=RATE, updates_per_batch=2, foreign_weighting="none"),
-    "sequences": TrainerSpec("test", learning_rate=RATE, aggregation="sequence_mean"),
+    "sequences": TrainerSpec("test", learning_rate=RATE, loss="sapo, aggregation=sequence_mean"),
     "decoupled": TrainerSpec("test", learning_rate=RATE, loss="decoupled"),
     "m2po": TrainerSpec(
         "test",
         learning_rate=RATE,
-        loss="m2po",
-        second_moment_max=4.0,
+        loss="m2po, second_moment_max=4",
         updates_per_batch=2,
         foreign_weighting="none",
     ),

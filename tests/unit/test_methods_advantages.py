@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
-from node.methods.choices import ADVANTAGES, advantages, chosen
+from node.methods.choices import ADVANTAGES, advantages, chosen_advantage
 from node.methods.groups import GroupView, by_source, view_of
 from node.methods.method import MethodSettings
 from swarm.rollouts import Completion, FinishReason
@@ -285,10 +285,10 @@ def test_against_fractions(values: list[Fraction]) -> None:
 
 def test_a_method_is_chosen_by_text_or_table_and_says_itself_again() -> None:
     for text in ("rloo", "gapo, window_share=0.4", "mc_grpo, scale=mad, advantage_max=3.0"):
-        made = chosen(text)
+        made = chosen_advantage(text)
         assert isinstance(made, MethodSettings)
-        assert (str(made), chosen(str(made))) == (text, made)
-    assert chosen({"kind": "gapo", "window_share": 0.4}) == robust.Gapo(window_share=0.4)
+        assert (str(made), chosen_advantage(str(made))) == (text, made)
+    assert chosen_advantage({"kind": "gapo", "window_share": 0.4}) == robust.Gapo(window_share=0.4)
     assert {name: made.name for name, made in of_names().items()} == {n: n for n in ADVANTAGES}
 
 
@@ -310,7 +310,7 @@ def of_names() -> dict[str, Any]:
 )
 def test_what_is_no_method_is_said_in_a_line(value: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        chosen(value)
+        chosen_advantage(value)
 
 
 def test_a_view_knows_lengths_and_log_probs_or_says_that_it_does_not() -> None:

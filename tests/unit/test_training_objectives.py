@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from node.interfaces.trainer import TrainingGroup
-from node.interfaces.trainer_spec import DEFAULT_LOSS, LOSSES, TrainerSpec
+from node.interfaces.trainer_spec import TrainerSpec
 from node.methods import losses
+from node.methods.choices import chosen_loss
+from node.methods.loss_settings import DEFAULT_LOSS, LOSSES, StaleLoss
 from node.methods.objectives import OBJECTIVES, Tokens
 from node.policies.policy import Policy
 from node.training import frames
@@ -21,7 +23,7 @@ SPEC = TrainerSpec(
     "test", learning_rate=0.01, grad_norm_max=1e9, step_guard=False, foreign_weighting="none"
 )
 MANY = 100_000  # tokens: one micro-batch
-STALE = ("grpo", "dapo", "decoupled", "tis", "m2po")
+STALE = tuple(name for name, kind in LOSSES.items() if issubclass(kind, StaleLoss))
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,8 @@ def test_every_name_has_its_loss_and_its_parameters():
     assert DEFAULT_LOSS in LOSSES
     assert not OBJECTIVES[DEFAULT_LOSS].uses_behaviour
     for name, objective in OBJECTIVES.items():
-        assert objective.uses_behaviour == (LOSSES[name].unknown_share_max is not None)
+        assert objective.uses_behaviour == issubclass(LOSSES[name], StaleLoss)
+        assert LOSSES[name]().kind == name
 
 
 @pytest.mark.parametrize("name", STALE)
@@ -130,10 +133,17 @@ def test_a_loss_depends_on_the_behaviour_and_not_on_how_the_batch_is_cut(directo
     assert other.loss != pytest.approx(report.loss, abs=1e-3)
 
 
+def by_completion(tokens: Tokens, counts) -> list[Tokens]:
+    columns = (tokens.logprobs, tokens.proximal, tokens.behaviour, tokens.advantages)
+    cut = [column.split(counts) for column in columns]
+    kept = [None] * len(counts) if tokens.kept is None else tokens.kept.split(counts)
+    return [Tokens(*row, keep) for *row, keep in zip(*cut, kept, strict=True)]
+
+
 @pytest.mark.parametrize("name", STALE)
 def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, name):
     groups = stale(policy, batch(policy), 0.6)
-    objective, set_to = OBJECTIVES[name], LOSSES[name]
+    objective, set_to = OBJECTIVES[name], chosen_loss(name)
     now, behaviour, advantages, weights = [], [], [], []
     found = GroupTrainer(policy, SPEC, MANY).logprobs(groups)
     counts = [len(row) for rows in found for row in rows]
@@ -149,7 +159,8 @@ def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, n
     if objective.keep is not None:
         kept = objective.keep(tokens, torch.zeros(len(now), dtype=torch.long), set_to)
         tokens = Tokens(*columns, kept)
-    each, clipped, masked = objective.losses(tokens, set_to)
+    parts = [objective.losses(one, set_to) for one in by_completion(tokens, counts)]
+    each, clipped, masked = (torch.cat(column) for column in zip(*parts, strict=True))
     report, _ = outcome(directory, groups, loss=name)
     assert report.loss == pytest.approx(float((each * torch.tensor(weights)).sum()), abs=1e-5)
     assert report.clip_fraction == pytest.approx(float(clipped.float().mean()))
@@ -209,7 +220,7 @@ def test_log_probs_that_cannot_be_ones_count_as_unknown(directory, policy, damag
         )
         for each in groups
     ]
-    report, weights = outcome(directory, bad, loss="tis", unknown_share_max=1.0)
+    report, weights = outcome(directory, bad, loss="tis, unknown_share_max=1")
     assert report.unknown_tokens == report.trained_tokens > 0
     assert report.known_tokens == 0
     assert math.isnan(report.effective_share)
@@ -219,17 +230,17 @@ def test_log_probs_that_cannot_be_ones_count_as_unknown(directory, policy, damag
 
 def test_foreign_text_is_of_unknown_behaviour_whatever_it_claims(directory, policy):
     groups = [replace(g, own_tokens=False) for g in stale(policy, batch(policy), 0.4)]
-    report, _ = outcome(directory, groups, loss="decoupled", unknown_share_max=1.0)
+    report, _ = outcome(directory, groups, loss="decoupled, unknown_share_max=1")
     assert report.unknown_tokens == report.trained_tokens > 0
 
 
 def test_the_share_of_a_batch_without_log_probs_is_capped(directory, policy):
     known = stale(policy, batch(policy), 0.4)
     unknown = batch(policy)  # zeros
-    report, weights = outcome(directory, [*known, *unknown], loss="m2po", unknown_share_max=0.25)
+    report, weights = outcome(directory, [*known, *unknown], loss="m2po, unknown_share_max=0.25")
     assert report.left_out_groups == 2  # of 9 completions, 3 of 12 may lack them
     assert report.unknown_tokens == sum(len(c.token_ids) for c in unknown[0].completions)
-    kept, same = outcome(directory, [*known, unknown[0]], loss="m2po", unknown_share_max=0.25)
+    kept, same = outcome(directory, [*known, unknown[0]], loss="m2po, unknown_share_max=0.25")
     assert torch.equal(weights, same)
     assert kept.left_out_groups == 0
     nothing, _ = outcome(directory, unknown, loss="m2po")
@@ -245,30 +256,32 @@ def test_the_source_travels_to_the_trainer_process(policy):
 
 
 def test_an_unknown_loss_is_one_line_with_the_known_ones():
-    with pytest.raises(ConfigError, match="trainer loss = 'ppo': no such loss; known: dapo, deco"):
+    with pytest.raises(
+        ConfigError, match="trainer loss = 'ppo': no such method; take one of sapo, "
+    ):
         TrainerSpec("m", loss="ppo")
 
 
 def test_a_parameter_that_the_loss_does_not_have_is_refused():
-    with pytest.raises(ConfigError, match="second_moment_max: this loss has no such parameter"):
-        TrainerSpec("m", loss="grpo", second_moment_max=0.1)
-    assert TrainerSpec("m", loss="m2po", second_moment_max=0.1).loss_parameters() == replace(
-        LOSSES["m2po"], second_moment_max=0.1
-    )
+    with pytest.raises(ConfigError, match="grpo takes no second_moment_max; it takes aggregation"):
+        TrainerSpec("m", loss="grpo, second_moment_max=0.1")
+    spec = TrainerSpec("m", loss="m2po, second_moment_max=0.1")
+    assert chosen_loss(spec.loss) == replace(LOSSES["m2po"](), second_moment_max=0.1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
     ("loss", "wrong"),
     [
-        ("sapo", {"clip_low": 1.0}),
-        ("sapo", {"clip_high": 0.0}),
-        ("sapo", {"aggregation": "sum"}),
-        ("grpo", {"dual_clip": 1.0}),
-        ("tis", {"behaviour_weight_max": 0.0}),
-        ("m2po", {"second_moment_max": math.nan}),
-        ("m2po", {"unknown_share_max": 1.5}),
+        ("sapo", "clip_low=1"),
+        ("sapo", "clip_high=0"),
+        ("sapo", "aggregation=sum"),
+        ("grpo", "dual_clip=1"),
+        ("tis", "behaviour_weight_max=0"),
+        ("m2po", "second_moment_max=nan"),
+        ("m2po", "unknown_share_max=1.5"),
+        ("cispo", "ratio_max=much"),
     ],
 )
 def test_a_parameter_out_of_range_is_refused_by_its_name(loss, wrong):
-    with pytest.raises(ConfigError, match=f"loss = '{loss}': {next(iter(wrong))} = "):
-        TrainerSpec("m", loss=loss, **wrong)
+    with pytest.raises(ConfigError, match=f"': {loss}: {wrong.partition('=')[0]}: Input should"):
+        TrainerSpec("m", loss=f"{loss}, {wrong}")

@@ -167,7 +167,7 @@ def test_a_batch_is_the_weighted_sum_of_its_groups(qwen):
 
 def test_sequence_mean_weighs_completions_alike(qwen):
     groups = [group(qwen, "1+1=", ["2", "1234567"], [1.0, -1.0])]
-    report, _ = update(qwen, groups, replace(SPEC, aggregation="sequence_mean"))
+    report, _ = update(qwen, groups, replace(SPEC, loss="sapo, aggregation=sequence_mean"))
     assert report.loss == pytest.approx(0.0, abs=1e-6)
     report, _ = update(qwen, groups)
     assert report.loss == pytest.approx((-2 + 8) / 10, abs=1e-6)

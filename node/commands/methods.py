@@ -1,0 +1,69 @@
+"""`swarm-node methods`: what a node may compute with, by name."""
+
+import argparse
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from swarm.errors import ConfigError
+
+Say = Callable[[str], None]
+
+
+def add_methods(commands: Any, say: Say) -> None:
+    """Add the command to those of a parser."""
+    methods = commands.add_parser("methods", help="losses, advantages and others, by name")
+    methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
+
+    def run(options: argparse.Namespace) -> int:
+        if options.name is None:
+            list_methods(say)
+        else:
+            show_method(options.name, say)
+        return 0
+
+    methods.set_defaults(run_command=run)
+
+
+def list_methods(say: Say) -> None:
+    """Say which there are, by family, and which no loop of a node uses yet."""
+    from node.methods.registry import families
+
+    for family, methods in families().items():
+        say(f"{family}, by --{family} NAME:" if _is_chosen(family) else f"{family}:")
+        width = max(len(each.name) for each in methods)
+        for each in methods:
+            alone = "" if each.used_by else " (the function alone)"
+            say(f"  {each.name:<{width}}  {each.about}{alone}")
+
+
+def show_method(name: str, say: Say) -> None:
+    """Say what one method is, in each family that has one of the name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from node.methods.registry import METHODS
+
+    found = [each for each in METHODS if each.name == name]
+    if not found:
+        near = difflib.get_close_matches(name, [each.name for each in METHODS], 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"method {name}: no such method; {hint}swarm-node methods lists them")
+    for each in found:
+        source = f"arXiv {each.source}" if each.source[:1].isdigit() else each.source
+        say(f"{each.family} {each.name} ({source})")
+        say(f"  {each.about}")
+        for parameter, value in each.defaults.items():
+            say(f"  {parameter} = {value}")
+        say(f"  needs: {', '.join(sorted(each.needs)) or 'rewards alone'}")
+        say(f"  used by: {', '.join(each.used_by) or 'no loop yet; it has its worked example'}")
+        say(f"  measured: {each.measured or 'not yet'}")
+        if each.used_by:
+            of_kind, *others = [each.name, *each.defaults]
+            example = f", {others[0]}={each.defaults[others[0]]}" if others else ""
+            say(f"  swarm-node join --{each.family} '{of_kind}{example}'")
+
+
+def _is_chosen(family: str) -> bool:
+    return family in ("advantage", "loss")

@@ -1,0 +1,78 @@
+"""The list of methods: whole, true of what the loops take, and said in lines."""
+
+from typing import get_args
+
+import pytest
+
+from node.cli import main
+from node.commands.methods import list_methods, show_method
+from node.config import NodeConfig, load_config
+from node.hosting.models import trainer_spec
+from node.methods.choices import ADVANTAGES, Advantage, Loss
+from node.methods.loss_settings import LOSSES
+from node.methods.objectives import OBJECTIVES
+from node.methods.registry import METHODS, families
+from swarm.errors import ConfigError
+
+
+def said(name: str | None = None) -> list[str]:
+    lines: list[str] = []
+    if name is None:
+        list_methods(lines.append)
+    else:
+        show_method(name, lines.append)
+    return lines
+
+
+def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
+    listed = {f: {m.name for m in methods if m.used_by} for f, methods in families().items()}
+    assert listed["advantage"] == set(ADVANTAGES)
+    assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
+    assert listed["reward"] == set()
+    for union, known in (
+        (Advantage, [kind for kind, _ in ADVANTAGES.values()]),
+        (Loss, list(LOSSES.values())),
+    ):
+        assert set(get_args(get_args(union)[0])) == set(known)
+
+
+def test_every_method_says_what_it_is_and_where_it_is_from() -> None:
+    assert len({(each.family, each.name) for each in METHODS}) == len(METHODS)
+    for each in METHODS:
+        assert each.about.endswith(".")
+        assert each.source
+        assert each.parameters().__dataclass_fields__.keys() >= {"kind", *each.defaults}
+
+
+def test_the_list_and_one_of_it() -> None:
+    lines = said()
+    for each in METHODS:
+        assert any(line.split()[:1] == [each.name] for line in lines)
+    assert any("two_levels" in line and "the function alone" in line for line in lines)
+    one = said("cispo")
+    assert one[0] == "loss cispo (arXiv 2506.13585)"
+    assert "  ratio_max = 5.0" in one
+    assert "  needs: behaviour" in one
+    assert len([line for line in said("grpo") if not line.startswith(" ")]) == 2  # of each family
+    with pytest.raises(ConfigError, match=r"method gpro: no such method; did you mean gspo\?"):
+        show_method("gpro", print)
+
+
+def test_the_command_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods", "rloo"]) == 0
+    assert "advantage rloo" in capsys.readouterr().out
+
+
+def test_a_nodes_methods_are_its_own_and_no_rule_of_the_run() -> None:
+    plain = load_config({}, {})
+    other = load_config({"advantage": "rloo", "loss": "cispo, ratio_max=4"}, {})
+    assert other.run.run_id == plain.run.run_id
+    assert (str(other.advantage), str(other.loss)) == ("rloo", "cispo, ratio_max=4.0")
+    assert trainer_spec(other, "m").loss == "cispo, ratio_max=4.0"
+    assert trainer_spec(other, "m", is_learner=True).loss == "cispo, ratio_max=4.0"
+    table = NodeConfig.model_validate({"run": plain.run, "loss": {"kind": "topr"}})
+    assert str(table.loss) == "topr"
+    with pytest.raises(ConfigError, match=r"--loss cispo, ratio_max=0: cispo: ratio_max: Input"):
+        load_config({"loss": "cispo, ratio_max=0"}, {})
+    with pytest.raises(ConfigError, match=r"--advantage ppo: no such method; take one of grpo"):
+        load_config({"advantage": "ppo"}, {})
