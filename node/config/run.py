@@ -27,7 +27,7 @@ from node.environments.groups import expanded
 from node.environments.registry import environment, interaction
 from node.interfaces.engine import Sampling
 from node.methods.choices import chosen_loss
-from node.methods.loss_settings import DEFAULT_LOSS, LOSSES, Aggregation, LossSettings
+from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, Aggregation, LossSettings
 from swarm.errors import ConfigError
 from swarm.wire.messages import (
     COMPLETIONS_MAX,
@@ -283,8 +283,8 @@ class LearnerRules(Frozen):
 
 class TrainingRules(Frozen):
     """The loss by name, and its parameters; None: what the loss has by itself
-    (`node.methods.loss_settings.LOSSES`), and of the loss: the default of who trains. A node's own
-    setting `loss` goes before it."""
+    (`node.methods.losses.settings.LOSSES`), and of the loss: the default of who trains. A node's
+    own setting `loss` goes before it."""
 
     loss: str | None = None
     """The loss: `sapo`, `grpo`, `dapo`, `decoupled`, `tis` or `m2po`. None: `dapo` for a learner,

@@ -32,7 +32,7 @@ from node.hosting.fetched_models import (
 from node.hosting.hand_over import share_left
 from node.interfaces.adapter_files import Held
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.loss_settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
+from node.methods.losses.settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
 from node.policies.recipe import TinyRecipe, recipe_key

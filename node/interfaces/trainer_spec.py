@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
 from node.methods.choices import chosen_loss
-from node.methods.loss_settings import DEFAULT_LOSS
+from node.methods.losses.settings import DEFAULT_LOSS
 from swarm.errors import ConfigError, require
 
 ForeignWeighting = Literal["auto", "none", "positives"]

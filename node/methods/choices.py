@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from node.methods import loss_settings as losses
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.groups import Advantages, GroupView
-from node.methods.loss_settings import LOSSES, LossSettings
+from node.methods.losses import settings as losses
+from node.methods.losses.settings import LOSSES, LossSettings
 from node.methods.method import MethodSettings
 
 _Function = Callable[[Sequence[GroupView], Any], Advantages]

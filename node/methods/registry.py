@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
 from node.methods.choices import ADVANTAGES
-from node.methods.loss_settings import LOSSES, StaleLoss
+from node.methods.losses.objectives import OBJECTIVES
+from node.methods.losses.settings import LOSSES, StaleLoss
 from node.methods.method import Family, KnownMethod, MethodSettings, Need
-from node.methods.objectives import OBJECTIVES
 
 _NODES: Final = ("node", "learner")
 _DEFAULT: Final = "the default, which others are measured against"

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from node.methods import losses
+from node.methods.losses import clip as losses
 from node.policies import lean
 from node.policies.recipe import TinyRecipe, recipe_key
 from swarm.errors import ConfigError

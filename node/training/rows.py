@@ -18,9 +18,9 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods import losses
 from node.methods.advantages.group import SPREAD_MIN
-from node.methods.loss_settings import Aggregation
+from node.methods.losses import clip as losses
+from node.methods.losses.settings import Aggregation
 from node.policies.policy import Policy
 from swarm.rollouts import Author, Completion, FinishReason
 

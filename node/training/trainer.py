@@ -22,11 +22,12 @@ from transformers import DynamicCache
 
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods import corrections, losses
 from node.methods.choices import chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
-from node.methods.loss_settings import StaleLoss
-from node.methods.objectives import OBJECTIVES, Tokens
+from node.methods.losses import clip as losses
+from node.methods.losses import corrections
+from node.methods.losses.objectives import OBJECTIVES, Tokens
+from node.methods.losses.settings import StaleLoss
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean
 from node.policies.policy import Policy

@@ -36,7 +36,7 @@ from experiment_sapo import Timed, interval
 from on_record import files_of, kept, key_of
 
 from node.methods.choices import ADVANTAGES
-from node.methods.loss_settings import LOSSES
+from node.methods.losses.settings import LOSSES
 
 NODES = {"falls": 4, "foreign": 4, "advantages": 2, "losses": 2}
 SAMPLES = 8

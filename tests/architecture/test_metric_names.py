@@ -17,7 +17,7 @@ DEALS_IN_REPORTS = re.compile(r"\b(import metrics as m|NodeReport|NodeView|Extra
 OTHER_NAMES = {"swarm/telemetry/reports.py"}  # the report's own fields
 COMPUTED = {
     "node/interfaces/trainer.py",
-    "node/methods/corrections.py",
+    "node/methods/losses/corrections.py",
     "node/training/trainer.py",
 }
 # Of a learner's steps the record, the report of a run, and what goes to a coordinator by wire.

@@ -9,8 +9,8 @@ from node.commands.methods import list_methods, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
 from node.methods.choices import ADVANTAGES, Advantage, Loss
-from node.methods.loss_settings import LOSSES
-from node.methods.objectives import OBJECTIVES
+from node.methods.losses.objectives import OBJECTIVES
+from node.methods.losses.settings import LOSSES
 from node.methods.registry import METHODS, families
 from swarm.errors import ConfigError
 

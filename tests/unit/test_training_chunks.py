@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods import losses
 from node.methods.chunks import LOGITS_MAX, chunk_tokens, in_chunks, recompute_layers
+from node.methods.losses import clip as losses
 from node.policies import lean
 from node.policies.policy import Policy
 from node.training.memory import ModelShape, estimate_bytes, fit

@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.methods.corrections import (
+from node.methods.losses.clip import clipped_surrogate, dual_clipped_surrogate, dual_clipped_tokens
+from node.methods.losses.corrections import (
     TokenLosses,
     behaviour_weights,
     decoupled,
@@ -19,7 +20,6 @@ from node.methods.corrections import (
     second_moment_kept,
     truncated_importance,
 )
-from node.methods.losses import clipped_surrogate, dual_clipped_surrogate, dual_clipped_tokens
 
 TAU = 0.04
 COUNT = 200

@@ -8,8 +8,8 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods import losses
-from node.methods.loss_settings import LOSSES, StaleLoss
+from node.methods.losses import clip as losses
+from node.methods.losses.settings import LOSSES, StaleLoss
 from node.policies.policy import Policy
 from node.training import frames
 from node.training.trainer import GroupTrainer

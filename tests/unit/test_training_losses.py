@@ -3,7 +3,12 @@ import math
 import pytest
 import torch
 
-from node.methods.losses import clipped_surrogate, clipped_tokens, token_logprobs, token_weights
+from node.methods.losses.clip import (
+    clipped_surrogate,
+    clipped_tokens,
+    token_logprobs,
+    token_weights,
+)
 
 LOW, HIGH = 0.2, 0.28
 

@@ -9,10 +9,10 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods import losses
 from node.methods.choices import chosen_loss
-from node.methods.loss_settings import DEFAULT_LOSS, LOSSES, StaleLoss
-from node.methods.objectives import OBJECTIVES, Tokens
+from node.methods.losses import clip as losses
+from node.methods.losses.objectives import OBJECTIVES, Tokens
+from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, StaleLoss
 from node.policies.policy import Policy
 from node.training import frames
 from node.training.trainer import GroupTrainer

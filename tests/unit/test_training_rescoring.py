@@ -11,7 +11,7 @@ from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.claims import ClaimedToken, fault_of, fit_of
-from node.methods import losses
+from node.methods.losses import clip as losses
 from node.training.worker import TrainerCore
 from swarm.errors import LocalProtocolError
 from swarm.rollouts import Author, Completion, FinishReason, Turn

@@ -22,8 +22,8 @@ from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import ADVANTAGES, advantages, chosen_loss
 from node.methods.groups import GroupView
-from node.methods.loss_settings import LOSSES
-from node.methods.objectives import OBJECTIVES, Tokens
+from node.methods.losses.objectives import OBJECTIVES, Tokens
+from node.methods.losses.settings import LOSSES
 from node.training.trainer import GroupTrainer
 from node.training.worker import opened
 from swarm.rollouts import Completion, FinishReason

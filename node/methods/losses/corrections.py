@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from node.methods.losses import LOG_RATIO_MAX, clipped_surrogate, clipped_tokens
+from node.methods.losses.clip import LOG_RATIO_MAX, clipped_surrogate, clipped_tokens
 
 
 class TokenLosses(NamedTuple):

@@ -1,6 +1,6 @@
 """Which loss has which name: what a trainer looks up.
 
-A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `loss_settings.py` with its
+A further method is one entry of `OBJECTIVES`, and one of `LOSSES` in `settings.py` with its
 parameters: a function from tokens to token losses and, where a decision needs all tokens of the
 batch at once, a function that makes that decision first.
 """
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import torch
 
-from node.methods import corrections, losses, ratios
-from node.methods import loss_settings as settings
-from node.methods.corrections import TokenLosses
+from node.methods.losses import clip as losses
+from node.methods.losses import corrections, ratios, settings
+from node.methods.losses.corrections import TokenLosses
 
 
 @dataclass(frozen=True, slots=True)

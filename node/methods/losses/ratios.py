@@ -7,7 +7,7 @@ absurd claim stays finite. Pure functions.
 
 import torch
 
-from node.methods.corrections import TokenLosses, log_ratio
+from node.methods.losses.corrections import TokenLosses, log_ratio
 
 
 def sequence_clipped(

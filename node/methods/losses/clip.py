@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from node.methods.loss_settings import Aggregation
+from node.methods.losses.settings import Aggregation
 
 LOG_RATIO_MAX = 20.0  # clamp before exp, so that an absurd ratio stays finite
 
