@@ -47,8 +47,8 @@ def admission(credit: Credits, set_to: Admission) -> int:
         ValueError: one of the counts is negative.
     """
     whole(credit.version, "version")
-    started = whole(credit.accepted, "accepted") + whole(credit.running, "running")
-    fresh = (set_to.staleness_max + credit.version + 1) * set_to.batch - started
+    begun = whole(credit.accepted, "accepted") + whole(credit.running, "running")
+    fresh = (set_to.staleness_max + credit.version + 1) * set_to.batch - begun
     return max(0, min(set_to.running_max - credit.running, fresh))
 
 

@@ -10,7 +10,6 @@ from annotated_types import Ge, Gt, Le
 from node.methods.checked import finite
 from node.methods.method import Settings
 
-
 TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 

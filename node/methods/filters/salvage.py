@@ -1,16 +1,12 @@
 """What is right in a wrong answer."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge
 
 from node.methods.method import Settings
-
-_BLANK_LINES: Final = re.compile(r"(?<=\n)\n+(?=[^\n])")
 
 StepJudge = Callable[[Sequence[str]], int | None]
 """Of the steps of an answer, the place of the first wrong one; None: none is."""
@@ -38,8 +34,17 @@ class SalvagedAnswer:
 
 def steps_of(text: str) -> tuple[str, ...]:
     """A text cut after each run of blank lines. The steps put together are the text."""
-    cuts = [0, *(match.end() for match in _BLANK_LINES.finditer(text)), len(text)]
-    return tuple(text[a:b] for a, b in pairwise(cuts) if b > a)
+    steps: list[list[str]] = []
+    says, is_over = False, True  # the step so far; a blank line came after what it says
+    for line in text.splitlines(keepends=True):
+        is_blank = not line.strip()
+        if is_over and (not steps or not is_blank):
+            steps.append([])
+            says = False
+        steps[-1].append(line)
+        says = says or not is_blank
+        is_over = says and is_blank
+    return tuple(map("".join, steps))
 
 
 def salvage(text: str, judge: StepJudge, set_to: Salvage) -> SalvagedAnswer | None:

@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import variance as unbiased_variance
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from node.methods.advantages.group import is_flat
-from node.methods.checked import probability, right_of, whole
+from node.methods.checked import probability, right_of
 from node.methods.groups import GroupView
 from node.methods.method import Settings
+
+ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +82,31 @@ def variance(
     groups: Sequence[GroupView], score_min: float, bank: VarianceBank, set_to: Variance
 ) -> VarianceChoice:
     """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
-    a score that moves slowly (VCRL). For each group that is not kept, the best task of the bank is
-    taken out, to be rolled out again: none of this batch, which would come twice. Of equal scores
-    it is the first task by name.
+    a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
+    the best task of the bank is taken out, to be rolled out again: none of this batch, which would
+    come twice. Of equal scores it is the first task by name.
 
     Raises:
         ValueError: `score_min` is no share, or a reward is no finite number.
     """
     probability(score_min, "score_min")
     scores = [reward_score(group.rewards, set_to.reward_range) for group in groups]
-    kept = tuple(place for place, score in enumerate(scores) if score >= score_min and score > 0.0)
+    kept = tuple(
+        place for place, score in enumerate(scores) if score >= score_min - ROUNDING and score > 0.0
+    )
     here = {group.prompt for group in groups}
     others = sorted(task for task in bank.scores if task not in here)
     others.sort(key=lambda task: -bank.scores[task])
     recalled = tuple(others[: len(groups) - len(kept)])
-    known = {task: score for task, score in bank.scores.items() if task not in recalled}
-    for prompt, score in sorted((groups[place].prompt, scores[place]) for place in kept):
+    known = dict(bank.scores)
+    for task in recalled:
+        del known[task]
+    for prompt, score in sorted(
+        (groups[place].prompt, scores[place]) for place in kept if groups[place].prompt
+    ):
         before = known.get(prompt, score)
         known[prompt] = set_to.momentum * before + (1.0 - set_to.momentum) * score
-    best = sorted(sorted(known), key=lambda task: -known[task])[
-        : whole(set_to.bank_max, "bank_max")
-    ]
+    best = sorted(sorted(known), key=lambda task: -known[task])[: set_to.bank_max]
     return VarianceChoice(
         kept, recalled, VarianceBank(MappingProxyType({task: known[task] for task in best}))
     )

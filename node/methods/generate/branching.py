@@ -2,12 +2,14 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import probability, whole
 from node.methods.method import Settings
+
+LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,18 @@ def edit_distance(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
 
 def is_cut(parent: Sequence[int], branch: Sequence[int], set_to: Branching) -> bool:
     """Whether a branch says what its parent does (LATR): their tokens since they parted differ by
-    too small a share of the longer one. It is asked at the lengths of `look_ahead` alone, and of
-    the longer ones only the tokens up to the largest of these count.
+    too small a share. It is asked when the branch has one of the lengths of `look_ahead`, and of
+    a parent that went further only as many tokens count.
 
     Raises:
-        ValueError: nothing is to be looked at.
+        ValueError: a length of `look_ahead` is below 1, or over 512.
     """
-    if not set_to.look_ahead:
-        raise ValueError("look_ahead: empty")
+    if not all(1 <= each <= LOOK_AHEAD_MAX for each in set_to.look_ahead):
+        raise ValueError(f"look_ahead {set_to.look_ahead}: not within 1 and {LOOK_AHEAD_MAX}")
     if len(branch) not in set_to.look_ahead:
         return False
-    compared = parent[: max(set_to.look_ahead)]
-    longer = max(len(compared), len(branch), 1)
-    return edit_distance(compared, branch) / longer < set_to.distance_min
+    differing = edit_distance(parent[: len(branch)], branch)
+    return differing / len(branch) < set_to.distance_min
 
 
 def tree_share(step: int, set_to: Branching) -> float:
