@@ -1,8 +1,11 @@
 """Tasks, budgets and admission against worked examples, limiting cases and slow definitions."""
 
+import importlib
 import itertools
 import math
+import pkgutil
 from collections.abc import Callable
+from dataclasses import fields
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -10,7 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
+from node.methods import control, filters, generate
 from node.methods.checked import finite, probability, right_of, whole
 from node.methods.control import admission as admitting
 from node.methods.control import budgets, cdas, external, schedules, vade, widths
@@ -21,6 +26,8 @@ from node.methods.control.external import AdaptiveExternal, ExternalGains
 from node.methods.control.vade import SuccessBeliefs, SuccessCounts, Vade
 from node.methods.control.widths import Brorl, Dars
 from node.methods.filters.informative import informative_probability
+from node.methods.method import Settings
+from node.methods.registry import METHODS
 
 CHANCES = st.floats(0, 1)
 
@@ -52,6 +59,38 @@ def test_what_is_no_number_is_named(check: Callable[[], Any], why: str) -> None:
         0,
         (1, 1),
     )
+
+
+def settings_of_rooms() -> list[type[Settings]]:
+    """Those of control, filters and generate."""
+    found = []
+    for room in (control, filters, generate):
+        for each in pkgutil.iter_modules(room.__path__):
+            module = importlib.import_module(f"{room.__name__}.{each.name}")
+            found += [
+                value
+                for value in vars(module).values()
+                if isinstance(value, type)
+                and issubclass(value, Settings)
+                and value.__module__ == module.__name__
+            ]
+    return found
+
+
+def test_every_setting_has_a_default_within_its_bounds() -> None:
+    every = settings_of_rooms()
+    kinds = [fields(each)[0].default for each in every]
+    assert len(kinds) == len(set(kinds)) == 26
+    assert not set(kinds) & {method.name for method in METHODS if method.parameters not in every}
+    for each in every:
+        adapter = TypeAdapter(each)
+        defaults = {field.name: field.default for field in fields(each)}
+        assert adapter.validate_python(defaults) == each()
+        for name, default in defaults.items():
+            if isinstance(default, int | float) and not isinstance(default, bool):
+                for wrong in (-1e9, math.nan):
+                    with pytest.raises(ValidationError):
+                        adapter.validate_python({name: wrong})
 
 
 # --- cdas -----------------------------------------------------------------------------------------
@@ -300,7 +339,7 @@ def test_a_mean_is_known_the_better_the_more_there_is() -> None:
     assert near(found, narrowed + 2.0 * math.sqrt(math.log(21) / 4))
     flat = budgets.rollout_priority(RolloutStatistics(4, 0.0), 4, 20, XrpoAllocation(bonus=0.0))
     assert flat == 0.0
-    with pytest.raises(ValueError, match="level 1.0"):
+    with pytest.raises(ValueError, match=r"level 1\.0"):
         budgets.student_quantile(1.0, 3)
 
 

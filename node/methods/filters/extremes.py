@@ -27,7 +27,7 @@ class Extremes(Settings):
     """That in the end: published runs used below a fifth of all tokens."""
 
 
-Place = tuple[int, int]
+CompletionPlace = tuple[int, int]
 """Of a group in its batch, and of a completion in its group."""
 
 
@@ -43,7 +43,9 @@ def relaxed(first: float, last: float, progress: float) -> float:
     return (1.0 - done) * first + done * last
 
 
-def extremes(advantages: Advantages, progress: float, set_to: Extremes) -> tuple[Place, ...]:
+def extremes(
+    advantages: Advantages, progress: float, set_to: Extremes
+) -> tuple[CompletionPlace, ...]:
     """Which completions are learned from, at this progress of the run (D3S, arXiv 2509.22115): of
     all groups together those by whose choice the variance of advantages is largest. The advantages
     stay as they are. None among them is left out.
@@ -56,12 +58,13 @@ def extremes(advantages: Advantages, progress: float, set_to: Extremes) -> tuple
     return most_varied(advantages, _share_of(share, told))
 
 
-def most_varied(advantages: Advantages, count: int) -> tuple[Place, ...]:
+def most_varied(advantages: Advantages, count: int) -> tuple[CompletionPlace, ...]:
     """The `count` completions whose advantages have the largest variance, in the order of their
     places; all where there are not more.
 
     A choice of largest variance is always so many of the smallest and so many of the largest, as
-    the variance is convex in each value. Of equally good ones it is the most balanced.
+    the variance is convex in each value. Of equally good ones it is the most balanced;
+    of one completion it is that farthest from the mean.
 
     Raises:
         ValueError: an advantage is no finite number, or `count` is negative.
@@ -85,6 +88,8 @@ def most_varied(advantages: Advantages, count: int) -> tuple[Place, ...]:
 def _lowest(values: Sequence[float], count: int) -> int:
     """How many of the smallest there are among the `count` that vary most."""
     middle = math.fsum(values) / len(values)  # without it, squares would drown what differs
+    if count == 1:
+        return int(middle - values[0] > values[-1] - middle)
     sums, squares = [0.0], [0.0]
     for value in values:
         sums.append(sums[-1] + (value - middle))

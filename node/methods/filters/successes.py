@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from node.methods.advantages.unlikely import PASSED
 from node.methods.checked import finite
 from node.methods.method import Settings
-
-PASSED: Final = 1.0  # the reward of a right answer
 
 
 @dataclass(frozen=True, slots=True)
