@@ -223,6 +223,9 @@ def test_what_is_sure_decides_and_order_does_not() -> None:
     sure = SuccessBeliefs({"a": SuccessCounts(1e6, 2e6), "b": SuccessCounts(1e6, 0)})
     assert vade.vade(sure, "ab", 1, Random(0)) == ("a",)
     assert vade.vade(sure, "abc", 3, Random(7)) == vade.vade(sure, "cabb", 9, Random(7))
+    for seed in range(20):
+        found = vade.vade(SuccessBeliefs(), "abcd", 2, Random(seed))
+        assert found == vade.vade(SuccessBeliefs(), "dcbaa", 2, Random(seed))
     assert vade.vade(sure, "", 3, Random(0)) == vade.vade(sure, "a", 0, Random(0)) == ()
 
 
@@ -270,6 +273,12 @@ def test_the_length_swings_by_a_cosine() -> None:
 )
 def test_hard_tasks_get_more_rollouts(right: int, parameters: dict[str, Any], wanted: int) -> None:
     assert widths.dars(right, 8, Dars(**parameters)) == wanted
+
+
+def test_rounding_does_not_cost_a_rollout() -> None:
+    hardness = Dars(treatment="hardness")
+    assert widths.dars(6, 18, hardness) == 9  # which doubles put a little above 9
+    assert widths.dars(8, 20, hardness) == 5
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.booleans(), st.booleans())

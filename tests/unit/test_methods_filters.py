@@ -216,6 +216,8 @@ def test_the_largest_and_the_most_negative_stay() -> None:
     assert extremes.most_varied(groups, 1) == ((1, 0),)  # the farthest from the mean
     assert extremes.most_varied([(0.1, -0.5, 0.0)], 1) == ((0, 1),)
     assert extremes.most_varied([(0.0,) * 4], 2) == ((0, 0), (0, 3))
+    lopsided = [(-3.0, -3.0, *(1.0,) * 6)]  # both far ones would not differ
+    assert extremes.most_varied(lopsided, 2) == ((0, 0), (0, 7))
     offset = [tuple(1e9 + v for v in (0.0, 1.0, 2.0, 5.0))]
     assert extremes.most_varied(offset, 2) == ((0, 0), (0, 3))  # and squares do not drown it
     early = extremes.extremes(groups, 0.0, Extremes())
