@@ -1,0 +1,1 @@
+"""Which tasks to take, how many rollouts of each, how long, and when to admit them."""

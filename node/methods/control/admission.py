@@ -1,0 +1,157 @@
+"""When work may start, and which started work has become too old."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from node.methods.checked import whole
+from node.methods.method import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Admission(Settings):
+    """Work starts while what is started can be learned from before it is too old."""
+
+    kind: Literal["admission"] = "admission"
+    staleness_max: Annotated[int, Ge(0)] = 4
+    """In versions of the policy (eta); 0: learner and workers take turns. Published runs had 4 for
+    code and 8 for mathematics."""
+    batch: Annotated[int, Ge(1)] = 512
+    """How many pieces of work one step of the learner takes."""
+    running_max: Annotated[int, Ge(1)] = 1_024
+    """At most so many run at once; not published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credits:
+    """What a learner counts of its work: its version, what it has ever taken into a batch or keeps
+    for one, and what is under way."""
+
+    version: int = 0
+    accepted: int = 0
+    running: int = 0
+
+
+def admission(credit: Credits, set_to: Admission) -> int:
+    """How many pieces of work may start now (AReaL, arXiv 2505.24298): all that are accepted or
+    running are at most (eta + version + 1) batches.
+
+    The bound on staleness is exact only where work ends in the order in which it began: ask
+    `is_too_old` of what arrives.
+
+    Raises:
+        ValueError: one of the counts is negative.
+    """
+    whole(credit.version, "version")
+    begun = whole(credit.accepted, "accepted") + whole(credit.running, "running")
+    fresh = (set_to.staleness_max + credit.version + 1) * set_to.batch - begun
+    return max(0, min(set_to.running_max - credit.running, fresh))
+
+
+def pending_max(set_to: Admission) -> int:
+    """How many may wait to start: (eta + 1) batches."""
+    return (set_to.staleness_max + 1) * set_to.batch
+
+
+def started(credit: Credits, count: int, set_to: Admission) -> Credits:
+    """The credits after so many started.
+
+    Raises:
+        ValueError: there was no place for so many.
+    """
+    if whole(count, "count") > admission(credit, set_to):
+        raise ValueError(f"{count} started where {admission(credit, set_to)} may")
+    return replace(credit, running=credit.running + count)
+
+
+def ended(credit: Credits, accepted: int, lost: int = 0) -> Credits:
+    """The credits after some work ended. What is lost (rejected, or its lease ran out) frees its
+    place, as if it had never started.
+
+    Raises:
+        ValueError: more ended than ran.
+    """
+    left = credit.running - whole(accepted, "accepted") - whole(lost, "lost")
+    if left < 0:
+        raise ValueError(f"{accepted + lost} ended of {credit.running} that ran")
+    return replace(credit, accepted=credit.accepted + accepted, running=left)
+
+
+def after_restart(version: int, set_to: Admission) -> Credits:
+    """The credits of a learner that begins anew at a version. It has taken a batch for each
+    version; if that were forgotten, as many would be admitted at once."""
+    return Credits(whole(version, "version"), version * set_to.batch, 0)
+
+
+def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
+    """Whether what was sampled with a version is too old to learn from with another one."""
+    return version - sampled > set_to.staleness_max
+
+
+@dataclass(frozen=True, slots=True)
+class Reclamation(Settings):
+    """Work that began too many steps ago is given up, wherever it is."""
+
+    kind: Literal["reclamation"] = "reclamation"
+    ratio: Annotated[float, Ge(0), Le(64)] = 1.0
+    """By how many batches work may run ahead; of a fraction, that share alone of a batch may come
+    from the oldest step. 0: none. Not published."""
+
+    @property
+    def steps(self) -> int:
+        """By how many steps work may run ahead."""
+        return math.ceil(self.ratio)
+
+    @property
+    def oldest_share(self) -> Fraction:
+        """Of a batch, what may come from the oldest step."""
+        exact = Fraction(str(self.ratio))
+        return exact - (self.steps - 1) if self.steps else Fraction(1)
+
+
+def reclamation(starts: Sequence[int], step: int, set_to: Reclamation) -> tuple[int, ...]:
+    """Which works are too old once a step has taken its batch, by their places (ROLL): those that
+    began at `step` - `ratio`, rounded up, or before. What is left can serve the next step.
+
+    Args:
+        starts: of each work that runs or is stored, the step at which it began.
+    """
+    oldest = step - set_to.steps
+    return tuple(place for place, start in enumerate(starts) if start <= oldest)
+
+
+def starts_allowed(step: int, taken: int, batch: int, set_to: Reclamation) -> int:
+    """How many works may still start in a step, which is counted from 0: a batch for each step so
+    far, and `ratio` batches more.
+
+    Args:
+        taken: those that have started so far and were not given up.
+
+    Raises:
+        ValueError: one of the counts is negative.
+    """
+    ahead = math.ceil(Fraction(str(set_to.ratio)) * whole(batch, "batch"))
+    return max(0, (whole(step, "step") + 1) * batch + ahead - whole(taken, "taken"))
+
+
+def drained(starts: Sequence[int], step: int, batch: int, set_to: Reclamation) -> tuple[int, ...]:
+    """Which stored works a step takes for its batch, by their places: the oldest first, those too
+    old left out, and of the oldest step that is admitted no more than its share of a batch.
+
+    Args:
+        starts: of each stored work, the step at which it began.
+
+    Raises:
+        ValueError: a batch below 0, or work that begins after the step that takes it.
+    """
+    if any(start > step for start in starts):
+        raise ValueError(f"work that begins after step {step}, which is to take it")
+    oldest = step - set_to.steps
+    of_oldest = math.floor(set_to.oldest_share * whole(batch, "batch"))
+    ordered = sorted(range(len(starts)), key=lambda place: starts[place])
+    last = [place for place in ordered if starts[place] == oldest][:of_oldest]
+    return tuple((last + [place for place in ordered if starts[place] > oldest])[:batch])

@@ -1,0 +1,1 @@
+"""The decisions of generation methods, without an engine."""

@@ -1,0 +1,73 @@
+"""How much of a solution is given away, and to which rollouts a strategy is named."""
+
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from node.methods.checked import probability, whole
+from node.methods.method import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Hints(Settings):
+    """The beginning of a solution is given away: the more, the harder the task, and less and less
+    as the run goes on."""
+
+    kind: Literal["hints"] = "hints"
+    share_max: Annotated[float, Ge(0), Le(1)] = 0.75
+    """Of a solution's tokens, for a task that nobody solves; not published."""
+    success_max: Annotated[float, Gt(0), Le(1)] = 0.5
+    """A task that goes this well gets no hint; not published."""
+    steps: Annotated[int, Ge(1)] = 500
+    """After so many no task gets one; not published."""
+
+
+def hints(success: float, step: int, set_to: Hints) -> float:
+    """The share of its solution that a task's prompt gives away (after ADHint, arXiv 2512.13095,
+    whose formula is not published with its abstract): linear in the success without a hint,
+    and in the step, which is counted from 0.
+
+    Raises:
+        ValueError: `success` is no probability, or the step is negative.
+    """
+    hardness = max(0.0, 1.0 - probability(success, "success") / set_to.success_max)
+    left = max(0.0, 1.0 - whole(step, "step") / set_to.steps)
+    return set_to.share_max * hardness * left
+
+
+def hint_tokens(tokens: int, share: float) -> int:
+    """How many of a solution's tokens are given away, from the first on; never the last one, which
+    would leave nothing to do.
+
+    Raises:
+        ValueError: the number is negative, or the share is none.
+    """
+    wanted = math.floor(probability(share, "share") * whole(tokens, "tokens") + 1e-9)
+    return min(wanted, max(0, tokens - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Nudges(Settings):
+    """Some strategies are named, each to some rollouts; and some of these do without."""
+
+    kind: Literal["nudges"] = "nudges"
+    strategies: Annotated[int, Ge(1), Le(256)] = 2
+    rollouts: Annotated[int, Ge(1), Le(4_096)] = 4
+    """Of each strategy."""
+    dropped: Annotated[float, Ge(0), Le(1)] = 0.5
+    """How likely a rollout gets the bare prompt after all. 0.5 in the published configuration,
+    0.25 in the default of its code."""
+
+
+def nudges(rng: Random, set_to: Nudges) -> tuple[int | None, ...]:
+    """Of each rollout of one task, strategy by strategy, which one its prompt names; None: the bare
+    prompt. Of each strategy's rollouts a binomial number goes without (NudgeRL, arXiv 2605.15726),
+    so that the policy is also measured as it will be used."""
+    return tuple(
+        None if rng.random() < set_to.dropped else strategy
+        for strategy in range(set_to.strategies)
+        for _ in range(set_to.rollouts)
+    )
