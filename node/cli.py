@@ -172,7 +172,7 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
     parser.add_argument("--learning-rate", metavar="LR")
-    for family in ("advantage", "loss"):
+    for family in ("advantage", "loss", "correction"):
         parser.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
     parser.add_argument("--threads", metavar="N", help="torch's threads; 0: a share of the cores")
     parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")

@@ -30,11 +30,15 @@ def list_methods(say: Say) -> None:
     from node.methods.registry import families
 
     for family, methods in families().items():
-        say(f"{family}, by --{family} NAME:" if _is_chosen(family) else f"{family}:")
-        width = max(len(each.name) for each in methods)
-        for each in methods:
-            alone = "" if each.used_by else " (the function alone)"
-            say(f"  {each.name:<{width}}  {each.about}{alone}")
+        used = [each for each in methods if each.used_by]
+        say(f"{family}, by --{family} NAME:" if used else f"{family}:")
+        width = max((len(each.name) for each in used), default=0)
+        for each in used:
+            say(f"  {each.name:<{width}}  {each.about}")
+        alone = [each.name for each in methods if not each.used_by]
+        if alone:
+            say(f"  functions that no loop uses yet: {', '.join(alone)}")
+    say("swarm-node methods NAME says what one is, needs and is set to")
 
 
 def show_method(name: str, say: Say) -> None:
@@ -63,7 +67,3 @@ def show_method(name: str, say: Say) -> None:
             of_kind, *others = [each.name, *each.defaults]
             example = f", {others[0]}={each.defaults[others[0]]}" if others else ""
             say(f"  swarm-node join --{each.family} '{of_kind}{example}'")
-
-
-def _is_chosen(family: str) -> bool:
-    return family in ("advantage", "loss")

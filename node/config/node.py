@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Loss
+from node.methods.choices import Advantage, Correction, Loss
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -164,6 +164,10 @@ class NodeConfig(Frozen):
     """What the trainer makes small, and what it is set to, as in `cispo, ratio_max=4`. None: the
     loss of the run, and where the run names none `sapo`, of a learner `dapo`. `swarm-node methods`
     lists them."""
+    correction: Correction | None = None
+    """How the loss `sapo` weighs tokens that came with log-probs, own and foreign ones, by how much
+    likelier they became: as in `icepop, weight_max=4`. None: foreign ones up to twice.
+    `swarm-node methods` lists them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
     log-probs that came along; of the others, and of completions worse than their group, it leaves

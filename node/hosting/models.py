@@ -72,7 +72,8 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
 def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) -> TrainerSpec:
     """The trainer of this node; `model` is a directory or a hub id. `is_learner`: decides the loss
     where the run names none."""
-    default = DEFAULT_LEARNER_LOSS if is_learner else DEFAULT_LOSS
+    has_own = is_learner and config.correction is None  # which is of the loss `sapo`
+    default = DEFAULT_LEARNER_LOSS if has_own else DEFAULT_LOSS
     return TrainerSpec(
         model,
         learning_rate=config.learning_rate,
@@ -95,6 +96,7 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         context_tokens_max=config.context_tokens_max,
         writes_merged=config.merges_adapters,
         gpu_share_left=share_left(config),
+        correction="" if config.correction is None else str(config.correction),
         loss=str(config.loss or config.run.training.settings(default)),
         seed=config.seed,
         threads=config.threads,

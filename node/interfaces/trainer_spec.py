@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, AdapterShape, Held
-from node.methods.choices import chosen_loss
-from node.methods.losses.settings import DEFAULT_LOSS
+from node.methods.choices import chosen_correction, chosen_loss
+from node.methods.losses.settings import DEFAULT_LOSS, StaleLoss
 from swarm.errors import ConfigError, require
 
 ForeignWeighting = Literal["auto", "none", "positives"]
@@ -29,6 +29,7 @@ class TrainerSpec:
     learning_rate: float | None = None  # None: what suits the policy (`node.training.suited`)
     warm_up_updates: int | None = None  # in which the rate rises to full; None: what suits it
     updates_per_batch: int = 1
+    correction: str = ""  # as the loss; empty: foreign tokens count by their weight, up to twice
     loss: str = DEFAULT_LOSS  # and what it is set to, as `node.methods.choices.chosen` reads it
     grad_norm_max: float = 1.0
     clips_to_median: bool = True  # gradients, to three times the running median of their norms
@@ -122,9 +123,19 @@ class TrainerSpec:
         )
         require(self, checks, "trainer ")
         try:
-            chosen_loss(self.loss)
+            loss = chosen_loss(self.loss)
         except ValueError as error:
             raise ConfigError(f"trainer loss = {self.loss!r}: {error}") from None
+        if not self.correction:
+            return
+        try:
+            chosen_correction(self.correction)
+        except ValueError as error:
+            raise ConfigError(f"trainer correction = {self.correction!r}: {error}") from None
+        if isinstance(loss, StaleLoss):
+            raise ConfigError(
+                f"correction {self.correction}: is for the loss sapo, and {loss.kind} has its own"
+            )
 
     @property
     def adapter(self) -> AdapterShape | None:

@@ -9,7 +9,9 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.groups import Advantages, GroupView
 from node.methods.losses import settings as losses
+from node.methods.losses import weighing_settings as weighing
 from node.methods.losses.settings import LOSSES, LossSettings
+from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.method import MethodSettings
 
 _Function = Callable[[Sequence[GroupView], Any], Advantages]
@@ -77,6 +79,9 @@ def _checked(
 chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES.items()})
 
 
+chosen_correction = partial(chosen, CORRECTIONS)
+
+
 def chosen_loss(value: Any) -> LossSettings:
     """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
@@ -113,3 +118,15 @@ Loss = Annotated[
     BeforeValidator(chosen_loss),
 ]
 """Those that a trainer has."""
+
+Correction = Annotated[
+    weighing.Truncated
+    | weighing.IcePop
+    | weighing.Masked
+    | weighing.Veto
+    | weighing.Geometric
+    | weighing.K3
+    | weighing.Opsm,
+    BeforeValidator(chosen_correction),
+]
+"""Those that the loss `sapo` takes; others correct by themselves."""

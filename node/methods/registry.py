@@ -5,8 +5,13 @@ from typing import Any, Final
 
 from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
 from node.methods.choices import ADVANTAGES
+from node.methods.control import admission, budgets, cdas, external, schedules, vade, widths
+from node.methods.filters import extremes, informative, overlong, salvage, successes, variance
+from node.methods.generate import branching, hints, noise, pruning, purify, speculative
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES, StaleLoss
+from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.method import Family, KnownMethod, MethodSettings, Need
 
 _NODES: Final = ("node", "learner")
@@ -27,6 +32,12 @@ def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
     needs = {Need.BEHAVIOUR} if issubclass(LOSSES[kind], StaleLoss) else set()
     function = OBJECTIVES[kind].losses
     return KnownMethod(LOSSES[kind], function, "loss", source, frozenset(needs), _NODES, measured)
+
+
+def _correction(kind: str, source: str) -> KnownMethod:
+    needs = frozenset({Need.BEHAVIOUR})
+    function = WEIGHINGS[kind]
+    return KnownMethod(CORRECTIONS[kind], function, "correction", source, needs, _NODES)
 
 
 def _alone(
@@ -71,6 +82,56 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("soft_gate", "2511.20347"),
     _loss("topr", "2503.14286"),
     _loss("bapo", "2510.18927"),
+    _correction("truncated", "2503.14286"),
+    _correction("icepop", "slime"),
+    _correction("masked", "slime"),
+    _correction("veto", "verl"),
+    _correction("geometric", "verl"),
+    _correction("k3", "verl"),
+    _correction("opsm", "slime"),
+    _alone(cdas.Cdas, cdas.cdas, "control", "2505.17652", Need.REVISITS),
+    _alone(vade.Vade, vade.vade, "control", "2511.18902", Need.REVISITS),
+    _alone(schedules.VarianceCurriculum, schedules.variance_curriculum, "control", "2509.19803"),
+    _alone(schedules.LengthSchedule, schedules.length_schedule, "control", "2509.25176"),
+    _alone(widths.Dars, widths.dars, "control", "2508.13755"),
+    _alone(widths.Brorl, widths.brorl, "control", "2510.01180", Need.REVISITS),
+    _alone(budgets.XrpoAllocation, budgets.xrpo_allocation, "control", "2510.06672"),
+    _alone(
+        budgets.Duet, budgets.duet, "control", "2605.08441",
+        Need.LENGTHS, Need.LOGPROBS, Need.REVISITS,
+    ),
+    _alone(admission.Admission, admission.admission, "control", "2505.24298"),
+    _alone(admission.Reclamation, admission.reclamation, "control", "ROLL"),
+    _alone(
+        external.AdaptiveExternal, external.adaptive_external, "control",
+        "ours, of J in 2509.08721",
+    ),
+    _alone(informative.ZeroAdvantage, informative.zero_advantage, "filter", "2503.14476"),
+    _alone(informative.DynamicSampling, informative.dynamic_sampling, "filter", "2503.14476"),
+    _alone(overlong.Overlong, overlong.overlong, "filter", "2503.14476", Need.LENGTHS),
+    _alone(variance.Variance, variance.variance, "filter", "2509.19803", Need.REVISITS),
+    _alone(extremes.Extremes, extremes.extremes, "filter", "2509.22115", Need.ENTROPY),
+    _alone(
+        successes.PoolOfSuccesses, successes.pool_of_successes, "replay", "2509.23866",
+        Need.REVISITS,
+    ),
+    _alone(
+        successes.ReplayedSuccesses, successes.replayed_successes, "replay", "2507.07451",
+        Need.REVISITS,
+    ),
+    _alone(salvage.Salvage, salvage.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
+    _alone(
+        speculative.Speculative, speculative.speculative, "generate", "2509.23232",
+        Need.BEHAVIOUR, Need.REVISITS,
+    ),
+    _alone(noise.WeightNoise, noise.noise, "generate", "2510.11696"),
+    _alone(pruning.Pruning, pruning.pruning, "generate", "2603.24840", Need.FEATURES),
+    _alone(branching.Branching, branching.branching, "generate", "2510.24302"),
+    _alone(
+        purify.Purify, purify.purify, "generate", "2601.21244", Need.REFERENCE, Need.BEHAVIOUR
+    ),
+    _alone(hints.Hints, hints.hints, "generate", "2512.13095", Need.CONTEXTS),
+    _alone(hints.Nudges, hints.nudges, "generate", "2605.15726", Need.CONTEXTS),
 )  # fmt: skip
 
 

@@ -22,12 +22,13 @@ from transformers import DynamicCache
 
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.choices import chosen_loss
+from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.losses import clip as losses
 from node.methods.losses import corrections
 from node.methods.losses.objectives import OBJECTIVES, Tokens
 from node.methods.losses.settings import StaleLoss
+from node.methods.losses.weighing import WEIGHINGS
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean
 from node.policies.policy import Policy
@@ -92,6 +93,7 @@ class GroupTrainer:
         self.spec = spec
         self._set_to = chosen_loss(spec.loss)
         self._objective = OBJECTIVES[self._set_to.kind]
+        self._correction = chosen_correction(spec.correction) if spec.correction else None
         self.micro_batch_tokens = micro_batch_tokens
         self.row_tokens_max = row_tokens_max
         self.policy_version = 0  # optimizer updates so far
@@ -344,10 +346,10 @@ class GroupTrainer:
             tokens = self._tokens(row, values)
             old, row.before = tokens.proximal, values.detach()
             each, clipped, masked = self._objective.losses(tokens, self._set_to)
-            weighing = row.weighing
-            if weighing is not None and not self._objective.uses_behaviour:
-                weights = corrections.behaviour_weights(old, weighing)
-                each = each * weights.clamp(max=FOREIGN_WEIGHT_MAX)
+            weights = self._weights(row, tokens)
+            if weights is not None:
+                each = each * weights
+                masked = masked | (weights == 0.0)
             if row.floor is not None:
                 unlikely = old < row.floor
                 each = each.masked_fill(unlikely, 0.0)
@@ -363,6 +365,19 @@ class GroupTrainer:
             sums.foreign_logprob += 0.0 if row.own else total
         self._descend(loss)
         sums.loss += float(loss.detach())
+
+    def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
+        """By how much a row's tokens count; None: each as one. A loss that uses what generated them
+        weighs by itself."""
+        if self._objective.uses_behaviour:
+            return None
+        if self._correction is not None and row.claimed is not None:
+            weigh_by = WEIGHINGS[self._correction.kind]
+            return weigh_by(tokens.proximal, row.claimed, tokens.advantages, self._correction)
+        if row.weighing is None:
+            return None
+        weights = corrections.behaviour_weights(tokens.proximal, row.weighing)
+        return weights.clamp(max=FOREIGN_WEIGHT_MAX)
 
     # from groups to token rows
 

@@ -299,8 +299,8 @@ def _tables(models: Mapping[str, Model]) -> Iterator[str]:
         yield _table(("Setting", "Type", "Default", "Meaning"), rows)
 
 
-def methods_page(family: Family) -> str:
-    """Every method of a family with the defaults of its parameters."""
+def methods_page(*wanted: Family) -> str:
+    """Every method of some families with the defaults of its parameters."""
     rows = [
         (
             f"`{each.name}`",
@@ -308,6 +308,7 @@ def methods_page(family: Family) -> str:
             ", ".join(f"`{name}` {value}" for name, value in each.defaults.items()) or "–",
             each.source,
         )
+        for family in wanted
         for each in families()[family]
     ]
     return _table(("Method", "What it is", "Parameters", "Source"), rows)
@@ -328,6 +329,8 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_page,
     "losses": partial(methods_page, "loss"),
     "advantages": partial(methods_page, "advantage"),
+    "corrections": partial(methods_page, "correction"),
+    "functions": partial(methods_page, "control", "filter", "replay", "generate"),
     "rewards": partial(methods_page, "reward"),
     "settings": settings_page,
     "template": template_page,

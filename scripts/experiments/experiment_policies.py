@@ -12,7 +12,8 @@ that is to keep a policy from falling (`as it was`), or leaves it as it is by de
 trains on foreign groups as if the own policy had produced them (`unweighted`), by carried log-probs
 with a truncated ratio (`weighted`, the default), on completions better than their group alone
 (`positives`), or not at all. `advantages` and `losses` have two nodes that train on their own
-groups alone; losses make four updates of a batch, as with one the ratios are all 1.
+groups alone; losses make four updates of a batch, as with one the ratios are all 1. `corrections`
+has two that share.
 
 A fall is an evaluation more than ten points below the best one of the same node before. At the end
 each policy is examined on the run's held-out tasks: greedily, and in 8 samples. Arms are compared
@@ -37,8 +38,9 @@ from on_record import files_of, kept, key_of
 
 from node.methods.choices import ADVANTAGES
 from node.methods.losses.settings import LOSSES
+from node.methods.losses.weighing_settings import CORRECTIONS
 
-NODES = {"falls": 4, "foreign": 4, "advantages": 2, "losses": 2}
+NODES = {"falls": 4, "foreign": 4, "advantages": 2, "losses": 2, "corrections": 2}
 SAMPLES = 8
 FALL = 0.10
 COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
@@ -63,10 +65,11 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "no foreign groups": {"external_groups": 0},
     },
     "advantages": {name: {"advantage": name, **ALONE} for name in ADVANTAGES},
+    "corrections": {"none": {}, **{name: {"correction": name} for name in CORRECTIONS}},
     "losses": {name: {"loss": name, "updates_per_batch": 4, **ALONE} for name in LOSSES},
 }
-ROUNDS = {"falls": 400, "foreign": 60, "advantages": 40, "losses": 40}
-EVALUATE_EVERY = {"falls": 10, "foreign": 20, "advantages": 20, "losses": 20}
+ROUNDS = {"falls": 400, "foreign": 60, "advantages": 40, "losses": 40, "corrections": 40}
+EVALUATE_EVERY = {"falls": 10, "foreign": 20, "advantages": 20, "losses": 20, "corrections": 20}
 
 
 # --- one run --------------------------------------------------------------------------------

@@ -7,14 +7,14 @@ from coordinator.cli import parser as coordinator_parser
 from node.cli import _parser
 
 SURFACE = {
-    "join": "--advantage --allow --announce --checkpoint-every --data-dir --engine "
+    "join": "--advantage --allow --announce --checkpoint-every --correction --data-dir --engine "
     "--engine-quantization --engine-update --evaluate-every --external --group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --role --rounds "
     "--run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval --threads "
     "--tokens-per-s-max --web-name --yes",
-    "learn": "--advantage --allow --announce --checkpoint-every --coordinator --data-dir "
-    "--evaluate-every --invite --key-file --learning-rate --listen --lora-rank --loss "
+    "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
+    "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --lora-rank --loss "
     "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer --private --run "
     "--seed --steps --stop-after --telemetry "
     "--telemetry-ca --telemetry-interval --threads --web-name --yes",

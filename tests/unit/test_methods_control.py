@@ -26,7 +26,7 @@ from node.methods.control.external import AdaptiveExternal, ExternalGains
 from node.methods.control.vade import SuccessBeliefs, SuccessCounts, Vade
 from node.methods.control.widths import Brorl, Dars
 from node.methods.filters.informative import informative_probability
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 from node.methods.registry import METHODS
 
 CHANCES = st.floats(0, 1)
@@ -61,7 +61,7 @@ def test_what_is_no_number_is_named(check: Callable[[], Any], why: str) -> None:
     )
 
 
-def settings_of_rooms() -> list[type[Settings]]:
+def settings_of_rooms() -> list[type[MethodSettings]]:
     """Those of control, filters and generate."""
     found = []
     for room in (control, filters, generate):
@@ -71,7 +71,7 @@ def settings_of_rooms() -> list[type[Settings]]:
                 value
                 for value in vars(module).values()
                 if isinstance(value, type)
-                and issubclass(value, Settings)
+                and issubclass(value, MethodSettings)
                 and value.__module__ == module.__name__
             ]
     return found

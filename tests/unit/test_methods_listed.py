@@ -8,9 +8,11 @@ from node.cli import main
 from node.commands.methods import list_methods, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
-from node.methods.choices import ADVANTAGES, Advantage, Loss
+from node.methods.choices import ADVANTAGES, Advantage, Correction, Loss
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES
+from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.registry import METHODS, families
 from swarm.errors import ConfigError
 
@@ -28,10 +30,13 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     listed = {f: {m.name for m in methods if m.used_by} for f, methods in families().items()}
     assert listed["advantage"] == set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
-    assert listed["reward"] == set()
+    assert listed["correction"] == set(CORRECTIONS) == set(WEIGHINGS)
+    for family in ("reward", "control", "filter", "replay", "generate"):
+        assert listed[family] == set()
     for union, known in (
         (Advantage, [kind for kind, _ in ADVANTAGES.values()]),
         (Loss, list(LOSSES.values())),
+        (Correction, list(CORRECTIONS.values())),
     ):
         assert set(get_args(get_args(union)[0])) == set(known)
 
@@ -47,8 +52,10 @@ def test_every_method_says_what_it_is_and_where_it_is_from() -> None:
 def test_the_list_and_one_of_it() -> None:
     lines = said()
     for each in METHODS:
-        assert any(line.split()[:1] == [each.name] for line in lines)
-    assert any("two_levels" in line and "the function alone" in line for line in lines)
+        assert any(each.name in line.replace(",", "").split() for line in lines)
+    alone = [line for line in lines if "no loop uses yet" in line]
+    assert any("two_levels" in line for line in alone)
+    assert not any("rloo" in line for line in alone)
     one = said("cispo")
     assert one[0] == "loss cispo (arXiv 2506.13585)"
     assert "  ratio_max = 5.0" in one
@@ -70,6 +77,12 @@ def test_a_nodes_methods_are_its_own_and_no_rule_of_the_run() -> None:
     assert (str(other.advantage), str(other.loss)) == ("rloo", "cispo, ratio_max=4.0")
     assert trainer_spec(other, "m").loss == "cispo, ratio_max=4.0"
     assert trainer_spec(other, "m", is_learner=True).loss == "cispo, ratio_max=4.0"
+    weighed = load_config({"correction": "icepop, weight_max=4"}, {})
+    for is_learner in (False, True):
+        spec = trainer_spec(weighed, "m", is_learner=is_learner)
+        assert (spec.loss, spec.correction) == ("sapo", "icepop, weight_max=4.0")
+    with pytest.raises(ConfigError, match="correction veto: is for the loss sapo, and tis has its"):
+        trainer_spec(load_config({"correction": "veto", "loss": "tis"}, {}), "m")
     table = NodeConfig.model_validate({"run": plain.run, "loss": {"kind": "topr"}})
     assert str(table.loss) == "topr"
     with pytest.raises(ConfigError, match=r"--loss cispo, ratio_max=0: cispo: ratio_max: Input"):

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from node.methods.checked import whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Admission(Settings):
+class Admission(MethodSettings):
     """Work starts while what is started can be learned from before it is too old."""
 
     kind: Literal["admission"] = "admission"
@@ -93,7 +93,7 @@ def is_too_old(sampled: int, version: int, set_to: Admission) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reclamation(Settings):
+class Reclamation(MethodSettings):
     """Work that began too many steps ago is given up, wherever it is."""
 
     kind: Literal["reclamation"] = "reclamation"

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import finite, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 STD_UNKNOWN: Final = 0.5  # of rewards of 0 and 1 the largest
 PRICE_LOG: Final = 20.0  # the logarithm of a price lies within +- this
@@ -20,7 +20,7 @@ HALVINGS: Final = 60  # of an interval, after which doubles are exhausted
 
 
 @dataclass(frozen=True, slots=True)
-class XrpoAllocation(Settings):
+class XrpoAllocation(MethodSettings):
     """More rollouts where one more narrows most what is known of a task's mean reward."""
 
     kind: Literal["xrpo_allocation"] = "xrpo_allocation"
@@ -138,7 +138,7 @@ def phase_budgets(budget: int, set_to: XrpoAllocation) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Duet(Settings):
+class Duet(MethodSettings):
     """Rollouts and lengths of each task within a budget of tokens, by one price of a token."""
 
     kind: Literal["duet"] = "duet"

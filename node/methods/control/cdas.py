@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from node.methods.checked import probability, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Cdas(Settings):
+class Cdas(MethodSettings):
     """Half of the tasks a little below the policy's competence, half a little above it."""
 
     kind: Literal["cdas"] = "cdas"

@@ -8,13 +8,13 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import finite
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 TRIALS_MIN: Final = 1e-9  # an arm with fewer is forgotten, and as good as new
 
 
 @dataclass(frozen=True, slots=True)
-class AdaptiveExternal(Settings):
+class AdaptiveExternal(MethodSettings):
     """A bandit whose arms are how many foreign groups a batch takes, J."""
 
     kind: Literal["adaptive_external"] = "adaptive_external"

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from node.methods.checked import whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class VarianceCurriculum(Settings):
+class VarianceCurriculum(MethodSettings):
     """A bound on the variance score of what is learned from: low at first, high later."""
 
     kind: Literal["variance_curriculum"] = "variance_curriculum"
@@ -36,7 +36,7 @@ def variance_curriculum(step: int, set_to: VarianceCurriculum) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthSchedule(Settings):
+class LengthSchedule(MethodSettings):
     """The length of completions swings between two bounds, so that what was learned in many tokens
     is learned again in few."""
 

@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import probability, right_of, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Vade(Settings):
+class Vade(MethodSettings):
     """Thompson's draw of each task's success, and those taken that promise most."""
 
     kind: Literal["vade"] = "vade"

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import probability, right_of
 from node.methods.filters.informative import informative_probability
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 ROUNDING: Final = 1e-9  # what a quotient may lie above a whole number and still be that number
 ROLLOUTS_MAX: Final = {"equal": 32, "hardness": 64}
@@ -16,7 +16,7 @@ SOLVED: Final = 0.5  # tasks that go this well get no more
 
 
 @dataclass(frozen=True, slots=True)
-class Dars(Settings):
+class Dars(MethodSettings):
     """More rollouts of hard tasks, so that their advantages sum up to what those of middling ones
     do."""
 
@@ -51,7 +51,7 @@ def dars(right: int, rollouts: int, set_to: Dars) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Brorl(Settings):
+class Brorl(MethodSettings):
     """As many rollouts of a task as make it likely that it teaches."""
 
     kind: Literal["brorl"] = "brorl"

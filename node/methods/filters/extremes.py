@@ -9,11 +9,11 @@ from annotated_types import Gt, Le
 
 from node.methods.checked import finite, whole
 from node.methods.groups import Advantages
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Extremes(Settings):
+class Extremes(MethodSettings):
     """The largest advantages and the most negative ones, and of them the tokens of high entropy."""
 
     kind: Literal["extremes"] = "extremes"

@@ -10,11 +10,11 @@ from annotated_types import Ge
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, whole
 from node.methods.groups import GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroAdvantage(Settings):
+class ZeroAdvantage(MethodSettings):
     """Groups whose rewards are all equal are left out: nothing is learned of them."""
 
     kind: Literal["zero_advantage"] = "zero_advantage"
@@ -45,7 +45,7 @@ def informative_probability(success: float, rollouts: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class DynamicSampling(Settings):
+class DynamicSampling(MethodSettings):
     """Groups without advantage are left out, and others are generated in their place."""
 
     kind: Literal["dynamic_sampling"] = "dynamic_sampling"

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from node.methods.checked import whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Overlong(Settings):
+class Overlong(MethodSettings):
     """Completions lose the more, the deeper they reach into the last tokens that they may have."""
 
     kind: Literal["overlong"] = "overlong"

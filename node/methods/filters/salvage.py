@@ -6,14 +6,14 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 StepJudge = Callable[[Sequence[str]], int | None]
 """Of the steps of an answer, the place of the first wrong one; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Salvage(Settings):
+class Salvage(MethodSettings):
     """A wrong answer is begun again after its last right step."""
 
     kind: Literal["salvage"] = "salvage"

@@ -10,11 +10,11 @@ from annotated_types import Ge, Le
 
 from node.methods.advantages.unlikely import PASSED
 from node.methods.checked import finite
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class PoolOfSuccesses(Settings):
+class PoolOfSuccesses(MethodSettings):
     """A task that nobody solves now gets successes of before."""
 
     kind: Literal["pool_of_successes"] = "pool_of_successes"
@@ -27,7 +27,7 @@ class PoolOfSuccesses(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayedSuccesses(Settings):
+class ReplayedSuccesses(MethodSettings):
     """A task that is rarely solved gets own successes of before."""
 
     kind: Literal["replayed_successes"] = "replayed_successes"

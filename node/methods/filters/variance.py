@@ -11,13 +11,13 @@ from annotated_types import Ge, Gt, Le
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, right_of
 from node.methods.groups import GroupView
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
 
 @dataclass(frozen=True, slots=True)
-class Variance(Settings):
+class Variance(MethodSettings):
     """Groups whose rewards vary enough; the places of others go to tasks of a bank."""
 
     kind: Literal["variance"] = "variance"

@@ -7,13 +7,13 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 LOOK_AHEAD_MAX: Final = 512  # the time to compare grows with its square
 
 
 @dataclass(frozen=True, slots=True)
-class Branching(Settings):
+class Branching(MethodSettings):
     """A rollout branches where two tokens are nearly as likely, and a branch that says the same is
     cut."""
 

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import probability, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Hints(Settings):
+class Hints(MethodSettings):
     """The beginning of a solution is given away: the more, the harder the task, and less and less
     as the run goes on."""
 
@@ -50,7 +50,7 @@ def hint_tokens(tokens: int, share: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Nudges(Settings):
+class Nudges(MethodSettings):
     """Some strategies are named, each to some rollouts; and some of these do without."""
 
     kind: Literal["nudges"] = "nudges"

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class WeightNoise(Settings):
+class WeightNoise(MethodSettings):
     """Noise that shrinks by stages is added to the scales of normalisation layers."""
 
     kind: Literal["noise"] = "noise"

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from node.methods.checked import probability, whole
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 SLOPE_MAX: Final = 500.0  # at which a difference of 1 % is as good as certain
 HALVINGS: Final = 50
@@ -17,7 +17,7 @@ ROLLOUTS_MAX: Final = 1_024  # at once: the time grows by HALVINGS^2 for each
 
 
 @dataclass(frozen=True, slots=True)
-class Pruning(Settings):
+class Pruning(MethodSettings):
     """Each rollout survives with a probability that depends on its chance to come out right."""
 
     kind: Literal["pruning"] = "pruning"

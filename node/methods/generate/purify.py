@@ -9,11 +9,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import finite, probability
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Purify(Settings):
+class Purify(MethodSettings):
     """The tokens of a prompt that the policy sees most unlike a reference are taken out, and what
     succeeds without them takes the place of what failed with them."""
 

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from node.methods.method import Settings
+from node.methods.method import MethodSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Speculative(Settings):
+class Speculative(MethodSettings):
     """An earlier completion is kept as far as the policy of now agrees with it."""
 
     kind: Literal["speculative"] = "speculative"
