@@ -122,6 +122,9 @@ class TrainerSpec:
             ("device", self.device in get_args(Device), "auto, cpu or cuda"),
         )
         require(self, checks, "trainer ")
+        self._check_methods()
+
+    def _check_methods(self) -> None:
         try:
             loss = chosen_loss(self.loss)
         except ValueError as error:
