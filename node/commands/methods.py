@@ -14,9 +14,16 @@ def add_methods(commands: Any, say: Say) -> None:
     """Add the command to those of a parser."""
     methods = commands.add_parser("methods", help="losses, advantages and others, by name")
     methods.add_argument("name", nargs="?", metavar="NAME", help="one of them, with its defaults")
+    methods.add_argument(
+        "--literature",
+        action="store_true",
+        help="by which systems they are, and what is left out",
+    )
 
     def run(options: argparse.Namespace) -> int:
-        if options.name is None:
+        if options.literature:
+            list_literature(say)
+        elif options.name is None:
             list_methods(say)
         else:
             show_method(options.name, say)
@@ -39,6 +46,22 @@ def list_methods(say: Say) -> None:
         if alone:
             say(f"  functions that no loop uses yet: {', '.join(alone)}")
     say("swarm-node methods NAME says what one is, needs and is set to")
+
+
+def list_literature(say: Say) -> None:
+    """Say of each system by which functions it is here, who uses them, or why it is not."""
+    from node.methods.literature import LITERATURE
+    from node.methods.registry import METHODS
+
+    known = {each.name: each for each in METHODS}
+    for row in LITERATURE:
+        parts = [row.where] if row.where else []
+        for name in row.methods:
+            method = known[name]
+            function = f"{method.function.__module__}.{method.function.__name__}"
+            parts.append(f"{name} ({function}; {', '.join(method.used_by) or 'no loop yet'})")
+        said = "; ".join(parts) or f"left out: {row.why_not}"
+        say(f"{row.name} ({row.source}): {said}")
 
 
 def show_method(name: str, say: Say) -> None:

@@ -16,6 +16,8 @@ from node.methods.method import Family, KnownMethod, MethodSettings, Need
 
 _NODES: Final = ("node", "learner")
 _DEFAULT: Final = "the default, which others are measured against"
+_SAME: Final = "within a few points of grpo, tiny policy, three seeds"
+_NOT_AHEAD: Final = "not ahead of sapo on own groups, tiny policy, three seeds"
 
 
 def _advantage(
@@ -52,16 +54,16 @@ def _alone(
 
 METHODS: Final[tuple[KnownMethod, ...]] = (
     _advantage(group.Grpo, "2402.03300", measured=_DEFAULT),
-    _advantage(group.DrGrpo, "2503.20783"),
-    _advantage(group.Rloo, "2402.14740"),
-    _advantage(group.ReinforcePlusPlus, "2501.03262"),
-    _advantage(group.Opo, "2505.23585", Need.LENGTHS),
-    _advantage(group.PassK, "verl"),
-    _advantage(robust.McGrpo, "2601.22582"),
-    _advantage(robust.Gapo, "2510.21830"),
-    _advantage(contexts.Contexts, "2605.15726", Need.CONTEXTS),
-    _advantage(unlikely.Novelty, "2510.06672", Need.LOGPROBS),
-    _advantage(unlikely.Uniqueness, "2601.08763", Need.TEXTS),
+    _advantage(group.DrGrpo, "2503.20783", measured=_SAME),
+    _advantage(group.Rloo, "2402.14740", measured=_SAME),
+    _advantage(group.ReinforcePlusPlus, "2501.03262", measured=_SAME),
+    _advantage(group.Opo, "2505.23585", Need.LENGTHS, measured=_SAME),
+    _advantage(group.PassK, "verl", measured="samples 5 points worse, greedy answers as good"),
+    _advantage(robust.McGrpo, "2601.22582", measured="2 points ahead in three seeds of three"),
+    _advantage(robust.Gapo, "2510.21830", measured=_SAME),
+    _advantage(contexts.Contexts, "2605.15726", Need.CONTEXTS, measured=_SAME),
+    _advantage(unlikely.Novelty, "2510.06672", Need.LOGPROBS, measured=_SAME),
+    _advantage(unlikely.Uniqueness, "2601.08763", Need.TEXTS, measured=_SAME),
     _alone(turns.TwoLevels, turns.two_levels, "advantage", "2509.11543", Need.TURNS),
     _alone(turns.SubProblems, turns.sub_problems, "advantage", "2605.22074", Need.PARTS),
     _alone(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579", Need.FEATURES),
@@ -75,13 +77,13 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("grpo", "2402.03300", "loses nothing up to eleven steps of staleness"),
     _loss("dapo", "2503.14476", "a learner's default"),
     _loss("decoupled", "2505.24298", "loses 8 points at eleven steps of staleness"),
-    _loss("tis", "verl"),
+    _loss("tis", "verl", "as sapo on own groups"),
     _loss("m2po", "2510.01161", "loses 8 points at eleven steps of staleness"),
-    _loss("gspo", "2507.18071"),
-    _loss("cispo", "2506.13585"),
-    _loss("soft_gate", "2511.20347"),
-    _loss("topr", "2503.14286"),
-    _loss("bapo", "2510.18927"),
+    _loss("gspo", "2507.18071", _NOT_AHEAD),
+    _loss("cispo", "2506.13585", _NOT_AHEAD),
+    _loss("soft_gate", "2511.20347", _NOT_AHEAD),
+    _loss("topr", "2503.14286", _NOT_AHEAD),
+    _loss("bapo", "2510.18927", _NOT_AHEAD),
     _correction("truncated", "2503.14286"),
     _correction("icepop", "slime"),
     _correction("masked", "slime"),

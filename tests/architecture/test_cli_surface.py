@@ -21,7 +21,7 @@ SURFACE = {
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
-    "methods": "name",
+    "methods": "--literature name",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

@@ -1,20 +1,24 @@
 """The list of methods: whole, true of what the loops take, and said in lines."""
 
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from node.cli import main
-from node.commands.methods import list_methods, show_method
+from node.commands.methods import list_literature, list_methods, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
 from node.methods.choices import ADVANTAGES, Advantage, Correction, Loss
+from node.methods.literature import LITERATURE
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES
 from node.methods.losses.weighing import WEIGHINGS
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.registry import METHODS, families
 from swarm.errors import ConfigError
+
+CORRECTIONS_OLD = Path(__file__).parent / "test_training_corrections.py"
 
 
 def said(name: str | None = None) -> list[str]:
@@ -63,6 +67,28 @@ def test_the_list_and_one_of_it() -> None:
     assert len([line for line in said("grpo") if not line.startswith(" ")]) == 2  # of each family
     with pytest.raises(ConfigError, match=r"method gpro: no such method; did you mean gspo\?"):
         show_method("gpro", print)
+
+
+def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
+    names = {each.name for each in METHODS}
+    for row in LITERATURE:
+        assert set(row.methods) <= names
+        assert bool(row.methods or row.where) is not bool(row.why_not), row.name
+        for part in row.where.split(", "):
+            assert "/" not in part or Path(part).exists(), row.name
+    assert len({row.name for row in LITERATURE}) == len(LITERATURE) >= 58
+    lines: list[str] = []
+    list_literature(lines.append)
+    assert len(lines) == len(LITERATURE)
+    assert "BAPO (2510.18927): bapo (node.methods.losses.objectives._bapo; node, learner)" in lines
+
+
+def test_every_method_has_a_test_that_names_it() -> None:
+    tests = Path(__file__).parent.glob("test_methods_*.py")
+    text = "".join(each.read_text() for each in [*tests, CORRECTIONS_OLD])
+    for each in METHODS:
+        function = each.function.__name__
+        assert each.name in text or function in text, each.name
 
 
 def test_the_command_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
