@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -401,6 +401,7 @@ def spent(rollouts: tuple[int, ...], lengths: list[float]) -> float:
     st.lists(st.tuples(st.floats(0, 50), st.floats(1, 500)), min_size=1, max_size=5),
     st.floats(0.05, 1.0),
 )
+@example(drawn=[(0.001953125, 33.0)], share=1.0)
 def test_the_price_is_the_lowest_within_the_budget(
     drawn: list[tuple[float, float]], share: float
 ) -> None:
@@ -413,8 +414,11 @@ def test_the_price_is_the_lowest_within_the_budget(
         (signal / (count + 0.5)) ** 2 / length
         for signal, length in drawn
         for count in range(9)
-        if signal > 1e-3
+        if signal > 0
     }
+    # Prices have bounds, and the lowest of them is one besides.
+    least = math.exp(-budgets.PRICE_LOG)
+    edges = {edge for edge in edges if edge > least} | {least}
     fitting = [sum(lengths)]
     for edge in edges:
         counts = tuple(

@@ -249,7 +249,7 @@ def _bounded_cpu() -> Iterator[None]:
 # What is not equal goes through more of sympy than what is.
 _ALIKE_AND_NOT: Final = (
     ("\\frac{1}{2}", "0.5"), ("\\frac{1}{2}", "1/2x"), ("x^2+1", "1+x^2"), ("x^2+1", "(x-1)^2"),
-    ("\\sqrt{8}", "2"), ("(1,2)", "(2,1)"), ("x>3", "x<3"),
+    ("\\sqrt{8}", "2"), ("(1,2)", "(2,1)"), ("x>3", "x<3"), ("x^2+2x+1", "(x+1)^2"),
 )  # fmt: skip
 
 
