@@ -60,10 +60,19 @@ def results(text: str, calls: Sequence[Sequence[Any]]) -> Sequence[tuple[Any] | 
     """
     if len(text) > ANSWER_CHARS_MAX:
         return [None] * len(calls)
-    ran = runner.run(text, FUNCTION, calls)
+    ran = decided(runner.run(text, FUNCTION, calls))
+    return ran.results if ran.ended == "done" else [None] * len(calls)
+
+
+def decided(ran: runner.Ran) -> runner.Ran:
+    """What a run came to, where every machine comes to that.
+
+    Raises:
+        Undecided: another machine may come to something else.
+    """
     if ran.ended == "undecided":
         raise Undecided(f"after {ran.lines} lines and {ran.cpu_s:.2f} s")
-    return ran.results if ran.ended == "done" else [None] * len(calls)
+    return ran
 
 
 def share_passed(found: Sequence[tuple[Any] | None], expected: Sequence[Any]) -> float:

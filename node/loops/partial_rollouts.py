@@ -4,37 +4,94 @@ A round begins more groups than it needs and takes the first that are done. The 
 interrupted and keep their tokens; the next round goes on with them under its own policy, before it
 begins any new ones. So nothing is thrown away, and long completions are trained on as often as
 short ones, a round or more later; their tokens are of several policy versions, and say of which.
+
+An engine is interrupted anywhere. Transcripts of several turns (`turns/play.py`) stop between two:
+a turn that was begun is waited for, and is of one version.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Generic, Protocol, TypeVar
 
 from node.interfaces.engine import PartialEngine, PendingGroup, Sampling
 from node.verification.held_out import Assignment
-from swarm.rollouts import Completion
+from swarm.rollouts import Completion, Task
+
+W = TypeVar("W", bound=PendingGroup)
 
 Assign = Callable[[int], Awaitable[list[Assignment]]]
 Made = tuple[Assignment, tuple[Completion, ...]]
 
 
+class Works(Protocol[W]):
+    """What groups are made with that may take several rounds. `turns.play.Player` is one."""
+
+    async def begin(
+        self,
+        tasks: Sequence[Task],
+        prompts: Sequence[str],
+        each: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> Sequence[W]:
+        """So many completions of each task, in the making."""
+        ...
+
+    async def advance(self, works: Sequence[W], enough: int, sampling: Sampling, seed: int) -> None:
+        """Go on until so many of them are done; the others keep what they have."""
+        ...
+
+    async def collect(self, works: Sequence[W]) -> list[tuple[Completion, ...]]:
+        """The completions of works that are done, in their order."""
+        ...
+
+
+class EngineWorks:
+    """Completions of one turn, by an engine that can be interrupted."""
+
+    def __init__(self, engine: PartialEngine) -> None:
+        self._engine = engine
+
+    async def begin(
+        self,
+        tasks: Sequence[Task],
+        prompts: Sequence[str],
+        each: int,
+        sampling: Sampling,
+        seed: int,
+    ) -> list[PendingGroup]:
+        """See `Works`."""
+        return await self._engine.begin(prompts, each, sampling, seed)
+
+    async def advance(
+        self, works: Sequence[PendingGroup], enough: int, sampling: Sampling, seed: int
+    ) -> None:
+        """See `Works`. What was begun has its sampling and its seed."""
+        await self._engine.advance(works, enough)
+
+    async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
+        """See `Works`."""
+        return await self._engine.collect(works)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class _Begun:
+class _Begun(Generic[W]):
     assignment: Assignment
-    work: PendingGroup
+    work: W
 
 
-class PartialRollouts:
+class PartialRollouts(Generic[W]):
     """Groups that earlier rounds began. They are lost with the process; their tasks are then left
     out. At most `excess` times a round's groups are under way at once."""
 
-    def __init__(self, engine: PartialEngine, excess: float) -> None:
+    def __init__(self, works: Works[W], excess: float) -> None:
         """`excess`: groups that a round has under way at first, over those that it needs; at least
         1."""
         assert excess >= 1.0
-        self._engine = engine
+        self._works = works
         self._excess = excess
-        self._begun: list[_Begun] = []  # the oldest first
+        self._begun: list[_Begun[W]] = []  # the oldest first
 
     @property
     def waiting(self) -> int:
@@ -47,20 +104,20 @@ class PartialRollouts:
         """The next `wanted` groups that get done. `assign` gives so many further tasks.
 
         Raises:
-            ChildFailed, ConfigError: as `RolloutEngine.generate`; what was begun is kept.
+            ChildFailed, ConfigError: as `Works`; what was begun is kept.
         """
         new = ceil(self._excess * wanted) - len(self._begun)
         if new > 0:
             assigned = await assign(new)
-            prompts = [each.prompt for each in assigned]
-            works = await self._engine.begin(prompts, completions_each, sampling, seed)
+            tasks, prompts = [each.task for each in assigned], [each.prompt for each in assigned]
+            works = await self._works.begin(tasks, prompts, completions_each, sampling, seed)
             self._begun += map(_Begun, assigned, works)
-        await self._engine.advance([each.work for each in self._begun], wanted)
+        await self._works.advance([each.work for each in self._begun], wanted, sampling, seed)
         done = [each for each in self._begun if each.work.done][:wanted]
-        made = await self._engine.collect([each.work for each in done])
+        made = await self._works.collect([each.work for each in done])
         self._begun = [each for each in self._begun if each not in done]
         return _paired(done, made)
 
 
-def _paired(done: Sequence[_Begun], made: Sequence[tuple[Completion, ...]]) -> list[Made]:
+def _paired(done: Sequence[_Begun[W]], made: Sequence[tuple[Completion, ...]]) -> list[Made]:
     return [(each.assignment, group) for each, group in zip(done, made, strict=True)]

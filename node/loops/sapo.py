@@ -33,9 +33,8 @@ from node.environments.turns.replay import said_of
 from node.interfaces.engine import PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
-from node.loops.partial_rollouts import Assign, PartialRollouts
+from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.loops.tally import Scored, sampled, scored_of, tally
-from node.loops.turns.partial_turns import PartialTurns
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.choices import advantages
@@ -170,12 +169,11 @@ class Sapo:
         self._peer_id = peer_id
         self._engine = engine
         self._player = Player(config.run, engine, verifier)
-        self._partial: PartialRollouts | PartialTurns | None = None
-        excess = config.over_provision
-        if excess > 1.0 and config.run.has_turns:
-            self._partial = PartialTurns(self._player, excess)
-        elif excess > 1.0:
-            self._partial = PartialRollouts(cast("PartialEngine", engine), excess)
+        self._partial: PartialRollouts[Any] | None = None
+        if config.over_provision > 1.0:
+            by_engine = EngineWorks(cast("PartialEngine", engine))
+            works = self._player if config.run.has_turns else by_engine
+            self._partial = PartialRollouts(works, config.over_provision)
         self._trainer = trainer
         self._verifier = verifier
         self._guard = guard

@@ -37,8 +37,7 @@ def advantages(groups: Sequence[GroupView], set_to: MethodSettings) -> Advantage
     Raises:
         ValueError: as the method does.
     """
-    functions = dict(ADVANTAGES.values())
-    return functions[type(set_to)](groups, set_to)
+    return ADVANTAGES[set_to.kind][1](groups, set_to)
 
 
 def chosen(known: Mapping[str, type[MethodSettings]], value: Any) -> Any:

@@ -66,7 +66,7 @@ LITERATURE: Final = (
     LiteratureRow("SCOPE", "2602.24110", ("salvage",)),
     LiteratureRow("BES", "2605.28814", why_not="generates offline; its operators are not public"),
     LiteratureRow("VerIPO", "VerIPO", why_not="DPO needs a reference policy, which is not kept"),
-    LiteratureRow("AgentMath", "AgentMath", where="node/loops/turns/partial_turns.py"),
+    LiteratureRow("AgentMath", "AgentMath", where="node/loops/partial_rollouts.py"),
     LiteratureRow("FlexMARL", "FlexMARL", why_not="several agents that learn together"),
     LiteratureRow("ToMPO", "ToMPO", why_not="several agents, on a graph"),
     LiteratureRow("OTR", "OTR", why_not="supervised: a loss for single tokens of given answers"),

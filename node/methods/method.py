@@ -32,6 +32,8 @@ class Need(StrEnum):
 class MethodSettings:
     """What a method is set to. The first field, `kind`, is its name."""
 
+    kind: str = ""
+
     def __str__(self) -> str:
         """As a user writes it: the name, and what is not its default."""
         name, *others = fields(self)

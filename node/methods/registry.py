@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from node.methods.advantages import contexts, group, rewards, robust, turns, unlikely
+from node.methods.advantages import rewards, turns
 from node.methods.choices import ADVANTAGES
 from node.methods.control import admission, budgets, cdas, external, schedules, vade, widths
 from node.methods.filters import extremes, informative, overlong, salvage, successes, variance
@@ -20,11 +20,8 @@ _SAME: Final = "within a few points of grpo, tiny policy, three seeds"
 _NOT_AHEAD: Final = "not ahead of sapo on own groups, tiny policy, three seeds"
 
 
-def _advantage(
-    parameters: type[MethodSettings], source: str, *needs: Need, measured: str = ""
-) -> KnownMethod:
-    name = KnownMethod(parameters, print, "advantage", source).name
-    function = ADVANTAGES[name][1]
+def _advantage(name: str, source: str, *needs: Need, measured: str = "") -> KnownMethod:
+    parameters, function = ADVANTAGES[name]
     return KnownMethod(
         parameters, function, "advantage", source, frozenset(needs), _NODES, measured
     )
@@ -53,17 +50,17 @@ def _alone(
 
 
 METHODS: Final[tuple[KnownMethod, ...]] = (
-    _advantage(group.Grpo, "2402.03300", measured=_DEFAULT),
-    _advantage(group.DrGrpo, "2503.20783", measured=_SAME),
-    _advantage(group.Rloo, "2402.14740", measured=_SAME),
-    _advantage(group.ReinforcePlusPlus, "2501.03262", measured=_SAME),
-    _advantage(group.Opo, "2505.23585", Need.LENGTHS, measured=_SAME),
-    _advantage(group.PassK, "verl", measured="samples 5 points worse, greedy answers as good"),
-    _advantage(robust.McGrpo, "2601.22582", measured="2 points ahead in three seeds of three"),
-    _advantage(robust.Gapo, "2510.21830", measured=_SAME),
-    _advantage(contexts.Contexts, "2605.15726", Need.CONTEXTS, measured=_SAME),
-    _advantage(unlikely.Novelty, "2510.06672", Need.LOGPROBS, measured=_SAME),
-    _advantage(unlikely.Uniqueness, "2601.08763", Need.TEXTS, measured=_SAME),
+    _advantage("grpo", "2402.03300", measured=_DEFAULT),
+    _advantage("dr_grpo", "2503.20783", measured=_SAME),
+    _advantage("rloo", "2402.14740", measured=_SAME),
+    _advantage("reinforce_pp", "2501.03262", measured=_SAME),
+    _advantage("opo", "2505.23585", Need.LENGTHS, measured=_SAME),
+    _advantage("pass_k", "verl", measured="samples 5 points worse, greedy answers as good"),
+    _advantage("mc_grpo", "2601.22582", measured="2 points ahead in three seeds of three"),
+    _advantage("gapo", "2510.21830", measured=_SAME),
+    _advantage("contexts", "2605.15726", Need.CONTEXTS, measured=_SAME),
+    _advantage("novelty", "2510.06672", Need.LOGPROBS, measured=_SAME),
+    _advantage("uniqueness", "2601.08763", Need.TEXTS, measured=_SAME),
     _alone(turns.TwoLevels, turns.two_levels, "advantage", "2509.11543", Need.TURNS),
     _alone(turns.SubProblems, turns.sub_problems, "advantage", "2605.22074", Need.PARTS),
     _alone(rewards.CrossValue, rewards.cross_value, "advantage", "2605.07579", Need.FEATURES),

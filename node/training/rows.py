@@ -18,11 +18,10 @@ import torch
 
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
-from node.methods.advantages.group import SPREAD_MIN
 from node.methods.losses import clip as losses
 from node.methods.losses.settings import Aggregation
 from node.policies.policy import Policy
-from swarm.rollouts import Author, Completion, FinishReason
+from swarm.rollouts import Author, Completion, FinishReason, informative
 
 LOGPROB_ERROR_MAX: Final = 1e-3  # how far above zero rounding may put a log-prob
 FOREIGN_WEIGHT_MAX: Final = 2.0  # of a token, as truncated importance sampling (`tis`) has it
@@ -297,7 +296,7 @@ def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None 
 def _centre(rows: Sequence[Row]) -> None:
     advantages = [row.advantage for row in rows]
     mean = fmean(advantages)
-    is_flat = max(advantages) - min(advantages) < SPREAD_MIN
+    is_flat = not informative(advantages)
     for row in rows:
         row.advantage = 0.0 if is_flat else row.advantage - mean
 

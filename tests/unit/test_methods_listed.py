@@ -18,7 +18,7 @@ from node.methods.losses.weighing_settings import CORRECTIONS
 from node.methods.registry import METHODS, families
 from swarm.errors import ConfigError
 
-CORRECTIONS_OLD = Path(__file__).parent / "test_training_corrections.py"
+MORE_TESTS = Path(__file__).parent / "test_training_corrections.py"
 
 
 def said(name: str | None = None) -> list[str]:
@@ -85,7 +85,7 @@ def test_every_row_of_the_literature_is_here_or_says_why_not() -> None:
 
 def test_every_method_has_a_test_that_names_it() -> None:
     tests = Path(__file__).parent.glob("test_methods_*.py")
-    text = "".join(each.read_text() for each in [*tests, CORRECTIONS_OLD])
+    text = "".join(each.read_text() for each in [*tests, MORE_TESTS])
     for each in METHODS:
         function = each.function.__name__
         assert each.name in text or function in text, each.name

@@ -13,7 +13,7 @@ from node.methods.choices import chosen_correction
 from node.methods.losses.weighing import WEIGHINGS
 from node.methods.losses.weighing_settings import CORRECTIONS
 from node.training.trainer import GroupTrainer
-from tests.unit.test_training_objectives import MANY, batch, outcome, stale
+from tests.unit.test_training_objectives import MANY, SPEC, batch, outcome, stale
 from tests.unit.training_support import open_policy, qwen_directory
 
 RHO = [0.3, 1.0, 2.5, 6.0]
@@ -108,7 +108,7 @@ def test_without_log_probs_a_token_counts_as_before(directory) -> None:  # type:
 
 def test_a_completion_is_left_out_as_a_whole(directory) -> None:  # type: ignore[no-untyped-def]
     policy = open_policy(directory)
-    found = GroupTrainer(policy, outcome_spec(), MANY).logprobs(batch(policy))
+    found = GroupTrainer(policy, SPEC, MANY).logprobs(batch(policy))
     groups = []
     for at, (each, rows) in enumerate(zip(batch(policy), found, strict=True)):
         shift = 2.0 if at == 0 else 0.0  # the first group has become unlikely
@@ -120,9 +120,3 @@ def test_a_completion_is_left_out_as_a_whole(directory) -> None:  # type: ignore
     report, _ = outcome(directory, groups, correction="geometric, weight_min=0.9, weight_max=1.1")
     first = sum(len(c.token_ids) for c in groups[0].completions)
     assert report.mask_fraction == pytest.approx(first / report.trained_tokens)
-
-
-def outcome_spec():  # type: ignore[no-untyped-def]
-    from tests.unit.test_training_objectives import SPEC
-
-    return SPEC

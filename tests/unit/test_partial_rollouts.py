@@ -10,7 +10,7 @@ import trio
 
 from node.config import NodeConfig, RunConfig, load_config
 from node.interfaces.engine import Sampling
-from node.loops.partial_rollouts import PartialRollouts
+from node.loops.partial_rollouts import EngineWorks, PartialRollouts
 from node.verification.held_out import Assignment
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Task
@@ -72,7 +72,7 @@ def lengths(count: int) -> list[int]:
 async def rounds(excess: float, number: int, wanted: int = 4) -> tuple[list[str], list[int], int]:
     """What the rounds trained on, how many groups each left waiting, and the engine's steps."""
     engine = LongTails()
-    partial = PartialRollouts(engine, excess)  # type: ignore[arg-type]
+    partial = PartialRollouts(EngineWorks(engine), excess)  # type: ignore[arg-type]
     stream = iter(lengths(10_000))
     trained, left = [], []
 
@@ -116,7 +116,7 @@ def test_what_fails_keeps_what_was_begun() -> None:
 
     async def body() -> None:
         engine = Failing()
-        partial = PartialRollouts(engine, 1.5)  # type: ignore[arg-type]
+        partial = PartialRollouts(EngineWorks(engine), 1.5)  # type: ignore[arg-type]
         asked: list[int] = []
 
         async def assign(count: int) -> list[Assignment]:

@@ -10,8 +10,7 @@ from node.environments.base import Interaction
 from node.environments.registry import interaction
 from node.environments.turns.replay import forgery, said_of
 from node.interfaces.engine import Context, Sampling
-from node.loops.partial_rollouts import Made
-from node.loops.turns.partial_turns import PartialTurns
+from node.loops.partial_rollouts import Made, PartialRollouts
 from node.loops.turns.play import Player
 from node.verification.assignment import assigned_task
 from node.verification.held_out import Assignment
@@ -74,7 +73,7 @@ class Rounds:
     def __init__(self, excess: float, indices: int = 40) -> None:
         self.engine = Guesser(indices)
         player = Player(RUN, self.engine, InlineVerifier(RUN))  # type: ignore[arg-type]
-        self.partial = PartialTurns(player, excess)
+        self.partial = PartialRollouts(player, excess)
         self.assigned = 0
 
     async def assign(self, count: int) -> list[Assignment]:

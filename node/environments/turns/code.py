@@ -9,8 +9,14 @@ from random import Random
 from typing import Any, Final
 
 from node.environments.answers import answer_in, written
-from node.environments.base import Problem, Undecided
-from node.environments.python_function import FUNCTION, PythonFunction, results, share_passed
+from node.environments.base import Problem
+from node.environments.python_function import (
+    FUNCTION,
+    PythonFunction,
+    decided,
+    results,
+    share_passed,
+)
 from node.environments.turns.parameters import named, numbers
 from node.environments.turns.tool_use import ToolTask
 from node.environments.turns.tools import Tool
@@ -55,9 +61,7 @@ def python(argument: str) -> str:
     """
     if len(argument) > PYTHON_CHARS_MAX:
         return f"over {PYTHON_CHARS_MAX} characters"
-    ran = runner.run(_TOOL, "said", [[argument]])
-    if ran.ended == "undecided":
-        raise Undecided(f"after {ran.lines} lines and {ran.cpu_s:.2f} s")
+    ran = decided(runner.run(_TOOL, "said", [[argument]]))
     if ran.ended == "over":
         return "stopped: it ran for too long"
     (found,) = ran.results

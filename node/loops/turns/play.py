@@ -84,6 +84,11 @@ class Played:
             return []
         return [row for row in self.rows if row.goes_on(self.tokens_max)]
 
+    @property
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return not self.open_rows
+
     def completions(self) -> tuple[Completion, ...]:
         """Each transcript as one completion."""
         return tuple(_joined(row) if self.has_turns else row.turns[0] for row in self.rows)
@@ -135,6 +140,23 @@ class Player:
                 row.take(turn)
             await self._hear(groups)
 
+    async def advance(
+        self, works: Sequence[Played], enough: int, sampling: Sampling, seed: int
+    ) -> None:
+        """Go on, turn by turn, until so many of them are done; the others stop between two turns.
+
+        Raises:
+            ChildFailed, ConfigError: as `go_on`.
+        """
+        turn = 0
+        while sum(each.done for each in works) < enough:
+            turn += 1
+            await self.go_on(works, sampling, _seed(seed, turn))
+
+    async def collect(self, works: Sequence[Played]) -> list[tuple[Completion, ...]]:
+        """The completions of works that are done, in their order."""
+        return [each.completions() for each in works]
+
     async def _hear(self, groups: Sequence[Played]) -> None:
         """Ask what is said to each last turn that nothing was said to yet."""
         asked = [
@@ -171,11 +193,8 @@ async def completions(
         ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.
     """
     groups = await player.begin(tasks, prompts, each, sampling, seed)
-    turn = 0
-    while any(group.open_rows for group in groups):
-        turn += 1
-        await player.go_on(groups, sampling, seed_of_turn(seed, turn))
-    return [group.completions() for group in groups]
+    await player.advance(groups, len(groups), sampling, seed)
+    return await player.collect(groups)
 
 
 def _joined(row: _Row) -> Completion:
@@ -211,6 +230,5 @@ def _spans(turns: Sequence[Completion]) -> Spans:
     )
 
 
-def seed_of_turn(seed: int, turn: int) -> int:
-    """The seed of a later turn."""
+def _seed(seed: int, turn: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/turn/{turn}".encode()).digest()[:7])

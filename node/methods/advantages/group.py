@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from node.methods.groups import Advantages, GroupView, by_source
 from node.methods.method import MethodSettings
+from swarm.rollouts import informative
 
-SPREAD_MIN: Final = 1e-8
 STD_EPSILON: Final = 1e-6
 
 
@@ -23,7 +23,7 @@ def is_flat(rewards: Sequence[float]) -> bool:
     """
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards {tuple(rewards)}: not all are finite")
-    return len(rewards) < 2 or max(rewards) - min(rewards) < SPREAD_MIN
+    return len(rewards) < 2 or not informative(rewards)
 
 
 def grpo_advantages(rewards: Sequence[float]) -> tuple[float, ...]:
@@ -125,7 +125,7 @@ def opo(groups: Sequence[GroupView], set_to: Opo) -> Advantages:
     for group in groups:
         if len(group.lengths) != len(group.rewards) or any(each < 1 for each in group.lengths):
             raise ValueError("opo: a group without the lengths of its completions")
-        weighed = sum(map(float.__mul__, map(float, group.lengths), map(float, group.rewards)))
+        weighed = sum(n * each for n, each in zip(group.lengths, group.rewards, strict=True))
         found.append(centred(group.rewards, weighed / (sum(group.lengths) or 1)))
     return found
 

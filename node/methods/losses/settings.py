@@ -23,7 +23,6 @@ Low = Annotated[float, Gt(0), Lt(1)]
 class LossSettings(MethodSettings):
     """What all losses have."""
 
-    kind: str = ""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number: each token weighs the same (`token_mean`), or each
     completion, as the mean (`sequence_mean`) or the sum (`sequence_sum`) of its tokens, or as that
