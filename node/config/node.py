@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Correction, Loss
+from node.methods.choices import Advantage, Control, Correction, Loss
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -167,6 +167,10 @@ class NodeConfig(Frozen):
     correction: Correction | None = None
     """How the loss `sapo` weighs tokens that came with log-probs, own and foreign ones, by how much
     likelier they became: as in `icepop, weight_max=4`. None: foreign ones up to twice.
+    `swarm-node methods` lists them."""
+    control: Control | None = None
+    """Which of the tasks ahead in its stream a node that learns by itself takes, by how often they
+    were solved, here and by others: as in `vade, ahead=8`. None: each as it comes.
     `swarm-node methods` lists them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the

@@ -20,6 +20,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import ceil, isfinite, isnan, nan
 from random import Random
 from statistics import fmean
@@ -43,6 +44,7 @@ from node.methods.samplers import distinct, draw_foreign, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
 from node.verification.held_out import Assignment, HeldOutGuard
+from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
 from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
@@ -163,8 +165,10 @@ class Sapo:
         before_share: Callable[[int], Awaitable[None]] | None = None,
         hand_over: HandOver | None = None,
         on_samples: OnSamples | None = None,
+        choice: TaskChoice | None = None,
     ) -> None:
-        """`on_samples`: gets some of each round's groups, for people to look at."""
+        """`on_samples`: gets some of each round's groups, for people to look at. `choice`: what is
+        known of how hard tasks are; None: nothing yet."""
         self._config = config
         self._peer_id = peer_id
         self._engine = engine
@@ -184,6 +188,7 @@ class Sapo:
         self._before_share = before_share  # makes the new data position durable
         self._hand_over = hand_over
         self._on_samples = on_samples
+        self._choice = choice or TaskChoice(config.run, config.control)
         self.progress = progress
         self._sampling = config.run.engine_sampling
 
@@ -215,6 +220,7 @@ class Sapo:
             paused_s = None
             if self._hand_over is not None:
                 paused_s = await self._hand_over.after_training(report.policy_version)
+            self._choice.learn([(group.task, group.rewards) for group in own])
             generated = sum(len(c.token_ids) for group in own for c in group.completions)
             self.progress = replace(
                 start,
@@ -238,10 +244,14 @@ class Sapo:
         wanted = self._config.local_groups
         index = self.progress.next_index
         groups: list[OwnGroup] = []
+        self._choice.expire()
+        choose = partial(self._choice.choose, rng=Random(self._seed("tasks", number)))
 
         async def assign(count: int) -> list[Assignment]:
             nonlocal index
-            assigned, index = await self._guard.assignments(self._peer_id, index, count)
+            assigned, index = await self._guard.assignments(
+                self._peer_id, index, count, choose, self._choice.ahead
+            )
             return assigned
 
         for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
@@ -283,6 +293,7 @@ class Sapo:
 
     async def _share(self, own: Sequence[OwnGroup], number: int) -> None:
         created_at_s = int(self._now_s())
+        told = self._choice.told(len(own))
         groups = [
             RolloutGroup(
                 run_id=self._config.run.run_id,
@@ -298,8 +309,9 @@ class Sapo:
                 engine=self._engine.maker.engine,
                 precision=self._engine.maker.precision,
                 attempt=group.attempt,
+                counters=counters,
             )
-            for group in own
+            for group, counters in zip(own, told, strict=True)
         ]
         await self._exchange.share(
             groups, [group.prompt for group in own], [group.rewards for group in own]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
+from node.methods.control import vade
 from node.methods.groups import Advantages, GroupView
 from node.methods.losses import settings as losses
 from node.methods.losses import weighing_settings as weighing
@@ -81,6 +82,9 @@ chosen_advantage = partial(chosen, {name: kind for name, (kind, _) in ADVANTAGES
 chosen_correction = partial(chosen, CORRECTIONS)
 
 
+chosen_control = partial(chosen, {"vade": vade.Vade})
+
+
 def chosen_loss(value: Any) -> LossSettings:
     """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
@@ -101,6 +105,9 @@ Advantage = Annotated[
     BeforeValidator(chosen_advantage),
 ]
 """Those that the loops take."""
+
+Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
+"""Those that choose a node's tasks."""
 
 Loss = Annotated[
     losses.SapoLoss

@@ -89,7 +89,9 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _correction("k3", "verl"),
     _correction("opsm", "slime"),
     _alone(cdas.Cdas, cdas.cdas, "control", "2505.17652", Need.REVISITS),
-    _alone(vade.Vade, vade.vade, "control", "2511.18902", Need.REVISITS),
+    KnownMethod(
+        vade.Vade, vade.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",)
+    ),
     _alone(schedules.VarianceCurriculum, schedules.variance_curriculum, "control", "2509.19803"),
     _alone(schedules.LengthSchedule, schedules.length_schedule, "control", "2509.25176"),
     _alone(widths.Dars, widths.dars, "control", "2508.13755"),

@@ -36,12 +36,13 @@ from node.roles.sharing import POOL_FILE, RolloutSharing, pool_limits
 from node.roles.world import World
 from node.verification.assignment import format_samples
 from node.verification.held_out import HeldOutGuard
+from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
 from swarm.exchange.pool import Pool, PoolStatistics
 from swarm.identity import Identity
 from swarm.peers.run_data import serve_data
 from swarm.peers.run_rules import serve_rules
-from swarm.rollouts import is_quantised
+from swarm.rollouts import RolloutGroup, is_quantised
 from swarm.transport.places import PlaceFigures
 
 TOKENS_PER_S_ROUNDS: Final = 5  # rounds over which the generation rate is averaged
@@ -84,15 +85,22 @@ class Node:
         self.gater, self.discovery, self.ledger = peer.gater, peer.discovery, peer.ledger
         self.verifier = verifier
         self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
+        self.choice = TaskChoice(config.run, config.control, self.gater.share_of, world.now_s)
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
-            self.sharing = RolloutSharing(world, config, peer, pool, self.guard.verify, draws)
+            self.sharing = RolloutSharing(world, config, peer, pool, self._verify, draws)
         serve_rules(peer.transport, self.gater, config.run.run_id, config.run.as_json())
         if held := held_data(config.run, world.run_sync):
             serve_data(peer.transport, self.gater, held)
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()
+
+    async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
+        """See `HeldOutGuard.verify`; what a good group says of its producer's tries is heard."""
+        found = await self.guard.verify(group)
+        self.choice.hear(group)
+        return found
 
     def enter(self, phase: str) -> None:
         """What the role does from now on, in a word."""

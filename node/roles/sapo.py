@@ -85,6 +85,7 @@ class Rounds:
             before_share=checkpoints.reserve if checkpoints else None,
             hand_over=hand_over,
             on_samples=on_samples,
+            choice=node.choice,
         )
         self.progress = progress
         every = self._config.evaluate_every_rounds

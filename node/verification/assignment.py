@@ -26,6 +26,7 @@ VALIDATION_PRODUCER = "validation"  # neither is this
 COMMON_PRODUCER = "common"  # nor this
 ORDINARY_PRODUCER = "ordinary"  # nor this
 INDEX_MAX = 2**31 - 1
+ENVIRONMENT_BUCKETS = 2**31  # the first number under which an environment's tasks are counted
 FORMAT_SAMPLES = 24  # of an environment: enough to meet each kind of answer that it has
 
 _SEED_DOMAIN = b"swarm/task-seed/1"
@@ -52,6 +53,22 @@ def is_common(run: RunConfig, task: Task) -> bool:
     """Whether a task is one of those that the run has in common."""
     rules = run.common
     return bool(rules.share) and task.index < rules.tasks and task == common_task(run, task.index)
+
+
+def bucket_of(run: RunConfig, task: Task) -> int:
+    """Under which number nodes of the run count how often the task is solved: a common one under
+    its own, another one with all tasks of its environment and parameters."""
+    if is_common(run, task):
+        return task.index
+    specs = [(spec.name, spec.parameters) for spec in run.environments]
+    return ENVIRONMENT_BUCKETS + specs.index((task.environment, task.parameters))
+
+
+def is_bucket(run: RunConfig, bucket: int) -> bool:
+    """Whether nodes of the run count anything under the number."""
+    if bucket < ENVIRONMENT_BUCKETS:
+        return bool(run.common.share) and 0 <= bucket < run.common.tasks
+    return bucket < ENVIRONMENT_BUCKETS + len(run.environments)
 
 
 def next_task(run: RunConfig, producer: str, index: int) -> tuple[Task, int]:

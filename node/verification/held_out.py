@@ -9,7 +9,7 @@ The same for validation tasks, by which a node decides something, but that how m
 setting of its own: another node may train on such a question and share that, and is not to blame.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -32,6 +32,8 @@ from swarm.rollouts import RolloutGroup, Task, VerifiedGroup
 SKIPS_PER_TASK_MAX = 50  # held-out prompts in a row; more means that the run has too few problems
 POSED_AT_ONCE = 200
 CANDIDATES = 2  # for each validation task: some are held out, or have a question that came before
+Due = tuple[Task, int]  # a task, and how often the node did it before
+Choose = Callable[[Sequence[Due], int], Sequence[Due]]  # so many of these, in their order
 MISSED_SHARE_MAX = 0.125  # of a run's tasks: that training may do without for validation
 
 
@@ -122,10 +124,16 @@ class HeldOutGuard:
         return prompt, rewards
 
     async def assignments(
-        self, producer: PeerId, index: int, count: int
+        self,
+        producer: PeerId,
+        index: int,
+        count: int,
+        choose: Choose = lambda due, count: due[:count],
+        ahead: int = 1,
     ) -> tuple[list[Assignment], int]:
         """The producer's next `count` tasks from data position `index` that are neither held out
-        nor for validation, and the position after them.
+        nor for validation, and the position after them. With `ahead`, of so many times as many
+        tasks those that `choose` takes; the others are left out for good.
 
         Raises:
             ConfigError: the run has hardly any problem that is not held out.
@@ -133,19 +141,20 @@ class HeldOutGuard:
         apart = await self.questions()
         apart |= {question_of(each.prompt) for each in await self.validation()}
         found: list[Assignment] = []
-        last = index + count * (1 + SKIPS_PER_TASK_MAX)
+        last = index + ahead * count * (1 + SKIPS_PER_TASK_MAX)
         while len(found) < count:
             wanted = count - len(found)
             if index >= last:
                 raise self._all_held_out()
-            due = [next_task(self._run, producer, index + n) for n in range(wanted)]
+            due = [next_task(self._run, producer, index + n) for n in range(ahead * wanted)]
+            index += len(due)
+            due = list(choose(due, wanted))
             problems = await self._verifier.problems([task for task, _ in due])
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
                 if question_of(problem.prompt) not in apart
             ]
-            index += wanted
         return found, index
 
     async def leased(self, stream: str, places: Sequence[int]) -> list[Assignment]:

@@ -299,8 +299,9 @@ def _tables(models: Mapping[str, Model]) -> Iterator[str]:
         yield _table(("Setting", "Type", "Default", "Meaning"), rows)
 
 
-def methods_page(*wanted: Family) -> str:
-    """Every method of some families with the defaults of its parameters."""
+def methods_page(*wanted: Family, used: bool | None = None) -> str:
+    """Every method of some families with the defaults of its parameters. `used`: those alone that
+    some loop uses, or none does."""
     rows = [
         (
             f"`{each.name}`",
@@ -310,6 +311,7 @@ def methods_page(*wanted: Family) -> str:
         )
         for family in wanted
         for each in families()[family]
+        if used is None or bool(each.used_by) is used
     ]
     return _table(("Method", "What it is", "Parameters", "Source"), rows)
 
@@ -330,7 +332,8 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "losses": partial(methods_page, "loss"),
     "advantages": partial(methods_page, "advantage"),
     "corrections": partial(methods_page, "correction"),
-    "functions": partial(methods_page, "control", "filter", "replay", "generate"),
+    "controls": partial(methods_page, "control", "generate", used=True),
+    "functions": partial(methods_page, "control", "filter", "replay", "generate", used=False),
     "rewards": partial(methods_page, "reward"),
     "settings": settings_page,
     "template": template_page,

@@ -7,8 +7,9 @@ from coordinator.cli import parser as coordinator_parser
 from node.cli import _parser
 
 SURFACE = {
-    "join": "--advantage --allow --announce --checkpoint-every --correction --data-dir --engine "
-    "--engine-quantization --engine-update --evaluate-every --external --group-size --invite "
+    "join": "--advantage --allow --announce --checkpoint-every --control --correction "
+    "--data-dir --engine --engine-quantization --engine-update --evaluate-every --external "
+    "--group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --role --rounds "
     "--run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval --threads "

@@ -35,7 +35,8 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["advantage"] == set(ADVANTAGES)
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(WEIGHINGS)
-    for family in ("reward", "control", "filter", "replay", "generate"):
+    assert listed["control"] == {"vade"}
+    for family in ("reward", "filter", "replay", "generate"):
         assert listed[family] == set()
     for union, known in (
         (Advantage, [kind for kind, _ in ADVANTAGES.values()]),

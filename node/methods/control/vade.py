@@ -25,6 +25,12 @@ class Vade(MethodSettings):
     """One result counts for at most so many rollouts, whoever brings it; not published."""
     tasks_max: Annotated[int, Ge(1)] = 100_000
     """At most so many tasks are known; of more, those with results longest ago are forgotten."""
+    ahead: Annotated[int, Ge(1), Le(64)] = 4
+    """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
+    that promise less; not published."""
+    others_max: Annotated[float, Ge(0), Le(64)] = 16.0
+    """What others report of a bucket counts for at most so many rollouts, however many report it.
+    0: a node believes itself alone; not published."""
 
 
 @dataclass(frozen=True, slots=True)

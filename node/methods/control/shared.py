@@ -1,0 +1,136 @@
+"""What nodes tell each other of how hard tasks are, and what one that hears it may believe.
+
+Reports are merged in any order, and twice does no harm: of each producer the newest report on a
+bucket counts. The oldest reports leave a full map, which is as independent of the order. Pure.
+"""
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from node.methods.control.vade import SuccessCounts
+from swarm.rollouts import Counters
+
+REPORTS_MAX: Final = 65_536
+REPORTS_PER_PRODUCER_MAX: Final = 1_024
+VOICE_MAX: Final = 16.0  # rollouts that one voice counts for in a bucket, whatever it tells
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Report:
+    """What one producer told of one bucket, in the order of its making."""
+
+    created_at_s: int
+    round: int
+    producer: str
+    bucket: int
+    tries: int
+    successes: int
+    expires_at_s: int
+    voice: str = ""  # in whose name it counts: the producer's own, or that of an address block
+
+
+class SharedMap:
+    """Reports by bucket."""
+
+    def __init__(
+        self,
+        reports_max: int = REPORTS_MAX,
+        per_producer_max: int = REPORTS_PER_PRODUCER_MAX,
+    ) -> None:
+        self._reports_max, self._per_producer_max = reports_max, per_producer_max
+        self._buckets: dict[int, dict[str, Report]] = {}
+        self._producers: dict[str, dict[int, Report]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SharedMap) and self._producers == other._producers
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def hear(self, reports: Iterable[Report]) -> None:
+        """Take reports in; those without tries say nothing."""
+        for report in reports:
+            known = self._producers.get(report.producer, {}).get(report.bucket)
+            if report.tries < 1 or (known is not None and known >= report):
+                continue
+            if known is None:
+                self._count += 1
+            self._producers.setdefault(report.producer, {})[report.bucket] = report
+            self._buckets.setdefault(report.bucket, {})[report.producer] = report
+            of_one = self._producers[report.producer]
+            if len(of_one) > self._per_producer_max:
+                self._forget(min(of_one.values()))
+        if self._count > self._reports_max:
+            every = (each for of_one in self._producers.values() for each in of_one.values())
+            for oldest in heapq.nsmallest(self._count - self._reports_max, every):
+                self._forget(oldest)
+
+    def expire(self, now_s: float) -> None:
+        """Forget reports whose groups have expired."""
+        every = [each for of_one in self._producers.values() for each in of_one.values()]
+        for report in every:
+            if report.expires_at_s <= now_s:
+                self._forget(report)
+
+    def of(self, bucket: int, others_max: float) -> SuccessCounts:
+        """What all others' reports on a bucket count for: `others_max` rollouts at most, of which
+        as many are right as the median voice says.
+
+        A voice's rate is that of all of its reports together, and it weighs as many rollouts as
+        these had, at most `VOICE_MAX`. So whoever has less than half of the weight moves the rate
+        no further than to what another voice said, and all liars together bring no more than
+        `others_max` rollouts against those of the node itself.
+        """
+        voices: dict[str, tuple[int, int]] = {}
+        for report in self._buckets.get(bucket, {}).values():
+            name = report.voice or report.producer
+            tries, successes = voices.get(name, (0, 0))
+            voices[name] = (tries + report.tries, successes + report.successes)
+        if not voices:
+            return SuccessCounts()
+        said = sorted(
+            (right / tries, min(VOICE_MAX, float(tries))) for tries, right in voices.values()
+        )
+        rate, weight = _median(said)
+        counted = min(others_max, weight)
+        return SuccessCounts(counted * rate, counted * (1.0 - rate))
+
+    def _forget(self, report: Report) -> None:
+        self._count -= 1
+        del self._buckets[report.bucket][report.producer]
+        if not self._buckets[report.bucket]:
+            del self._buckets[report.bucket]
+        del self._producers[report.producer][report.bucket]
+        if not self._producers[report.producer]:
+            del self._producers[report.producer]
+
+
+def _median(said: list[tuple[float, float]]) -> tuple[float, float]:
+    """The weighted median of (rate, weight) in the order of rates, and the weight of all. Where
+    exactly half lies on each side, the middle between the two."""
+    upto = list(accumulate(weight for _, weight in said))
+    half = upto[-1] / 2.0
+    low = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ >= half)
+    high = next(rate for (rate, _), sum_ in zip(said, upto, strict=True) if sum_ > half)
+    return (low + high) / 2.0, upto[-1]
+
+
+def reports_of(
+    counters: Counters,
+    producer: str,
+    round_: int,
+    created_at_s: int,
+    expires_at_s: int,
+    voice: str,
+) -> list[Report]:
+    """What a group's counters report."""
+    return [
+        Report(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
+        for bucket, tries, successes in counters
+    ]

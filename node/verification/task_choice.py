@@ -1,0 +1,101 @@
+"""Which of the tasks ahead in its stream a node takes: by how often they are solved, as far as the
+node and others have found out.
+
+A producer cannot make up its tasks, but it may leave some out. With a method of control a node does
+so with those that promise least. What it found out itself it forgets when it is restarted; others'
+reports come again with their groups.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from node.config import RunConfig
+from node.methods.control.shared import SharedMap, reports_of
+from node.methods.control.vade import SuccessBeliefs, SuccessCounts, Vade, learned, vade
+from node.verification.assignment import bucket_of, is_bucket
+from node.verification.held_out import Due
+from swarm.identity import PeerId
+from swarm.rollouts import Counters, RolloutGroup, Task
+from swarm.wire.messages import COUNTERS_MAX
+
+TOLD_EACH_MAX = min(16, COUNTERS_MAX)  # counters in one group: 192 bytes
+
+
+class TaskChoice:
+    """What one node knows of how hard tasks are, and what it does about it."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        control: Vade | None,
+        voice_of: Callable[[PeerId], str] = str,
+        now_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`control` None: all tasks are taken as they come, nothing is believed of others, and what
+        the node found out is told where the run has tasks in common. `voice_of`: in whose name a
+        producer's reports count."""
+        self._run, self._control = run, control
+        self._voice_of, self._now_s = voice_of, now_s
+        self._own = SuccessBeliefs()
+        self.others = SharedMap()
+
+    @property
+    def ahead(self) -> int:
+        """How many tasks are looked at for each that is taken."""
+        return self._control.ahead if self._control is not None else 1
+
+    def choose(self, due: Sequence[Due], count: int, rng: Random) -> list[Due]:
+        """`count` of these tasks, in their order; all where there are no more."""
+        if self._control is None or len(due) <= count:
+            return list(due)
+        known = {str(at): self.belief(task) for at, (task, _) in enumerate(due)}
+        chosen = sorted(map(int, vade(SuccessBeliefs(known), known, count, rng)))
+        return [due[at] for at in chosen]
+
+    def belief(self, task: Task) -> SuccessCounts:
+        """What the node's own rollouts and others' reports say of a task together."""
+        bucket = bucket_of(self._run, task)
+        own = self._own.of(str(bucket))
+        others_max = self._control.others_max if self._control is not None else 0.0
+        others = self.others.of(bucket, others_max)
+        return SuccessCounts(own.right + others.right, own.wrong + others.wrong)
+
+    def learn(self, results: Sequence[tuple[Task, Sequence[float]]]) -> None:
+        """Take in the rewards of own groups."""
+        found = [
+            (str(bucket_of(self._run, task)), sum(each == 1.0 for each in rewards), len(rewards))
+            for task, rewards in results
+        ]
+        self._own = learned(self._own, found, self._control or Vade())
+
+    def hear(self, group: RolloutGroup) -> None:
+        """Take in what a group that was found good says of its producer's tries."""
+        if self._control is None or not group.counters:
+            return
+        known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
+        self.others.hear(
+            reports_of(
+                known,
+                group.producer,
+                group.round,
+                group.created_at_s,
+                group.expires_at_s,
+                self._voice_of(group.producer),
+            )
+        )
+
+    def expire(self) -> None:
+        """Forget what groups reported that have expired."""
+        self.others.expire(self._now_s())
+
+    def told(self, groups: int) -> list[Counters]:
+        """What each of a round's groups says of the node's own tries: of the buckets that have the
+        newest results, none of them twice."""
+        if groups < 1 or (self._control is None and not self._run.common.share):
+            return [()] * groups
+        newest = [
+            (int(bucket), round(each.right + each.wrong), round(each.right))
+            for bucket, each in list(self._own.counts.items())[-TOLD_EACH_MAX * groups :]
+        ]
+        newest = [each for each in newest if each[1] > 0]
+        return [tuple(sorted(newest[at::groups])) for at in range(groups)]

@@ -1,0 +1,359 @@
+"""Tasks taken by what is known of them: reports that merge in any order, liars that move little."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from statistics import fmean
+
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from node.config import NodeConfig, RunConfig
+from node.config.run import CommonRules
+from node.engines.scripted import ScriptedPolicy
+from node.interfaces.engine import Sampling
+from node.interfaces.prompts import question_of
+from node.methods.control.shared import Report, SharedMap
+from node.methods.control.vade import SuccessCounts, Vade, information
+from node.records.records import RoundDone
+from node.simulation.nodes import build
+from node.simulation.nodes import run as run_simulated
+from node.verification.assignment import (
+    ENVIRONMENT_BUCKETS,
+    bucket_of,
+    common_task,
+    is_bucket,
+    next_task,
+)
+from node.verification.task_choice import TOLD_EACH_MAX, TaskChoice
+from swarm.identity import PeerId
+from swarm.rollouts import Completion, RolloutGroup, Task
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from tests.unit.tasks_support import ALICE, make_run
+
+TWO = (
+    {"name": "scripted_sum", "parameters": {"max": 9}},
+    {"name": "scripted_sum", "parameters": {"max": 99}},
+)
+BUCKET = ENVIRONMENT_BUCKETS
+FOR_EVER = 2**40
+
+
+def report(
+    producer: str,
+    tries: int,
+    successes: int,
+    *,
+    at_s: int = 0,
+    round_: int = 0,
+    bucket: int = BUCKET,
+    voice: str = "",
+    expires_at_s: int = FOR_EVER,
+) -> Report:
+    return Report(at_s, round_, producer, bucket, tries, successes, expires_at_s, voice or producer)
+
+
+def rate(counts: SuccessCounts) -> float:
+    return counts.right / (counts.right + counts.wrong)
+
+
+# --- merging ---------------------------------------------------------------------------------
+
+REPORTS = st.lists(
+    st.builds(
+        report,
+        st.sampled_from("abcd"),
+        st.integers(0, 40),
+        st.just(0),
+        at_s=st.integers(0, 3),
+        round_=st.integers(0, 3),
+        bucket=st.integers(0, 5),
+    ),
+    max_size=40,
+)
+
+
+@given(REPORTS, st.randoms(use_true_random=False), st.integers(1, 12), st.integers(1, 4))
+@settings(max_examples=300)
+def test_reports_merge_in_any_order_and_twice_even_where_the_map_is_full(
+    reports: list[Report], random: Random, most: int, each_most: int
+) -> None:
+    one, other = SharedMap(most, each_most), SharedMap(most, each_most)
+    one.hear(reports)
+    again = [*reports, *reports]
+    random.shuffle(again)
+    for each in again:
+        other.hear([each])
+    assert one == other
+    assert len(one) == len(other) <= most
+
+
+def test_a_map_knows_another_from_itself() -> None:
+    one, other = SharedMap(), SharedMap()
+    one.hear([report("a", 8, 3)])
+    other.hear([report("a", 8, 4)])
+    assert one != other
+
+
+def test_the_newest_report_of_a_producer_counts_and_the_oldest_ones_leave() -> None:
+    map_ = SharedMap(reports_max=2)
+    map_.hear([report("a", 16, 0, at_s=5), report("a", 16, 16, at_s=4)])
+    assert map_.of(BUCKET, 16) == SuccessCounts(0.0, 16.0)
+    map_.hear([report("b", 16, 16, at_s=9), report("c", 16, 16, at_s=8)])
+    assert len(map_) == 2
+    assert map_.of(BUCKET, 16) == SuccessCounts(16.0, 0.0)  # a's is gone
+
+
+def test_reports_expire_with_their_groups() -> None:
+    map_ = SharedMap()
+    map_.hear([report("a", 8, 8, expires_at_s=10), report("b", 8, 0, expires_at_s=11)])
+    map_.expire(10)
+    assert map_.of(BUCKET, 16) == SuccessCounts(0.0, 8.0)
+    map_.expire(11)
+    assert len(map_) == 0
+    assert map_.of(BUCKET, 16) == SuccessCounts()
+
+
+# --- liars -----------------------------------------------------------------------------------
+
+
+def honest(count: int, rng: Random) -> list[Report]:
+    """Each with 32 tries of its own at a task that a third of the tries solves."""
+    return [
+        report(f"honest-{n}", 32, sum(rng.random() < 1 / 3 for _ in range(32)))
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("lie", [0, 2**31])
+def test_what_a_minority_of_liars_moves_stays_within_what_honest_nodes_say(lie: int) -> None:
+    for seed in range(20):
+        said = honest(11, Random(seed))
+        rates = [each.successes / each.tries for each in said]
+        for liars in range(11):
+            map_ = SharedMap()
+            map_.hear([*said, *(report(f"liar-{n}", 2**31, lie) for n in range(liars))])
+            assert min(rates) <= rate(map_.of(BUCKET, 16)) <= max(rates)
+
+
+def test_one_peer_moves_less_than_honest_nodes_differ() -> None:
+    moved = []
+    for seed in range(50):
+        plain, lied = SharedMap(), SharedMap()
+        plain.hear(honest(10, Random(seed)))
+        lied.hear([*honest(10, Random(seed)), report("liar", 2**31, 2**31)])
+        moved.append(abs(rate(lied.of(BUCKET, 16)) - rate(plain.of(BUCKET, 16))))
+    assert fmean(moved) < 0.03  # a mean of all tries would have moved to 1
+
+
+def test_ten_keys_of_one_block_are_one_voice() -> None:
+    block, strangers = SharedMap(), SharedMap()
+    said = honest(7, Random(1))
+    ten = [report(f"liar-{n}", 64, 64) for n in range(10)]
+    block.hear([*said, *(replace(each, voice="10.1.2.0/24") for each in ten)])
+    strangers.hear([*said, *ten])
+    rates = [each.successes / each.tries for each in said]
+    assert min(rates) <= rate(block.of(BUCKET, 16)) <= max(rates)
+    assert rate(strangers.of(BUCKET, 16)) == 1.0  # the control: ten of seventeen
+
+
+@pytest.mark.parametrize("liars", [1, 10, 1000])
+def test_all_liars_together_bring_no_more_than_others_may(liars: int) -> None:
+    run = make_run(*TWO)
+    choice = TaskChoice(run, Vade(others_max=16.0))
+    task, _ = next_task(run, ALICE, 0)
+    bucket = bucket_of(run, task)
+    choice.others.hear(report(f"liar-{n}", 64, 64, bucket=bucket) for n in range(liars))
+    believed = []
+    for _ in range(8):  # rounds in which the node itself finds 8 of 32 right
+        believed.append(rate(choice.belief(task)))
+        choice.learn([(task, [1.0, 1.0, *[0.0] * 6])] * 4)
+    assert believed[0] == 1.0
+    assert believed[1] == pytest.approx((8 + 16) / (32 + 16))
+    assert believed[-1] < 0.25 + 0.07
+
+
+def test_whose_share_is_nothing_is_not_heard() -> None:
+    map_ = SharedMap()
+    map_.hear([report("a", 8, 8)])
+    assert map_.of(BUCKET, 0.0) == SuccessCounts(0.0, 0.0)
+
+
+# --- choosing --------------------------------------------------------------------------------
+
+
+def test_buckets_are_environments_and_common_tasks() -> None:
+    run = make_run(*TWO, common={"tasks": 8, "share": 0.25})
+    for index in range(64):
+        task, _ = next_task(run, ALICE, index)
+        bucket = bucket_of(run, task)
+        assert is_bucket(run, bucket)
+        if bucket < ENVIRONMENT_BUCKETS:
+            assert common_task(run, bucket) == task
+        else:
+            spec = run.environments[bucket - ENVIRONMENT_BUCKETS]
+            assert (task.environment, task.parameters) == (spec.name, spec.parameters)
+    assert not is_bucket(run, 8)
+    assert not is_bucket(run, ENVIRONMENT_BUCKETS + 2)
+    assert not is_bucket(make_run(*TWO), 0)  # nothing is common
+
+
+def due_of(run: RunConfig, count: int) -> list[tuple[Task, int]]:
+    return [next_task(run, ALICE, index) for index in range(count)]
+
+
+def test_tasks_that_promise_most_are_taken_in_their_order() -> None:
+    run = make_run(*TWO)
+    choice = TaskChoice(run, Vade())
+    easy, hard = run.environments
+    due = due_of(run, 32)
+    of_easy = next(task for task, _ in due if task.parameters == easy.parameters)
+    of_hard = next(task for task, _ in due if task.parameters == hard.parameters)
+    choice.learn([(of_easy, [1.0] * 8)] * 8 + [(of_hard, [1.0, 0.0, 0.0])] * 8)
+    taken = choice.choose(due, 8, Random(1))
+    assert [task.parameters for task, _ in taken] == [hard.parameters] * 8
+    assert [due.index(each) for each in taken] == sorted(due.index(each) for each in taken)
+    plain = TaskChoice(run, None)
+    plain.learn([(of_easy, [1.0] * 8)])
+    assert plain.ahead == 1
+    assert plain.choose(due[:8], 8, Random(1)) == due[:8]
+
+
+def test_the_same_seed_takes_the_same_tasks_and_another_one_others() -> None:
+    run = make_run(*TWO)
+    due = due_of(run, 64)
+    taken = [TaskChoice(run, Vade()).choose(due, 8, Random(seed)) for seed in (1, 1, 2)]
+    assert taken[0] == taken[1] != taken[2]
+
+
+def test_a_round_tells_each_bucket_once_and_those_with_the_newest_results() -> None:
+    run = make_run(*TWO, common={"tasks": 100, "share": 1.0})
+    choice = TaskChoice(run, None)
+    for number in range(100):
+        choice.learn([(common_task(run, number), [1.0, 1.0, 0.0, 0.0])])
+    told = choice.told(2)
+    assert [len(each) for each in told] == [TOLD_EACH_MAX] * 2
+    every = [each for counters in told for each in counters]
+    assert {bucket for bucket, _, _ in every} == set(range(100 - 2 * TOLD_EACH_MAX, 100))
+    assert all(counters == tuple(sorted(counters)) for counters in told)
+    assert all(0 < tries <= 4 and successes <= tries for _, tries, successes in every)
+    assert TaskChoice(make_run(*TWO), None).told(2) == [(), ()]
+    assert choice.told(0) == []
+
+
+# --- on nodes --------------------------------------------------------------------------------
+
+RUN = RunConfig.model_validate(
+    {
+        "name": "unlike",
+        "environments": list(TWO),
+        "sampling": {"max_new_tokens": 4},
+        "held_out": {"tasks": 4},
+    }
+)
+CONFIG = NodeConfig(
+    run=RUN, local_groups=8, external_groups=2, group_size=8, rounds=12, evaluate_every_rounds=0
+)
+
+
+class Unlike(ScriptedPolicy):
+    """Solves all small sums and a third of the others, and learns nothing."""
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        made = []
+        for at, prompt in enumerate(prompts):
+            numbers = question_of(prompt).removesuffix("=").split("+")
+            self.skill = 1.0 if max(map(int, numbers)) < 10 else 1 / 3
+            made += await super().generate([prompt], completions_each, sampling, seed + at)
+        return made
+
+
+def lives(configs: Sequence[NodeConfig], late_s: float = 0.0) -> list[list[RoundDone]]:
+    """The rounds of each node; the last one comes late."""
+    records: list[list[RoundDone]] = [[] for _ in configs]
+
+    async def body() -> None:
+        link = LinkProfile(latency_s=0.02)
+        async with open_world(1, len(configs), link) as world, trio.open_nursery() as nursery:
+            over = trio.Semaphore(0)
+            first: list[str] = []
+
+            async def live(host: int) -> None:
+                node = build(world, host, configs[host], first)
+                first.extend(() if first else node.transport.addresses())
+
+                async def keep(record: object) -> None:
+                    if isinstance(record, RoundDone):
+                        records[host].append(record)
+                        if record.round == configs[host].rounds:
+                            over.release()
+
+                policy = Unlike(generate_s=0.1)
+                await run_simulated(node, policy, policy, keep)
+
+            for host in range(len(configs)):
+                if host == len(configs) - 1:
+                    await trio.sleep(late_s)
+                nursery.start_soon(live, host)
+                await trio.sleep(0.1)
+            for _ in configs:
+                await over.acquire()
+            nursery.cancel_scope.cancel()
+
+    deterministic_run(body, seed=1)
+    return records
+
+
+def informative_share(records: Sequence[RoundDone]) -> float:
+    return sum(r.own_informative or 0 for r in records) / sum(r.local_groups for r in records)
+
+
+def changed(**values: object) -> NodeConfig:
+    return CONFIG.model_copy(update=values)
+
+
+def test_a_node_that_chooses_has_more_groups_that_teach() -> None:
+    silo = {"external_groups": 0, "share": "none"}
+    (as_they_come,) = lives([changed(**silo)])
+    (chosen,) = lives([changed(**silo, control=Vade())])
+    assert informative_share(as_they_come) < 0.6
+    assert informative_share(chosen[4:]) > 0.8
+
+
+def test_a_newcomer_begins_with_what_others_found_out() -> None:
+    run = RUN.model_copy(update={"common": CommonRules(tasks=64, share=1.0)})
+
+    def newcomer(others_max: float) -> float:
+        control = Vade(others_max=others_max)
+        old = changed(run=run, control=Vade(), rounds=40)
+        new = changed(run=run, control=control, rounds=4)  # meets each task for the first time
+        _, records = lives([old, new], late_s=15.0)
+        return informative_share(records[1:])  # its first round begins before any group has come
+
+    assert newcomer(16.0) > newcomer(0.0) + 0.1
+
+
+def test_counters_of_buckets_that_the_run_has_not_are_passed_over() -> None:
+    run = make_run(*TWO)
+    choice = TaskChoice(run, Vade())
+    task, _ = next_task(run, ALICE, 0)
+    group = RolloutGroup(
+        run.run_id, PeerId(ALICE), 1, task, (), "t", 1.0, 1.0, 0, 100,
+        counters=((3, 8, 8), (bucket_of(run, task), 8, 2), (ENVIRONMENT_BUCKETS + 9, 8, 8)),
+    )  # fmt: skip
+    choice.hear(group)
+    assert len(choice.others) == 1
+    assert choice.belief(task) == SuccessCounts(2.0, 6.0)
+    deaf = TaskChoice(run, None)
+    deaf.hear(group)
+    assert len(deaf.others) == 0
+
+
+def test_promise_is_largest_where_a_third_is_right() -> None:
+    assert max((information(p / 99), p / 99) for p in range(100))[1] == pytest.approx(1 / 3)
