@@ -102,7 +102,8 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--over-provision", metavar="X", help="begin X times I groups, take the first that are done"
     )
-    join.add_argument("--control", metavar="NAME", help="choose tasks; see swarm-node methods")
+    for family in ("control", "generate"):
+        join.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
     join.add_argument("--share", help="all (default) or none")
     join.add_argument("--role", help="with a learner: worker (default), or node to learn by itself")
     join.add_argument(

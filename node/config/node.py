@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Control, Correction, Loss
+from node.methods.choices import Advantage, Control, Correction, Generate, Loss
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -136,6 +136,10 @@ class NodeConfig(Frozen):
     over_provision: Annotated[float, Field(ge=1, le=OVER_PROVISION_MAX)] = 1.0
     """How many times I groups a round begins. It takes the first I that are done; the others
     go on in later rounds. It needs the engine `vllm`, or a run with turns."""
+    generate: Generate | None = None
+    """How completions of tasks that come again are made: `speculative` keeps what the policy would
+    still say of the last ones. It needs the engine `torch`, tasks in common, and no turns. None:
+    from their prompts. `swarm-node methods` lists them."""
     filter_own: bool = False
     """Generate more than I groups, and drop those whose rewards are all equal."""
 
@@ -353,6 +357,23 @@ class NodeConfig(Frozen):
             raise Conflict(
                 "model", f"run {self.run.name} allows only {allowed}", self.run.models[0]
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_drafts(self) -> Self:
+        if self.generate is None:
+            return self
+        if self.engine != "torch":
+            raise Conflict("engine", f"generates nothing from drafts for {self.generate}", "torch")
+        why_not = None
+        if self.run.has_turns:
+            why_not = "has tasks of several turns"
+        elif not self.run.common.share:
+            why_not = "has no tasks that come again: give it common.share"
+        elif self.run.sampling.top_p < 1.0:
+            why_not = "does not sample by the whole distribution: top_p must be 1"
+        if why_not is not None:
+            raise ConfigError(f"generate {self.generate}: run {self.run.name} {why_not}")
         return self
 
     @model_validator(mode="after")

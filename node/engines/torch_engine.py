@@ -33,7 +33,7 @@ _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
     """One completion in the making."""
 
     owner: int  # index of its prompt
@@ -110,11 +110,12 @@ class Generation:
         limits = self._limits or [
             min(tokens_max, policy.context_tokens - len(ids)) for ids in self._encoded
         ]
-        self._rows = _rows(self._prompts, limits, self._each, tokens_max, self._seed)
-        self._batches = deque(
-            _Batch(policy, self._encoded, rows, self._sampling)
-            for rows in _batches(policy, self._encoded, self._rows, tokens_max)
-        )
+        uniforms = uniforms_of(self._prompts, self._each, tokens_max, self._seed)
+        owners = [owner for owner in range(len(self._prompts)) for _ in range(self._each)]
+        self._rows = [
+            Row(owner, drawn, limits[owner]) for owner, drawn in zip(owners, uniforms, strict=True)
+        ]
+        self._batches = in_batches(policy, self._encoded, self._rows, self._sampling)
 
     @property
     def done(self) -> bool:
@@ -212,29 +213,39 @@ def _check(sampling: Sampling, completions_each: int) -> None:
         raise ConfigError(f"completions_each = {completions_each}: take at least 1")
 
 
-def _rows(
-    prompts: Sequence[str], limits: Sequence[int], each: int, tokens_max: int, seed: int
-) -> list[_Row]:
-    """Rows with random numbers that depend on the seed, the prompt and its repetition alone."""
+def uniforms_of(
+    prompts: Sequence[str], each: int, tokens_max: int, seed: int, purpose: str = ""
+) -> list[torch.Tensor]:
+    """Random numbers (tokens_max,) in [0, 1) for each completion of each prompt. They depend on the
+    purpose, the seed, the prompt and its repetition alone."""
     seen: Counter[str] = Counter()
-    rows = []
-    for owner, prompt in enumerate(prompts):
-        digest = hashlib.sha256(f"{seed}/{seen[prompt]}/{prompt}".encode()).digest()
+    found = []
+    for prompt in prompts:
+        digest = hashlib.sha256(f"{purpose}{seed}/{seen[prompt]}/{prompt}".encode()).digest()
         seen[prompt] += 1
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         for _ in range(each):
-            drawn = torch.rand(tokens_max, dtype=torch.float64, generator=generator)
-            rows.append(_Row(owner, drawn, limits[owner]))
-    return rows
+            found.append(torch.rand(tokens_max, dtype=torch.float64, generator=generator))
+    return found
+
+
+def in_batches(
+    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[Row], sampling: Sampling
+) -> "deque[_Batch]":
+    """Rows that go on from where their owners' ids end, cut into batches that fit."""
+    return deque(
+        _Batch(policy, encoded, some, sampling)
+        for some in _batches(policy, encoded, rows, sampling.max_new_tokens)
+    )
 
 
 def _batches(
-    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[_Row], tokens_max: int
-) -> Iterator[list[_Row]]:
+    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[Row], tokens_max: int
+) -> Iterator[list[Row]]:
     """Rows with prompts of similar lengths (of equal ones, for models with a state), as many as
     memory allows and at least one."""
     rows_max, cached_max = _limits(policy)
-    batch: list[_Row] = []
+    batch: list[Row] = []
     for row in sorted(rows, key=lambda row: len(encoded[row.owner])):
         length = len(encoded[row.owner])
         count = len(batch) + 1
@@ -435,7 +446,7 @@ class _Batch:
         self,
         policy: Policy,
         encoded: Sequence[list[int]],
-        rows: Sequence[_Row],
+        rows: Sequence[Row],
         sampling: Sampling,
     ) -> None:
         self._policy, self._encoded, self._sampling = policy, encoded, sampling

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from node.methods.generate.drafts import Draft
+from node.methods.generate.speculative import Speculative
 from swarm.rollouts import Completion, FinishReason
 
 
@@ -120,6 +122,23 @@ class TurnsEngine(RolloutEngine, Protocol):
 
         Raises:
             ChildFailed, ConfigError: as `generate`.
+        """
+        ...
+
+
+class DraftingEngine(RolloutEngine, Protocol):
+    """One that goes on from drafts."""
+
+    async def redraft(
+        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """One completion of each draft. The first tokens, up to its splice, are the draft's, as far
+        as `speculative` keeps them; all log-probs are of the policy of now. Drafts of one prompt
+        and of no tokens are completed as by `generate`.
+
+        Raises:
+            ChildFailed: as `generate`.
+            ConfigError: as `generate`, or top-p is not 1.
         """
         ...
 

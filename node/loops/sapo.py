@@ -31,7 +31,7 @@ import trio
 from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.turns.replay import said_of
-from node.interfaces.engine import PartialEngine, RolloutEngine
+from node.interfaces.engine import DraftingEngine, PartialEngine, RolloutEngine
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
@@ -39,10 +39,12 @@ from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.choices import advantages
+from node.methods.generate.drafts import DraftBank
 from node.methods.groups import GroupView, view_of
 from node.methods.samplers import distinct, draw_foreign, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
+from node.verification.assignment import is_common
 from node.verification.held_out import Assignment, HeldOutGuard
 from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
@@ -125,6 +127,16 @@ def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
     return size_bytes <= run.group_bytes_max
 
 
+def _sampled(completion: Completion) -> int:
+    """How many of its tokens were sampled, and not kept of a draft."""
+    return len(completion.token_ids) - (completion.splices[-1] if completion.splices else 0)
+
+
+def _as_sampled(completion: Completion) -> Completion:
+    """As others are told of it: all of its log-probs are of the policy that shares it."""
+    return replace(completion, splices=()) if completion.splices else completion
+
+
 OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
 
 
@@ -178,6 +190,7 @@ class Sapo:
             by_engine = EngineWorks(cast("PartialEngine", engine))
             works = self._player if config.run.has_turns else by_engine
             self._partial = PartialRollouts(works, config.over_provision)
+        self._drafts, self._drafted = DraftBank(), 0
         self._trainer = trainer
         self._verifier = verifier
         self._guard = guard
@@ -198,6 +211,7 @@ class Sapo:
         start = self.progress
         number = start.round + 1
         clock = _Stopwatch()
+        self._drafted = 0
         own, next_index = await self._generate(number, clock)
         shared: list[OwnGroup] = []
         if self._config.share == "all":
@@ -221,7 +235,8 @@ class Sapo:
             if self._hand_over is not None:
                 paused_s = await self._hand_over.after_training(report.policy_version)
             self._choice.learn([(group.task, group.rewards) for group in own])
-            generated = sum(len(c.token_ids) for group in own for c in group.completions)
+            self._keep_drafts(own)
+            generated = sum(_sampled(c) for group in own for c in group.completions)
             self.progress = replace(
                 start,
                 round=number,
@@ -268,6 +283,9 @@ class Sapo:
         wanted, each = self._config.local_groups, self._config.group_size
         if self._partial is not None:
             made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
+        elif self._config.generate is not None:
+            assigned = await assign(wanted)
+            made = list(zip(assigned, await self._redrafted(assigned, seed), strict=True))
         else:
             assigned = await assign(wanted)
             made_of = await completions(
@@ -289,6 +307,26 @@ class Sapo:
             for (its, group), found in zip(made, verdicts, strict=True)
         ]
 
+    async def _redrafted(
+        self, assigned: Sequence[Assignment], seed: int
+    ) -> list[tuple[Completion, ...]]:
+        """G completions of each task, from what the node made of it before where it did."""
+        assert self._config.generate is not None
+        each = self._config.group_size
+        drafts = [
+            draft for its in assigned for draft in self._drafts.drafts(its.task, its.prompt, each)
+        ]
+        self._drafted += sum(len(draft.token_ids) for draft in drafts)
+        engine = cast("DraftingEngine", self._engine)
+        made = await engine.redraft(drafts, self._config.generate, self._sampling, seed)
+        return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
+
+    def _keep_drafts(self, own: Sequence[OwnGroup]) -> None:
+        if self._config.generate is not None:
+            for group in own:
+                if is_common(self._config.run, group.task):
+                    self._drafts.keep(group.task, group.completions)
+
     # --- sharing and drawing ---------------------------------------------------------------
 
     async def _share(self, own: Sequence[OwnGroup], number: int) -> None:
@@ -300,7 +338,7 @@ class Sapo:
                 producer=self._peer_id,
                 round=number,
                 task=group.task,
-                completions=group.completions,
+                completions=tuple(map(_as_sampled, group.completions)),
                 tokenizer=self._tokenizer,
                 temperature=self._sampling.temperature,
                 top_p=self._sampling.top_p,
@@ -410,6 +448,10 @@ class Sapo:
             foreign_by_producer=dict(sorted(producers.items())),
             groups_shared=shared,
             generated_tokens=generated,
+            drafted_tokens=self._drafted,
+            kept_tokens=sum(
+                len(c.token_ids) - _sampled(c) for group in own for c in group.completions
+            ),
             generated_tokens_total=self.progress.generated_tokens,
             trained_tokens_total=self.progress.trained_tokens,
             generate_s=clock.laps["generate"],

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.control import vade
+from node.methods.generate import speculative
 from node.methods.groups import Advantages, GroupView
 from node.methods.losses import settings as losses
 from node.methods.losses import weighing_settings as weighing
@@ -85,6 +86,9 @@ chosen_correction = partial(chosen, CORRECTIONS)
 chosen_control = partial(chosen, {"vade": vade.Vade})
 
 
+chosen_generate = partial(chosen, {"speculative": speculative.Speculative})
+
+
 def chosen_loss(value: Any) -> LossSettings:
     """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
@@ -108,6 +112,9 @@ Advantage = Annotated[
 
 Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
 """Those that choose a node's tasks."""
+
+Generate = Annotated[speculative.Speculative, BeforeValidator(chosen_generate)]
+"""Those that a node's engine takes."""
 
 Loss = Annotated[
     losses.SapoLoss

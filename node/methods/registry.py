@@ -121,9 +121,9 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
         Need.REVISITS,
     ),
     _alone(salvage.Salvage, salvage.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
-    _alone(
+    KnownMethod(
         speculative.Speculative, speculative.speculative, "generate", "2509.23232",
-        Need.BEHAVIOUR, Need.REVISITS,
+        frozenset({Need.BEHAVIOUR, Need.REVISITS}), ("node",),
     ),
     _alone(noise.WeightNoise, noise.noise, "generate", "2510.11696"),
     _alone(pruning.Pruning, pruning.pruning, "generate", "2603.24840", Need.FEATURES),

@@ -9,6 +9,7 @@ from typing import Any
 
 from node.interfaces.engine import Context
 from node.interfaces.trainer import TrainingGroup
+from node.methods.generate.drafts import Draft
 from swarm.rollouts import Author, Completion, FinishReason, Turn
 
 
@@ -21,6 +22,7 @@ def completion_record(completion: Completion) -> dict[str, Any]:
         "policy_version": completion.policy_version,
         "spans": completion.spans,
         "segments": [(str(t.author), t.chars, t.tokens) for t in completion.segments],
+        "splices": completion.splices,
     }
 
 
@@ -33,6 +35,7 @@ def completion_of(record: Mapping[str, Any]) -> Completion:
         policy_version=record["policy_version"],
         spans=tuple((version, count) for version, count in record["spans"]),
         segments=tuple(Turn(Author(who), chars, n) for who, chars, n in record["segments"]),
+        splices=tuple(record["splices"]),
     )
 
 
@@ -53,6 +56,28 @@ def contexts_of(records: Sequence[Mapping[str, Any]]) -> list[Context]:
             prompt=record["prompt"],
             turns=tuple((tuple(array("I", ids)), reply) for ids, reply in record["turns"]),
             tokens_max=record["tokens_max"],
+        )
+        for record in records
+    ]
+
+
+def draft_records(drafts: Sequence[Draft]) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt": draft.prompt,
+            "token_ids": array("I", draft.token_ids).tobytes(),
+            "logprobs": array("d", draft.logprobs).tobytes(),
+        }
+        for draft in drafts
+    ]
+
+
+def drafts_of(records: Sequence[Mapping[str, Any]]) -> list[Draft]:
+    return [
+        Draft(
+            record["prompt"],
+            tuple(array("I", record["token_ids"])),
+            tuple(array("d", record["logprobs"])),
         )
         for record in records
     ]

@@ -20,6 +20,8 @@ import trio
 from node.interfaces.engine import Context, Maker, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
 from node.interfaces.trainer_spec import Precision, TrainerSpec
+from node.methods.generate.drafts import Draft
+from node.methods.generate.speculative import Speculative
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.system.pause_gate import Gate
 from node.training import frames
@@ -148,6 +150,20 @@ class TrainerProcess:
         records = await trio.to_thread.run_sync(frames.context_records, contexts)
         groups = await self._generated(
             "begin_turns", contexts=records, sampling=asdict(sampling), seed=seed
+        )
+        return [completion for (completion,) in groups]
+
+    async def redraft(
+        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """See `DraftingEngine.redraft`."""
+        records = await trio.to_thread.run_sync(frames.draft_records, drafts)
+        groups = await self._generated(
+            "begin_drafts",
+            drafts=records,
+            set_to=asdict(set_to),
+            sampling=asdict(sampling),
+            seed=seed,
         )
         return [completion for (completion,) in groups]
 
@@ -328,12 +344,21 @@ class InProcessTrainer:
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
         """See `RolloutEngine.generate`; generations wait for each other."""
+        begin = partial(self._core.begin, 0, prompts, completions_each, sampling, seed)
+        return await self._generated(begin)
+
+    async def redraft(
+        self, drafts: Sequence[Draft], set_to: Speculative, sampling: Sampling, seed: int
+    ) -> list[Completion]:
+        """See `DraftingEngine.redraft`."""
+        begin = partial(self._core.begin_drafts, 0, drafts, set_to, sampling, seed)
+        return [completion for (completion,) in await self._generated(begin)]
+
+    async def _generated(self, begin: Callable[[], None]) -> list[tuple[Completion, ...]]:
         core, session = self._core, 0
         async with self._generating:
             try:
-                await self._run(
-                    partial(core.begin, session, prompts, completions_each, sampling, seed)
-                )
+                await self._run(begin)
                 while True:
                     async with self._gate.passing():
                         groups = await self._run(partial(core.advance, session, SEGMENT_STEPS))

@@ -19,12 +19,15 @@ from typing import Any, BinaryIO, Final
 
 import torch
 
+from node.engines.drafts import DraftGeneration
 from node.engines.torch_engine import Generation
 from node.engines.turns import TurnGeneration
 from node.interfaces.adapter_files import Held, is_adapter
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Device, Precision, TrainerSpec
+from node.methods.generate.drafts import Draft
+from node.methods.generate.speculative import Speculative
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
@@ -126,6 +129,23 @@ class TrainerCore:
         """
         self._check_room(session)
         self._sessions[session] = TurnGeneration(self.policy, contexts, sampling, seed)
+
+    def begin_drafts(
+        self,
+        session: int,
+        drafts: Sequence[Draft],
+        set_to: Speculative,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        """As `begin`, from drafts.
+
+        Raises:
+            ConfigError: see `DraftGeneration`.
+            LocalProtocolError: as `begin`.
+        """
+        self._check_room(session)
+        self._sessions[session] = DraftGeneration(self.policy, drafts, set_to, sampling, seed)
 
     def _check_room(self, session: int) -> None:
         if len(self._sessions) >= SESSIONS_MAX:
@@ -250,6 +270,7 @@ class _Server:
             "info": lambda _: asdict(self._loaded.info()),
             "begin": self._begin,
             "begin_turns": self._begin_turns,
+            "begin_drafts": self._begin_drafts,
             "advance": self._advance,
             "end": lambda r: self._loaded.end(r["session"]),
             "load_weights": self._load_weights,
@@ -319,6 +340,15 @@ class _Server:
         self._loaded.begin_turns(
             request["session"],
             frames.contexts_of(request["contexts"]),
+            Sampling(**request["sampling"]),
+            request["seed"],
+        )
+
+    def _begin_drafts(self, request: dict[str, Any]) -> None:
+        self._loaded.begin_drafts(
+            request["session"],
+            frames.drafts_of(request["drafts"]),
+            Speculative(**request["set_to"]),
             Sampling(**request["sampling"]),
             request["seed"],
         )

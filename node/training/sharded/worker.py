@@ -23,6 +23,8 @@ from torch import distributed
 from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
+from node.methods.generate.drafts import Draft
+from node.methods.generate.speculative import Speculative
 from node.policies.policy import Policy, move
 from node.system.child_channel import HEADER, decode, encode
 from node.training import frames, memory
@@ -101,6 +103,17 @@ class ShardedCore(TrainerCore):
     ) -> None:
         self._collect()
         super().begin_turns(session, contexts, sampling, seed)
+
+    def begin_drafts(
+        self,
+        session: int,
+        drafts: Sequence[Draft],
+        set_to: Speculative,
+        sampling: Sampling,
+        seed: int,
+    ) -> None:
+        self._collect()
+        super().begin_drafts(session, drafts, set_to, sampling, seed)
 
     def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
         self._collect()
