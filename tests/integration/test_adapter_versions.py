@@ -38,9 +38,10 @@ SHORT, LONG = Sampling(max_new_tokens=4), Sampling(max_new_tokens=300)
 VLLM_TIMEOUT_S = 400.0
 SWAPS_MAX = 20  # until one is in the middle of a completion
 PROMPT = "1+1=" * 40  # over a block of vLLM's cache, which must not outlive a version
-ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
+BY_VLLM = [pytest.mark.vllm, pytest.mark.long]  # which takes a minute or two to start on two cores
+ENGINES = pytest.mark.parametrize("engine", ["torch", pytest.param("vllm", marks=BY_VLLM)])
 WAYS = [
-    pytest.param({"engine": "vllm", "engine_lora": way}, marks=pytest.mark.vllm, id=f"vllm-{way}")
+    pytest.param({"engine": "vllm", "engine_lora": way}, marks=BY_VLLM, id=f"vllm-{way}")
     for way in ("merged", "native")
 ]
 
@@ -282,6 +283,7 @@ def test_a_learner_ships_adapters_and_a_worker_feeds_it(
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["merged", "native"])
 def test_a_node_trains_an_adapter_and_samples_with_vllm(
     way: str, make_node: MakeNode, tmp_path: Path, prepared: tuple[Path, Path]

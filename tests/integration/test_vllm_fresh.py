@@ -33,7 +33,7 @@ LOGGER = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
 SAMPLING = Sampling(max_new_tokens=12)
-UPDATES, FEW_UPDATES = 100, 20
+UPDATES, FEW_UPDATES = 100, 5
 APART_MAX = 1e-4  # nats at most; the same kernels, but tokens one by one and in a row
 FORGOTTEN_MIN = 100 * APART_MAX  # what one tensor makes that was left behind
 TIMEOUT_S = 1800.0  # a busy machine is no failure
@@ -122,7 +122,7 @@ async def apart(engine: VllmEngine, fresh: FreshEngines, seed: int) -> float:
 @pytest.mark.parametrize(
     ("layout", "updates"),
     [
-        *((layout, FEW_UPDATES) for layout in ("tied", "experts")),
+        ("tied", FEW_UPDATES),
         *(pytest.param(layout, UPDATES, marks=pytest.mark.long) for layout in LAYOUTS),
     ],
 )
