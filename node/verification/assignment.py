@@ -58,8 +58,11 @@ def is_common(run: RunConfig, task: Task) -> bool:
 def bucket_of(run: RunConfig, task: Task) -> int:
     """Under which number nodes of the run count how often the task is solved: a common one under
     its own, another one with all tasks of its environment and parameters."""
-    if is_common(run, task):
-        return task.index
+    return task.index if is_common(run, task) else environment_bucket(run, task)
+
+
+def environment_bucket(run: RunConfig, task: Task) -> int:
+    """Under which number all tasks of the task's environment and parameters are counted."""
     specs = [(spec.name, spec.parameters) for spec in run.environments]
     return ENVIRONMENT_BUCKETS + specs.index((task.environment, task.parameters))
 

@@ -12,7 +12,7 @@ from random import Random
 from node.config import RunConfig
 from node.methods.control.shared import SharedMap, reports_of
 from node.methods.control.vade import SuccessBeliefs, SuccessCounts, Vade, learned, vade
-from node.verification.assignment import bucket_of, is_bucket
+from node.verification.assignment import bucket_of, environment_bucket, is_bucket
 from node.verification.held_out import Due
 from swarm.identity import PeerId
 from swarm.rollouts import Counters, RolloutGroup, Task
@@ -53,18 +53,27 @@ class TaskChoice:
         return [due[at] for at in chosen]
 
     def belief(self, task: Task) -> SuccessCounts:
-        """What the node's own rollouts and others' reports say of a task together."""
-        bucket = bucket_of(self._run, task)
+        """What the node's own rollouts and others' reports say of a task together; of one that
+        comes again besides what they say of its environment."""
+        bucket, environment = bucket_of(self._run, task), environment_bucket(self._run, task)
+        counts = self._pooled(bucket)
+        if bucket == environment:
+            return counts
+        prior, most = self._pooled(environment), (self._control or Vade()).prior_max
+        share = min(1.0, most / max(most, prior.right + prior.wrong)) if most else 0.0
+        return SuccessCounts(counts.right + share * prior.right, counts.wrong + share * prior.wrong)
+
+    def _pooled(self, bucket: int) -> SuccessCounts:
         own = self._own.of(str(bucket))
-        others_max = self._control.others_max if self._control is not None else 0.0
-        others = self.others.of(bucket, others_max)
+        others = self.others.of(bucket, self._control.others_max if self._control else 0.0)
         return SuccessCounts(own.right + others.right, own.wrong + others.wrong)
 
     def learn(self, results: Sequence[tuple[Task, Sequence[float]]]) -> None:
         """Take in the rewards of own groups."""
         found = [
-            (str(bucket_of(self._run, task)), sum(each == 1.0 for each in rewards), len(rewards))
+            (str(bucket), sum(each == 1.0 for each in rewards), len(rewards))
             for task, rewards in results
+            for bucket in {bucket_of(self._run, task), environment_bucket(self._run, task)}
         ]
         self._own = learned(self._own, found, self._control or Vade())
 

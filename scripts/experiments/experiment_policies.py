@@ -4,6 +4,8 @@
     python experiment_policies.py foreign      # foreign groups weighed in four ways
     python experiment_policies.py falls --seeds 5 --parallel 2
     python experiment_policies.py advantages --seeds 3      # and losses: each method by name
+    python experiment_policies.py control --seeds 3         # tasks as they come, or chosen
+    python experiment_policies.py generate --seeds 3        # from prompts, or from drafts
 
 Production nodes in one process, on the in-memory network under a virtual clock: exchange,
 verification, sampling, trainer and engine are the real ones, as in `experiment_sapo.py`. Run
@@ -15,6 +17,10 @@ with a truncated ratio (`weighted`, the default), on completions better than the
 groups alone; losses make four updates of a batch, as with one the ratios are all 1. `corrections`
 has two that share.
 
+`control` has two nodes that share, and `unlike.toml` for a run: tasks as they come, and by `vade`,
+by what the node itself found out or by what both did. `generate` has two that train on their own
+groups alone, of tasks that come again (`again.toml`).
+
 A fall is an evaluation more than ten points below the best one of the same node before. At the end
 each policy is examined on the run's held-out tasks: greedily, and in 8 samples. Arms are compared
 in pairs of one seed, intervals are Student's t over seeds at 95 %. Results are kept under a key of
@@ -23,12 +29,14 @@ all that decides them, so that what was begun goes on.
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,7 +48,10 @@ from node.methods.choices import ADVANTAGES
 from node.methods.losses.settings import LOSSES
 from node.methods.losses.weighing_settings import CORRECTIONS
 
-NODES = {"falls": 4, "foreign": 4, "advantages": 2, "losses": 2, "corrections": 2}
+HERE = Path(__file__).parent
+KINDS = ("falls", "foreign", "advantages", "losses", "corrections", "control", "generate")
+NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4}
+RUNS = {"control": HERE / "unlike.toml", "generate": HERE / "again.toml"}  # of others: `demo`
 SAMPLES = 8
 FALL = 0.10
 COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
@@ -51,6 +62,7 @@ AS_IT_WAS = {
     "warm_up_updates": 0,
     "validation_tasks": 0,
 }
+TOTALS = ("generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative")
 ALONE = {"external_groups": 0, "share": "none"}
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "falls": {
@@ -67,9 +79,21 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "advantages": {name: {"advantage": name, **ALONE} for name in ADVANTAGES},
     "corrections": {"none": {}, **{name: {"correction": name} for name in CORRECTIONS}},
     "losses": {name: {"loss": name, "updates_per_batch": 4, **ALONE} for name in LOSSES},
-}
-ROUNDS = {"falls": 400, "foreign": 60, "advantages": 40, "losses": 40, "corrections": 40}
-EVALUATE_EVERY = {"falls": 10, "foreign": 20, "advantages": 20, "losses": 20, "corrections": 20}
+    "control": {
+        "as they come": {},
+        "by the node's own map": {"control": "vade, others_max=0"},
+        "by the shared map": {"control": "vade"},
+    },
+    "generate": {
+        "from prompts": {"local_groups": 8, **ALONE},
+        "from drafts": {"local_groups": 8, "generate": "speculative", **ALONE},
+        "from drafts, strictly": {
+            "local_groups": 8, "generate": "speculative, lenience=0", **ALONE,
+        },
+    },
+}  # fmt: skip
+ROUNDS = {**dict.fromkeys(KINDS, 40), "falls": 400, "foreign": 60, "generate": 60}
+EVALUATE_EVERY = {**dict.fromkeys(KINDS, 20), "falls": 10, "control": 5, "generate": 5}
 
 
 # --- one run --------------------------------------------------------------------------------
@@ -87,7 +111,7 @@ def config_of(kind: str, arm: str, seed: int, rounds: int) -> Any:
         "seed": seed,
         **ARMS[kind][arm],
     }
-    return load_config(settings, os.environ, Path("demo"))
+    return load_config(settings, os.environ, RUNS.get(kind, Path("demo")))
 
 
 def run_one(kind: str, arm: str, seed: int, rounds: int) -> dict[str, Any]:
@@ -119,6 +143,7 @@ async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, An
     points: list[dict[str, Any]] = []
     ends: list[dict[str, Any]] = []
     taken_back = 0
+    totals = dict.fromkeys(TOTALS, 0)
     async with (
         open_world(seed, nodes, LinkProfile(latency_s=0.05)) as world,
         trio.open_nursery() as nursery,
@@ -132,10 +157,19 @@ async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, An
                 nonlocal taken_back
                 if isinstance(record, RoundDone):
                     taken_back += record.steps_taken_back
+                    for name in TOTALS:
+                        totals[name] += getattr(record, name)
                 if not isinstance(record, HeldOut):
                     return
                 host = simulated.host
-                points.append({"node": host, "round": record.round, "passed": record.passed})
+                points.append(
+                    {
+                        "node": host,
+                        "round": record.round,
+                        "passed": record.passed,
+                        "generated": record.generated_tokens_total,
+                    }
+                )
                 if record.round in (0, config.rounds):
                     found = await examine(config.run, trainer, simulated.node.verifier, SAMPLES)
                     ends.append(
@@ -157,7 +191,7 @@ async def _swarm(config: Any, model: str, seed: int, nodes: int) -> dict[str, An
         for _ in range(nodes):
             await done.acquire()
         nursery.cancel_scope.cancel()
-    return {"points": points, "ends": ends, "steps_taken_back": taken_back}
+    return {"points": points, "ends": ends, "steps_taken_back": taken_back, "totals": totals}
 
 
 # --- all runs -------------------------------------------------------------------------------
@@ -243,6 +277,46 @@ def figures_of(result: Mapping[str, Any], rounds: int) -> dict[str, float]:
     }
 
 
+def costs_of(
+    results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> dict[str, list[float]]:
+    """What an arm's swarms took, in the order of seeds, and how much of what those of the first arm
+    (`others`) generated, until their policies were as good as the first arm's at the end."""
+    found: dict[str, list[float]] = {
+        "tokens": [], "kept, %": [], "informative, %": [], "processor, s": [], "to the end": [],
+    }  # fmt: skip
+    for mine, first in zip(results, others, strict=True):
+        totals = mine["totals"]
+        found["tokens"].append(totals["generated_tokens"])
+        found["kept, %"].append(100 * totals["kept_tokens"] / max(1, totals["drafted_tokens"]))
+        found["informative, %"].append(100 * totals["own_informative"] / totals["local_groups"])
+        found["processor, s"].append(mine["processor_s"])
+        goal, whole = _curve(first)[-1]
+        found["to the end"].append(reached(_curve(mine), goal) / whole)
+    return found
+
+
+def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Of one swarm's evaluations the mean pass rate, smoothed over three of them, and the tokens
+    that were generated until then."""
+    rounds = sorted({point["round"] for point in result["points"]})
+    each = [[p for p in result["points"] if p["round"] == at] for at in rounds]
+    passed = [fmean(p["passed"] for p in points) for points in each]
+    return [
+        (fmean(passed[max(0, at - 2) : at + 1]), sum(p["generated"] for p in points))
+        for at, points in enumerate(each)
+    ]
+
+
+def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:
+    """After how many tokens a curve first reaches the goal, by straight lines between its points;
+    infinite: it never does."""
+    for (low, begin), (high, end) in pairwise(curve):
+        if low < goal <= high:
+            return begin + (end - begin) * (goal - low) / (high - low)
+    return math.inf
+
+
 def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     """What came of each arm, and differences to the first one in pairs of one seed."""
     by_arm: dict[str, list[Mapping[str, Any]]] = {}
@@ -253,7 +327,8 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
     names = list(figures[arms[0]][0])
     heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
-    heads += ["longest", "steps taken back"]
+    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %"]
+    heads += ["processor, s", "share of tokens to the first arm's end"]
     lines = [
         f"{NODES[kind]} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % "
         f"intervals, not widened for the number of comparisons. A "
@@ -274,6 +349,11 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
         cells += [str(len(fell)), f"{100 * deepest:.0f}"]
         cells += [str(max((lasted for _, lasted in fell), default=0))]
         cells += [str(sum(each["steps_taken_back"] for each in by_arm[arm]))]
+        for name, values in costs_of(by_arm[arm], by_arm[arms[0]]).items():
+            never = sum(map(math.isinf, values))
+            digits = 2 if name == "to the end" else 0
+            mean = fmean([each for each in values if math.isfinite(each)] or [math.nan])
+            cells.append(f"{mean:,.{digits}f}" + (f" ({never} never)" if never else ""))
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -287,7 +367,7 @@ def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("kind", choices=[*ARMS])
-    parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of foreign, else 40")
+    parser.add_argument("--rounds", type=int, help="default: 400 of falls, 60 of some, else 40")
     parser.add_argument("--arms", nargs="+", help="these alone; default: all of the kind")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time")

@@ -28,6 +28,9 @@ class Vade(MethodSettings):
     ahead: Annotated[int, Ge(1), Le(64)] = 4
     """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
     that promise less; not published."""
+    prior_max: Annotated[float, Ge(0), Le(64)] = 8.0
+    """What is known of all tasks of its environment counts, of a task that comes again, for at most
+    so many rollouts; not published."""
     others_max: Annotated[float, Ge(0), Le(64)] = 16.0
     """What others report of a bucket counts for at most so many rollouts, however many report it.
     0: a node believes itself alone; not published."""
