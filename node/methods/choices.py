@@ -124,6 +124,7 @@ Loss = Annotated[
     | losses.TisLoss
     | losses.M2poLoss
     | losses.GspoLoss
+    | losses.GepoLoss
     | losses.CispoLoss
     | losses.SoftGateLoss
     | losses.ToprLoss

@@ -71,7 +71,7 @@ LITERATURE: Final = (
     LiteratureRow("ToMPO", "ToMPO", why_not="several agents, on a graph"),
     LiteratureRow("OTR", "OTR", why_not="supervised: a loss for single tokens of given answers"),
     LiteratureRow("RTV, PDR", "RTV", why_not="scaffolds at inference time"),
-    LiteratureRow("GEPO", "2508.17850", why_not="not written yet"),
+    LiteratureRow("GEPO", "2508.17850", ("gepo",)),
     LiteratureRow("SAGE", "SAGE", why_not="an agent's scaffold"),
     LiteratureRow("semi-PD", "semi-PD", why_not="serving inside of one machine, below an engine"),
     LiteratureRow("Sol-RL", "Sol-RL", why_not=_DENOISING),

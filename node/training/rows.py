@@ -19,6 +19,7 @@ import torch
 from node.interfaces.trainer import TrainingGroup
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses import clip as losses
+from node.methods.losses.ratios import expected
 from node.methods.losses.settings import Aggregation
 from node.policies.policy import Policy
 from swarm.rollouts import Author, Completion, FinishReason, informative
@@ -40,6 +41,7 @@ class Row:
     old_logprobs: torch.Tensor | None = None  # under the policy before the update
     claimed: torch.Tensor | None = None  # log-probs that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
+    expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step
@@ -291,6 +293,15 @@ def weigh(rows: Sequence[Row], aggregation: Aggregation, tokens_max: int | None 
         rows, counted, losses.token_weights(counted, aggregation, tokens_max), strict=True
     ):
         row.weight = weight * count / row.count
+
+
+def expect(units: Sequence[Unit]) -> None:
+    """Give each row what a loss by groups compares it with; none where nobody knows it."""
+    for unit in units:
+        found = [row.behaviour for row in unit.rows if row.behaviour is not None]
+        known = [each for each in found if len(each)]
+        for row in unit.rows:
+            row.expected = expected(known) if known else None
 
 
 def _centre(rows: Sequence[Row]) -> None:

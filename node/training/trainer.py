@@ -36,7 +36,7 @@ from node.system.machine import give_back_at_once
 from node.training import suited
 from node.training.course import Course, take_back
 from node.training.packing import pack, pieces, probe
-from node.training.rows import FOREIGN_WEIGHT_MAX, Encoder, Prepared, Row, Unit, weigh
+from node.training.rows import FOREIGN_WEIGHT_MAX, Encoder, Prepared, Row, Unit, expect, weigh
 
 
 @dataclass(slots=True)
@@ -337,6 +337,8 @@ class GroupTrainer:
     def _tokens(self, row: Row, values: torch.Tensor) -> Tokens:
         old = values.detach() if row.old_logprobs is None else row.old_logprobs
         behaviour = old if row.behaviour is None else row.behaviour
+        if row.expected is not None:
+            behaviour = torch.full_like(values, row.expected)
         return Tokens(values, old, behaviour, torch.full_like(values, row.advantage), row.kept)
 
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
@@ -389,6 +391,8 @@ class GroupTrainer:
         where a policy fails at all of its own tasks it needs the others' groups most.
         """
         made = self._encoder.prepare(groups)
+        if self._objective.by_group:
+            expect(made.units)
         units = [unit for unit in made.units if unit.is_informative]
         if not self._objective.uses_behaviour:
             return units, made, 0

@@ -31,6 +31,13 @@ def slow_gspo(logs: Sequence[float], old: Sequence[float], adv: Sequence[float])
     return [-min(whole * a, cut * a) for a in adv]
 
 
+def slow_gepo(logs: Sequence[float], old: Sequence[float], adv: Sequence[float]) -> list[float]:
+    """`old` is the group's expectation, the same for each token."""
+    whole = math.exp(sum(logs) / len(logs) - sum(old) / len(old))
+    cut = min(max(whole, 0.8), 1.2)
+    return [min(-min(whole * a, cut * a), 10.0 * -a if a < 0 else math.inf) for a in adv]
+
+
 def slow_cispo(logs: Sequence[float], old: Sequence[float], adv: Sequence[float]) -> list[float]:
     return [-min(math.exp(p - q), 5.0) * a * p for p, q, a in zip(logs, old, adv, strict=True)]
 
@@ -52,6 +59,7 @@ def slow_topr(logs: Sequence[float], old: Sequence[float], adv: Sequence[float])
 
 SLOW: dict[str, Callable[..., list[float]]] = {
     "gspo": slow_gspo,
+    "gepo": slow_gepo,
     "cispo": slow_cispo,
     "soft_gate": slow_gate,
     "topr": slow_topr,
@@ -125,6 +133,27 @@ def test_a_completion_is_clipped_as_a_whole() -> None:
         assert (float(now.grad.abs().sum()) == 0.0) is is_clipped
 
 
+def test_what_a_group_expects_of_its_completions() -> None:
+    half, quarter = math.log(0.5), math.log(0.25)
+    group = columns([half, half], [quarter])
+    assert ratios.expected(group) == pytest.approx(math.log((0.25 + 0.0625) / 0.75))
+    assert ratios.expected(group[:1]) == pytest.approx(half)  # alone: its own, as `gspo` has it
+    assert ratios.expected(columns([-900.0], [-901.0])) == pytest.approx(-900.0, abs=1.0)
+    for nothing in ([], columns([half], [])):
+        with pytest.raises(ValueError, match="completions with tokens"):
+            ratios.expected(nothing)
+
+
+@given(st.lists(st.lists(numbers, min_size=1, max_size=4), min_size=1, max_size=6))
+def test_an_unlikely_completion_weighs_little_in_what_is_expected(group: list[list[float]]) -> None:
+    means = [sum(each) / len(each) for each in group]
+    likely = [math.exp(each) for each in means]
+    found = ratios.expected(columns(*group))
+    assert found == pytest.approx(math.log(sum(q * q for q in likely) / sum(likely)), abs=1e-9)
+    assert min(means) - 1e-9 <= found <= max(means) + 1e-9
+    assert found >= math.log(sum(likely) / len(likely)) - 1e-9
+
+
 # --- BAPO -----------------------------------------------------------------------------------------
 
 
@@ -177,7 +206,7 @@ def test_absurd_claims_and_no_tokens_stay_finite(name: str) -> None:
     assert logs.grad is not None
     assert torch.isfinite(logs.grad).all()
     nothing = torch.zeros(0, dtype=torch.float64)
-    if name != "gspo":  # the mean of no token is none: completions have one
+    if name not in ("gspo", "gepo"):  # the mean of no token is none: completions have one
         assert of(name, nothing, nothing, nothing).each.tolist() == []
 
 

@@ -12,6 +12,7 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import chosen_loss
 from node.methods.losses import clip as losses
 from node.methods.losses.objectives import OBJECTIVES, Tokens
+from node.methods.losses.ratios import expected
 from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, StaleLoss
 from node.policies.policy import Policy
 from node.training import frames
@@ -144,17 +145,19 @@ def by_completion(tokens: Tokens, counts) -> list[Tokens]:
 def test_the_loss_in_the_trainer_is_the_one_of_the_function(directory, policy, name):
     groups = stale(policy, batch(policy), 0.6)
     objective, set_to = OBJECTIVES[name], chosen_loss(name)
-    now, behaviour, advantages, weights = [], [], [], []
+    now, behaviour, compared, advantages, weights = [], [], [], [], []
     found = GroupTrainer(policy, SPEC, MANY).logprobs(groups)
     counts = [len(row) for rows in found for row in rows]
     shares = iter(losses.token_weights(counts, set_to.aggregation))
     for each, rows in zip(groups, found, strict=True):
+        of_group = expected([torch.tensor(made.logprobs) for made in each.completions])
         for completion, row, advantage in zip(each.completions, rows, each.advantages, strict=True):
             now += row
+            compared += [of_group] * len(row) if objective.by_group else completion.logprobs
             behaviour += completion.logprobs
             advantages += [advantage] * len(row)
             weights += [next(shares)] * len(row)
-    columns = [torch.tensor(each) for each in (now, now, behaviour, advantages)]
+    columns = [torch.tensor(each) for each in (now, now, compared, advantages)]
     tokens = Tokens(*columns)
     if objective.keep is not None:
         kept = objective.keep(tokens, torch.zeros(len(now), dtype=torch.long), set_to)

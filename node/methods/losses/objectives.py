@@ -36,6 +36,7 @@ class Objective:
     losses: Callable[[Tokens, Any], TokenLosses]
     uses_behaviour: bool = True
     keep: Callable[[Tokens, torch.Tensor, Any], torch.Tensor] | None = None
+    by_group: bool = False  # `Tokens.behaviour` is `ratios.expected` of the completion's group
 
 
 def _sapo(tokens: Tokens, set_to: settings.SapoLoss) -> TokenLosses:
@@ -75,6 +76,11 @@ def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.M2poLoss)
 
 def _gspo(tokens: Tokens, set_to: settings.GspoLoss) -> TokenLosses:
     return ratios.sequence_clipped(*_stale(tokens), set_to.clip_low, set_to.clip_high)
+
+
+def _gepo(tokens: Tokens, set_to: settings.GepoLoss) -> TokenLosses:
+    bounds = (set_to.clip_low, set_to.clip_high, set_to.dual_clip)
+    return ratios.sequence_clipped(*_stale(tokens), *bounds)
 
 
 def _cispo(tokens: Tokens, set_to: settings.CispoLoss) -> TokenLosses:
@@ -123,6 +129,7 @@ OBJECTIVES: Final[Mapping[str, Objective]] = {
     "tis": Objective(_tis),
     "m2po": Objective(_m2po, keep=_m2po_kept),
     "gspo": Objective(_gspo),
+    "gepo": Objective(_gepo, by_group=True),
     "cispo": Objective(_cispo),
     "soft_gate": Objective(_soft_gate),
     "topr": Objective(_topr),

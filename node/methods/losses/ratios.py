@@ -5,6 +5,9 @@ which generated it, and its advantage; all tensors are (T,). A ratio is within e
 absurd claim stays finite. Pure functions.
 """
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from node.methods.losses.corrections import TokenLosses, log_ratio
@@ -16,16 +19,36 @@ def sequence_clipped(
     advantages: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = math.inf,
 ) -> TokenLosses:
     """Of one completion: -min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean log-ratio), with the
-    gradient of each token as if s were its own ratio (GSPO-token, arXiv 2507.18071)."""
+    gradient of each token as if s were its own ratio (GSPO-token, arXiv 2507.18071); where A < 0,
+    at most `dual_clip` |A|."""
     whole = log_ratio(logprobs, behaviour).mean().detach().exp()
     ratios = whole * (logprobs - logprobs.detach()).exp()
     cut = ratios.clamp(1.0 - clip_low, 1.0 + clip_high)
     above, below = whole > 1.0 + clip_high, whole < 1.0 - clip_low
     clipped = (advantages > 0) & above | (advantages < 0) & below
     each = -torch.minimum(ratios * advantages, cut * advantages)
+    if math.isfinite(dual_clip):
+        clipped = clipped | (advantages < 0) & (whole > dual_clip)
+        each = torch.where(advantages < 0, torch.minimum(each, -dual_clip * advantages), each)
     return TokenLosses(each, clipped, torch.zeros_like(clipped))
+
+
+def expected(behaviours: Sequence[torch.Tensor]) -> float:
+    """log(sum q^2 / sum q) over a group's completions: how likely one of them was where they were
+    generated, in the mean over what was generated there; q is the geometric mean of a completion's
+    tokens' probabilities (GEPO, arXiv 2508.17850). In the place of each one's own it makes weights
+    of unlikely completions small, where those to its own may explode.
+
+    Raises:
+        ValueError: there is none, or one has no tokens.
+    """
+    if not behaviours or not all(len(each) for each in behaviours):
+        raise ValueError("an expectation needs completions with tokens")
+    means = torch.stack([each.double().mean() for each in behaviours])
+    return float(torch.logsumexp(2.0 * means, 0) - torch.logsumexp(means, 0))
 
 
 def cut_ratio(

@@ -108,6 +108,18 @@ class GspoLoss(StaleLoss):
 
 
 @dataclass(frozen=True, slots=True)
+class GepoLoss(StaleLoss):
+    """As `gspo`, by how likely a group's completions were together, and not each by itself."""
+
+    kind: Literal["gepo"] = "gepo"
+    aggregation: Aggregation = "sequence_mean"
+    clip_low: Low = 0.2
+    clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Gt(1)] = 10.0
+    """What is worse than its group counts at most so many times; not published."""
+
+
+@dataclass(frozen=True, slots=True)
 class CispoLoss(StaleLoss):
     """The ratio is cut and not the token: each keeps its gradient."""
 
@@ -155,6 +167,7 @@ LOSSES: Final[Mapping[str, type[LossSettings]]] = {
     "tis": TisLoss,
     "m2po": M2poLoss,
     "gspo": GspoLoss,
+    "gepo": GepoLoss,
     "cispo": CispoLoss,
     "soft_gate": SoftGateLoss,
     "topr": ToprLoss,
