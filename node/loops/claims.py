@@ -22,7 +22,9 @@ from typing import Final
 
 DISTANCE_MAX: Final = 0.05  # mean |claimed - scored|; other dtypes and kernels make 0.001 to 0.02
 KL_MAX: Final = 0.01  # from the claimed policy to the scored one, by the estimator w - 1 - log w
-DEVIATIONS_MAX: Final = 5.0  # of the mean log-prob from that of samples, in standard errors
+EVIDENCE_MAX: Final = 15.0  # in nats: such a group is one of three million honest ones, at most
+RARE_MAX: Final = 8.0  # a token counts as rarer than the mean by so many nats at most
+ROUNDING: Final = 0.01  # of a log-prob, where a policy has no choice
 LOG_RATIO_MAX: Final = 20.0
 TEMPERATURE_MIN: Final = 0.25  # below it rounding hides what the checks look for
 
@@ -62,6 +64,8 @@ class Fit:
     distance: float
     kl: float
     deviations: float  # signed: above zero, the tokens are likelier than samples are
+    likelier: float = 0.0  # evidence that they are, in nats: minus the log of how probable it was
+    rarer: float = 0.0  # that they are less likely
 
 
 def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
@@ -71,6 +75,9 @@ def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
     known = [sample for sample in samples if not isnan(sample.variance)]
     spread = sqrt(fsum(sample.variance for sample in known))
     excess = fsum(sample.scored - sample.mean for sample in known)
+    variance = spread**2 + ROUNDING**2 * len(known)
+    surest = max((-sample.mean for sample in known), default=0.0)
+    rare = fsum(min(RARE_MAX, sample.mean - sample.scored) for sample in known)
     if spread == 0.0:  # nothing to choose: any other token is impossible
         spread = DISTANCE_MAX * count
     return Fit(
@@ -78,7 +85,25 @@ def fit_of(samples: Sequence[ClaimedToken]) -> Fit:
         distance=fsum(abs(each) for each in logs) / count,
         kl=fsum(exp(each) - 1.0 - each for each in logs) / count,
         deviations=excess / spread,
+        likelier=evidence(excess, variance, max(surest, ROUNDING)),
+        rarer=evidence(rare, variance, RARE_MAX),
     )
+
+
+def evidence(excess: float, variance: float, most: float) -> float:
+    """Minus the log of a bound on how probable it is that numbers add up to `excess` or more, which
+    are at most `most` each, of mean 0 or less given those before them, and whose squares have means
+    that add up to `variance` > 0, at most (Bennett's inequality; for martingales, Freedman 1975).
+    However few and skewed they are, it holds.
+
+    So it does for log-probs less their means, which are at most the entropy of a token, and, the
+    sign turned, for means less log-probs, which are cut: a sure policy's one rare token would else
+    outweigh all others, and to cut them makes their mean smaller.
+    """
+    if excess <= 0.0:
+        return 0.0
+    ratio = excess * most / variance
+    return variance / most**2 * ((1.0 + ratio) * math.log1p(ratio) - ratio)
 
 
 def _scale(temperature: float) -> float:
@@ -98,8 +123,8 @@ def fault_of(fit: Fit, temperature: float = 1.0) -> str | None:
             f"log-probs are {fit.distance:.3f} off in the mean over {fit.tokens} tokens"
             f" (KL {fit.kl:.4f})"
         )
-    if abs(fit.deviations) > DEVIATIONS_MAX:
-        much = "likelier" if fit.deviations > 0 else "less likely"
+    if max(fit.likelier, fit.rarer) > EVIDENCE_MAX:
+        much = "likelier" if fit.likelier > fit.rarer else "less likely"
         return (
             f"tokens are {much} than samples by {abs(fit.deviations):.1f} standard errors"
             f" over {fit.tokens} tokens"

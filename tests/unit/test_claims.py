@@ -8,14 +8,15 @@ import pytest
 from node.loops.claims import (
     ALARM_STAKE,
     DEVIATION_SPREAD,
-    DEVIATIONS_MAX,
     DISTANCE_MAX,
+    EVIDENCE_MAX,
     NOISE_KL,
     TEMPERATURE_MIN,
     ClaimedToken,
     Fit,
     Record,
     deviation_factor,
+    evidence,
     fault_of,
     fit_of,
     kl_factor,
@@ -55,7 +56,7 @@ def samples(
 def test_honest_tokens_pass(seed: int) -> None:
     fit = fit_of(samples(seed, noise=0.01))
     assert fault_of(fit) is None
-    assert abs(fit.deviations) < DEVIATIONS_MAX
+    assert max(fit.likelier, fit.rarer) < EVIDENCE_MAX / 2
     assert fit.distance < DISTANCE_MAX / 2
 
 
@@ -94,6 +95,48 @@ def test_a_policy_without_choice_makes_nothing_else() -> None:
     assert fault_of(fit_of([sure] * 8)) is None
     other = ClaimedToken(claimed=-9.0, scored=-9.0, mean=0.0, variance=0.0)
     assert fault_of(fit_of([other] * 8)) is not None
+
+
+def sure_tokens(rng: Random, count: int, rare: float) -> list[ClaimedToken]:
+    """Of a policy that says one of two things: one of them hardly ever."""
+    logs = math.log1p(-rare), math.log(rare)
+    mean = (1 - rare) * logs[0] + rare * logs[1]
+    variance = (1 - rare) * rare * (logs[0] - logs[1]) ** 2
+    drawn = [logs[rng.random() < rare] for _ in range(count)]
+    return [ClaimedToken(each, each, mean, variance) for each in drawn]
+
+
+def test_a_sure_policy_may_say_something_rare_now_and_then() -> None:
+    rng, far = Random(5), 0
+    for _ in range(20_000):
+        fit = fit_of(sure_tokens(rng, 16, 1e-3))
+        assert fault_of(fit) is None
+        far += abs(fit.deviations) > 5.0
+    assert far > 50  # a limit in standard errors would have refused them
+    logs = math.log(1e-3)
+    mean = 1e-3 * logs
+    others = [ClaimedToken(logs, logs, mean, 1e-3 * logs**2)] * 4
+    assert fault_of(fit_of([*sure_tokens(rng, 12, 1e-3), *others])) is not None
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.1, 0.01, 1e-4])
+@pytest.mark.parametrize("count", [1, 16, 200])
+def test_the_bound_on_evidence_holds(rare: float, count: int) -> None:
+    """Of honest groups no more than e^-x have evidence over x."""
+    rng, groups = Random(7), 4_000
+    fits = [fit_of(sure_tokens(rng, count, rare)) for _ in range(groups)]
+    for most in (1.0, 3.0, 6.0):
+        expected = groups * math.exp(-most)
+        for over in (sum(f.likelier > most for f in fits), sum(f.rarer > most for f in fits)):
+            assert over <= expected + 4 * math.sqrt(expected) + 1
+
+
+def test_evidence_grows_with_the_excess_and_there_is_none_below_the_mean() -> None:
+    assert evidence(-1.0, 1.0, 1.0) == evidence(0.0, 1.0, 1.0) == 0.0
+    few = [evidence(x, 4.0, 2.0) for x in (1.0, 2.0, 4.0, 8.0)]
+    assert few == sorted(few)
+    # far below the largest number it is the normal one, x^2 / 2 V
+    assert evidence(1.0, 1e4, 1.0) == pytest.approx(1 / 2e4, rel=1e-3)
 
 
 # --- over many groups -------------------------------------------------------------------------
