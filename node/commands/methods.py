@@ -2,7 +2,9 @@
 
 import argparse
 import difflib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
@@ -20,9 +22,15 @@ def add_methods(commands: Any, say: Say) -> None:
         help="by which systems they are, and what is left out",
     )
 
+    methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
+    methods.add_argument("--engine", help="of that node: torch (default) or vllm")
+
     def run(options: argparse.Namespace) -> int:
         if options.literature:
             list_literature(say)
+        elif options.run is not None or options.engine is not None:
+            given = {} if options.engine is None else {"engine": options.engine}
+            list_usable(say, given, os.environ, options.run and Path(options.run))
         elif options.name is None:
             list_methods(say)
         else:
@@ -46,6 +54,42 @@ def list_methods(say: Say) -> None:
         if alone:
             say(f"  functions that no loop uses yet: {', '.join(alone)}")
     say("swarm-node methods NAME says what one is, needs and is set to")
+
+
+def list_usable(
+    say: Say, given: Mapping[str, Any], environ: Mapping[str, str], run_file: Path | None
+) -> None:
+    """Say which methods a node with these settings may use, and why not the others: what the
+    settings themselves refuse.
+
+    Raises:
+        ConfigError: the settings are none that a node could start with.
+    """
+    from node.config import load_config
+    from node.hosting.models import trainer_spec
+    from node.methods.registry import families
+
+    config = load_config(given, environ, run_file)
+    said = f"run {config.run.name}, engine {config.engine}"
+    for family, methods in families().items():
+        usable, refused = [], []
+        for each in (method for method in methods if method.used_by):
+            try:
+                own = load_config({**given, family: each.name}, environ, run_file)
+                trainer_spec(own, own.model)
+            except ConfigError as error:
+                refused.append(f"  not {each.name}: {error}")
+            else:
+                usable.append(each.name)
+        if usable or refused:
+            say(f"{family}, {said}: {', '.join(usable) or 'none'}")
+            for line in refused:
+                say(line)
+    if config.external_groups and config.foreign_weighting == "auto":
+        say(
+            "groups of nodes with another tokenizer bring no log-probs: losses other than sapo "
+            "train on some of them as on the node's own, and corrections leave their weight at 1"
+        )
 
 
 def list_literature(say: Say) -> None:

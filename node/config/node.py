@@ -360,6 +360,16 @@ class NodeConfig(Frozen):
         return self
 
     @model_validator(mode="after")
+    def _has_a_choice(self) -> Self:
+        run = self.run
+        if self.control is not None and len(run.environments) == 1 and not run.common.share:
+            raise ConfigError(
+                f"control {self.control}: nothing tells the tasks of run {run.name} apart: it has "
+                "one environment, and none in common: give it common.share"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_drafts(self) -> Self:
         if self.generate is None:
             return self

@@ -19,7 +19,8 @@ has two that share.
 
 `control` has two nodes that share, and `unlike.toml` for a run: tasks as they come, and by `vade`,
 by what the node itself found out or by what both did. `generate` has two that train on their own
-groups alone, of tasks that come again (`again.toml`).
+groups alone, of tasks that come again (`again.toml`), and `generate_smollm2` one with SmolLM2-135M
+(`sums_again.toml`).
 
 A fall is an evaluation more than ten points below the best one of the same node before. At the end
 each policy is examined on the run's held-out tasks: greedily, and in 8 samples. Arms are compared
@@ -50,8 +51,13 @@ from node.methods.losses.weighing_settings import CORRECTIONS
 
 HERE = Path(__file__).parent
 KINDS = ("falls", "foreign", "advantages", "losses", "corrections", "control", "generate")
-NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4}
-RUNS = {"control": HERE / "unlike.toml", "generate": HERE / "again.toml"}  # of others: `demo`
+KINDS = (*KINDS, "generate_smollm2")
+NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4, "generate_smollm2": 1}
+RUNS = {  # of others: `demo`
+    "control": HERE / "unlike.toml",
+    "generate": HERE / "again.toml",
+    "generate_smollm2": HERE / "sums_again.toml",
+}
 SAMPLES = 8
 FALL = 0.10
 COMMON = {"local_groups": 4, "external_groups": 4, "group_size": 8, "threads": 1}
@@ -84,6 +90,12 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "by the node's own map": {"control": "vade, others_max=0"},
         "by the shared map": {"control": "vade"},
     },
+    "generate_smollm2": {
+        "from prompts": {"model": "smollm2", "local_groups": 8, **ALONE},
+        "from drafts": {
+            "model": "smollm2", "local_groups": 8, "generate": "speculative", **ALONE,
+        },
+    },
     "generate": {
         "from prompts": {"local_groups": 8, **ALONE},
         "from drafts": {"local_groups": 8, "generate": "speculative", **ALONE},
@@ -93,7 +105,9 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # fmt: skip
 ROUNDS = {**dict.fromkeys(KINDS, 40), "falls": 400, "foreign": 60, "generate": 60}
+ROUNDS["generate_smollm2"] = 24
 EVALUATE_EVERY = {**dict.fromkeys(KINDS, 20), "falls": 10, "control": 5, "generate": 5}
+EVALUATE_EVERY["generate_smollm2"] = 6
 
 
 # --- one run --------------------------------------------------------------------------------

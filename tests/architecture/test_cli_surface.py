@@ -22,7 +22,7 @@ SURFACE = {
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
-    "methods": "--literature name",
+    "methods": "--engine --literature --run name",
     "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
     "--peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from node.cli import main
-from node.commands.methods import list_literature, list_methods, show_method
+from node.commands.methods import list_literature, list_methods, list_usable, show_method
 from node.config import NodeConfig, load_config
 from node.hosting.models import trainer_spec
 from node.methods.choices import ADVANTAGES, Advantage, Correction, Loss
@@ -96,6 +96,34 @@ def test_every_method_has_a_test_that_names_it() -> None:
 def test_the_command_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "rloo"]) == 0
     assert "advantage rloo" in capsys.readouterr().out
+
+
+def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
+    run = tmp_path / "run.toml"
+    head = 'name = "r"\n[[environments]]\nname = "scripted_sum"\n'
+
+    def usable(text: str, **given: str) -> list[str]:
+        run.write_text(head + text)
+        lines: list[str] = []
+        list_usable(lines.append, given, {}, run)
+        return lines
+
+    plain = usable("")
+    assert "control, run r, engine torch: none" in plain
+    assert any(line.startswith("  not vade: control vade: nothing tells") for line in plain)
+    assert any("not speculative" in line and "common.share" in line for line in plain)
+    assert any(line.startswith("loss, run r, engine torch: sapo, grpo") for line in plain)
+    assert not any("two_levels" in line for line in plain)  # no loop uses it
+    common = usable("[common]\nshare = 0.5\n")
+    assert "control, run r, engine torch: vade" in common
+    assert "generate, run r, engine torch: speculative" in common
+    other = usable("[common]\nshare = 0.5\n", engine="vllm")
+    assert "generate, run r, engine vllm: none" in other
+    corrected = usable('[training]\nloss = "tis"\n')
+    assert "correction, run r, engine torch: none" in corrected
+    assert any("is for the loss sapo, and tis has its" in line for line in corrected)
+    with pytest.raises(ConfigError, match="engine"):
+        usable("", engine="abacus")
 
 
 def test_a_nodes_methods_are_its_own_and_no_rule_of_the_run() -> None:
