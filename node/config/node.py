@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Control, Correction, Generate, Loss
+from node.methods.choices import Advantage, Control, Correction, Generate, Loss, Replay
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -175,6 +175,10 @@ class NodeConfig(Frozen):
     control: Control | None = None
     """Which of the tasks ahead in its stream a node that learns by itself takes, by how often they
     were solved, here and by others: as in `vade, ahead=8`. None: each as it comes.
+    `swarm-node methods` lists them."""
+    replay: Replay | None = None
+    """What own groups take besides of others' completions: with `rescue` those that are all wrong
+    take right ones of the same task. It needs tasks in common. None: nothing.
     `swarm-node methods` lists them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
@@ -366,6 +370,17 @@ class NodeConfig(Frozen):
             raise ConfigError(
                 f"control {self.control}: nothing tells the tasks of run {run.name} apart: it has "
                 "one environment, and none in common: give it common.share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _meets_others(self) -> Self:
+        if self.replay is not None and self.external_groups == 0:
+            raise Conflict("external_groups", f"fetches nothing for {self.replay}", "4")
+        if self.replay is not None and not self.run.common.share:
+            raise ConfigError(
+                f"replay {self.replay}: nodes of run {self.run.name} never meet on one task: give "
+                "it common.share"
             )
         return self
 

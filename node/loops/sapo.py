@@ -39,6 +39,7 @@ from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.choices import advantages
+from node.methods.filters.rescue import SolvedTasks, Success, rescue
 from node.methods.generate.drafts import DraftBank
 from node.methods.groups import GroupView, view_of
 from node.methods.samplers import distinct, draw_foreign, kept_completions
@@ -178,9 +179,10 @@ class Sapo:
         hand_over: HandOver | None = None,
         on_samples: OnSamples | None = None,
         choice: TaskChoice | None = None,
+        solved: SolvedTasks | None = None,
     ) -> None:
         """`on_samples`: gets some of each round's groups, for people to look at. `choice`: what is
-        known of how hard tasks are; None: nothing yet."""
+        known of how hard tasks are, `solved`: what others made of them; None: nothing yet."""
         self._config = config
         self._peer_id = peer_id
         self._engine = engine
@@ -201,6 +203,7 @@ class Sapo:
         self._before_share = before_share  # makes the new data position durable
         self._hand_over = hand_over
         self._on_samples = on_samples
+        self._solved = solved if solved is not None else SolvedTasks()
         self._choice = choice or TaskChoice(config.run, config.control)
         self.progress = progress
         self._sampling = config.run.engine_sampling
@@ -229,7 +232,8 @@ class Sapo:
             chosen = self._chosen(own)
             if self._hand_over is not None:
                 await self._hand_over.before_training()
-            report = await self._trainer.train(self._batch(chosen, foreign, number))
+            rescued = self._rescued(chosen, number)
+            report = await self._trainer.train(self._batch(chosen, foreign, rescued, number))
             clock.lap("train")
             paused_s = None
             if self._hand_over is not None:
@@ -245,7 +249,8 @@ class Sapo:
                 trained_tokens=start.trained_tokens + report.trained_tokens,
                 groups_shared=start.groups_shared + len(shared),
             )
-        record = self._record(own, chosen, foreign, report, clock, generated, len(shared))
+        counts = (generated, len(shared), len(rescued))
+        record = self._record(own, chosen, foreign, report, clock, *counts)
         return replace(record, paused_s=paused_s)
 
     # --- tasks, completions, rewards -------------------------------------------------------
@@ -372,8 +377,20 @@ class Sapo:
         useful_first = sorted(own, key=lambda group: not informative(group.rewards))
         return useful_first[: self._config.local_groups]
 
+    def _rescued(self, own: Sequence[OwnGroup], number: int) -> dict[int, tuple[Success, ...]]:
+        """By the place of an own group that is all wrong, right completions of others."""
+        if self._config.replay is None:
+            return {}
+        known = {at: self._solved.of(group.task) for at, group in enumerate(own)}
+        rng = Random(self._seed("rescue", number))
+        return rescue([group.rewards for group in own], known, rng, self._config.replay)
+
     def _batch(
-        self, own: Sequence[OwnGroup], foreign: Sequence[VerifiedGroup], number: int
+        self,
+        own: Sequence[OwnGroup],
+        foreign: Sequence[VerifiedGroup],
+        rescued: Mapping[int, Sequence[Success]],
+        number: int,
     ) -> list[TrainingGroup]:
         prompts = [verified.prompt for verified in foreign]
         shuffled = self._config.foreign_shuffle and len(prompts) > 1
@@ -381,13 +398,18 @@ class Sapo:
             # A control for experiments: the foreign groups keep their rewards and lose their tasks
             shift = Random(self._seed("shuffle", number)).randrange(1, len(prompts))
             prompts = prompts[shift:] + prompts[:shift]
-        views = [view_of(each.prompt, each.completions, each.rewards) for each in own]
+        views = [self._view(group, rescued.get(place, ())) for place, group in enumerate(own)]
         views += map(view_of_foreign, foreign)
         worth = advantages(views, self._config.advantage)
         batch = [
-            training_group(group.prompt, group.completions, values, own_tokens=True)
+            training_group(
+                group.prompt, group.completions, values[: len(group.completions)], own_tokens=True
+            )
             for group, values in zip(own, worth, strict=False)
         ]
+        for place, successes in rescued.items():
+            values = worth[place][len(own[place].completions) :]
+            batch += map(partial(self._guidance, own[place].prompt), successes, values)
         for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
             group = foreign_group(verified, values, self._config.group_size, rng)
@@ -395,6 +417,21 @@ class Sapo:
             tokenizer = "" if shuffled else group.tokenizer
             batch.append(replace(group, prompt=prompt, tokenizer=tokenizer))
         return batch
+
+    @staticmethod
+    def _view(group: OwnGroup, successes: Sequence[Success]) -> GroupView:
+        """An own group as methods see it, with what others got right as if it were its own."""
+        more = [each.completion for each in successes]
+        rewards = (*group.rewards, *[1.0] * len(more))
+        return view_of(group.prompt, [*group.completions, *more], rewards)
+
+    def _guidance(self, prompt: str, success: Success, value: float | None) -> TrainingGroup:
+        """One right completion of somebody else."""
+        assert self._config.replay is not None
+        group = training_group(
+            prompt, [success.completion], [value], own_tokens=False, source=str(success.producer)
+        )
+        return replace(group, shaping=self._config.replay.shaping)
 
     # --- evaluating and telling ------------------------------------------------------------
 
@@ -433,6 +470,7 @@ class Sapo:
         clock: "_Stopwatch",
         generated: int,
         shared: int,
+        rescued: int,
     ) -> RoundDone:
         """The round as this node saw it; the app adds what only the network knows."""
         rewards = [reward for group in own for reward in group.rewards]
@@ -448,6 +486,7 @@ class Sapo:
             foreign_by_producer=dict(sorted(producers.items())),
             groups_shared=shared,
             generated_tokens=generated,
+            rescued_groups=rescued,
             drafted_tokens=self._drafted,
             kept_tokens=sum(
                 len(c.token_ids) - _sampled(c) for group in own for c in group.completions

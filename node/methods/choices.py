@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.control import vade
+from node.methods.filters.rescue import Rescue
 from node.methods.generate import speculative
 from node.methods.groups import Advantages, GroupView
 from node.methods.losses import settings as losses
@@ -86,6 +87,9 @@ chosen_correction = partial(chosen, CORRECTIONS)
 chosen_control = partial(chosen, {"vade": vade.Vade})
 
 
+chosen_replay = partial(chosen, {"rescue": Rescue})
+
+
 chosen_generate = partial(chosen, {"speculative": speculative.Speculative})
 
 
@@ -112,6 +116,9 @@ Advantage = Annotated[
 
 Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
 """Those that choose a node's tasks."""
+
+Replay = Annotated[Rescue, BeforeValidator(chosen_replay)]
+"""Those by which a node's own groups take completions of others."""
 
 Generate = Annotated[speculative.Speculative, BeforeValidator(chosen_generate)]
 """Those that a node's engine takes."""

@@ -6,7 +6,15 @@ from typing import Any, Final
 from node.methods.advantages import rewards, turns
 from node.methods.choices import ADVANTAGES
 from node.methods.control import admission, budgets, cdas, external, schedules, vade, widths
-from node.methods.filters import extremes, informative, overlong, salvage, successes, variance
+from node.methods.filters import (
+    extremes,
+    informative,
+    overlong,
+    rescue,
+    salvage,
+    successes,
+    variance,
+)
 from node.methods.generate import branching, hints, noise, pruning, purify, speculative
 from node.methods.losses.objectives import OBJECTIVES
 from node.methods.losses.settings import LOSSES, StaleLoss
@@ -120,6 +128,10 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _alone(
         successes.ReplayedSuccesses, successes.replayed_successes, "replay", "2507.07451",
         Need.REVISITS,
+    ),
+    KnownMethod(
+        rescue.Rescue, rescue.rescue, "replay", "ours, of 2504.14945", frozenset({Need.REVISITS}),
+        ("node",),
     ),
     _alone(salvage.Salvage, salvage.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
     KnownMethod(

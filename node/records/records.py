@@ -80,6 +80,7 @@ class RoundDone(RoundFigures):
     rate_share: float = 1.0  # of the learning rate, by what evaluations showed (`loops.validation`)
     own_informative: int | None = None  # of `local_groups`; None: an older log does not say
     answers: AnswerCounts | None = None  # of all own completions of the round
+    rescued_groups: int = 0  # own ones, all wrong, that took others' right completions
     drafted_tokens: int = 0  # of earlier completions that this round's began with
     kept_tokens: int = 0  # of these, what the policy still says: not among `generated_tokens`
 

@@ -19,6 +19,7 @@ from node.hosting.run_data import held_data
 from node.interfaces.engine import Maker
 from node.interfaces.trainer import PolicyInfo
 from node.loops.sapo import Progress
+from node.methods.filters.rescue import SolvedTasks
 from node.monitor.console.progress import Work
 from node.records.event_log import Record
 from node.records.records import (
@@ -34,7 +35,7 @@ from node.records.records import (
 from node.roles.peer import Network, Peer, open_peer
 from node.roles.sharing import POOL_FILE, RolloutSharing, pool_limits
 from node.roles.world import World
-from node.verification.assignment import format_samples
+from node.verification.assignment import format_samples, is_common
 from node.verification.held_out import HeldOutGuard
 from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
@@ -86,6 +87,7 @@ class Node:
         self.verifier = verifier
         self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
         self.choice = TaskChoice(config.run, config.control, self.gater.share_of, world.now_s)
+        self.solved = SolvedTasks()
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
             self.sharing = RolloutSharing(world, config, peer, pool, self._verify, draws)
@@ -97,10 +99,12 @@ class Node:
         self.notes = Notes()
 
     async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """See `HeldOutGuard.verify`; what a good group says of its producer's tries is heard."""
-        found = await self.guard.verify(group)
+        """See `HeldOutGuard.verify`; what a good group says of its task is heard."""
+        prompt, rewards = await self.guard.verify(group)
         self.choice.hear(group)
-        return found
+        if self._config.replay is not None and is_common(self._config.run, group.task):
+            self.solved.hear(group.task, group.producer, group.completions, rewards)
+        return prompt, rewards
 
     def enter(self, phase: str) -> None:
         """What the role does from now on, in a word."""

@@ -86,6 +86,7 @@ class Rounds:
             hand_over=hand_over,
             on_samples=on_samples,
             choice=node.choice,
+            solved=node.solved,
         )
         self.progress = progress
         every = self._config.evaluate_every_rounds

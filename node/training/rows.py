@@ -42,6 +42,7 @@ class Row:
     claimed: torch.Tensor | None = None  # log-probs that came with its tokens, if these are ours
     behaviour: torch.Tensor | None = None  # the same, where the loss takes them
     expected: float | None = None  # log-prob of a token of its group's, where the loss asks that
+    shaping: float = 0.0  # over 0: guidance, see `ratios.guided`
     source: int = 0  # number of who generated it, within the batch
     kept: torch.Tensor | None = None  # tokens that the loss trains on, where it decides that first
     before: torch.Tensor | None = None  # log-probs right before the last step
@@ -133,6 +134,7 @@ class Encoder:
             made.left_out += len(rows) - len(kept)
             for row in kept:
                 row.source = numbers[group.source]
+                row.shaping = group.shaping
                 row.floor = self._floor(row)
             if kept:
                 made.units.append(Unit(prompt, kept))

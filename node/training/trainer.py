@@ -25,7 +25,7 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
 from node.methods.losses import clip as losses
-from node.methods.losses import corrections
+from node.methods.losses import corrections, ratios
 from node.methods.losses.objectives import OBJECTIVES, Tokens
 from node.methods.losses.settings import StaleLoss
 from node.methods.losses.weighing import WEIGHINGS
@@ -347,7 +347,7 @@ class GroupTrainer:
         for row, values in zip(rows, self._forward(batch), strict=True):
             tokens = self._tokens(row, values)
             old, row.before = tokens.proximal, values.detach()
-            each, clipped, masked = self._objective.losses(tokens, self._set_to)
+            each, clipped, masked = self._losses(row, tokens)
             weights = self._weights(row, tokens)
             if weights is not None:
                 each = each * weights
@@ -368,10 +368,16 @@ class GroupTrainer:
         self._descend(loss)
         sums.loss += float(loss.detach())
 
+    def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Token losses, and which of the tokens are clipped and masked."""
+        if row.shaping:
+            return ratios.guided(tokens.logprobs, tokens.advantages, row.shaping)
+        return self._objective.losses(tokens, self._set_to)
+
     def _weights(self, row: Row, tokens: Tokens) -> torch.Tensor | None:
         """By how much a row's tokens count; None: each as one. A loss that uses what generated them
         weighs by itself."""
-        if self._objective.uses_behaviour:
+        if self._objective.uses_behaviour or row.shaping:
             return None
         if self._correction is not None and row.claimed is not None:
             weigh_by = WEIGHINGS[self._correction.kind]

@@ -17,6 +17,9 @@ with a truncated ratio (`weighted`, the default), on completions better than the
 groups alone; losses make four updates of a batch, as with one the ratios are all 1. `corrections`
 has two that share.
 
+`rescue` has four nodes that share on `unlike.toml`: what they draw alone, and besides for own
+groups that are all wrong others' right completions of the same tasks.
+
 `control` has two nodes that share, and `unlike.toml` for a run: tasks as they come, and by `vade`,
 by what the node itself found out or by what both did. `generate` has two that train on their own
 groups alone, of tasks that come again (`again.toml`), and `generate_smollm2` one with SmolLM2-135M
@@ -51,10 +54,11 @@ from node.methods.losses.weighing_settings import CORRECTIONS
 
 HERE = Path(__file__).parent
 KINDS = ("falls", "foreign", "advantages", "losses", "corrections", "control", "generate")
-KINDS = (*KINDS, "generate_smollm2")
-NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4, "generate_smollm2": 1}
+KINDS = (*KINDS, "generate_smollm2", "rescue")
+NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4, "rescue": 4, "generate_smollm2": 1}
 RUNS = {  # of others: `demo`
     "control": HERE / "unlike.toml",
+    "rescue": HERE / "unlike.toml",
     "generate": HERE / "again.toml",
     "generate_smollm2": HERE / "sums_again.toml",
 }
@@ -69,6 +73,7 @@ AS_IT_WAS = {
     "validation_tasks": 0,
 }
 TOTALS = ("generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative")
+TOTALS = (*TOTALS, "rescued_groups")
 ALONE = {"external_groups": 0, "share": "none"}
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "falls": {
@@ -90,6 +95,11 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "by the node's own map": {"control": "vade, others_max=0"},
         "by the shared map": {"control": "vade"},
     },
+    "rescue": {
+        "drawn alone": {},
+        "rescued": {"replay": "rescue"},
+        "rescued, by the shared map": {"replay": "rescue", "control": "vade"},
+    },
     "generate_smollm2": {
         "from prompts": {"model": "smollm2", "local_groups": 8, **ALONE},
         "from drafts": {
@@ -106,7 +116,7 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 ROUNDS = {**dict.fromkeys(KINDS, 40), "falls": 400, "foreign": 60, "generate": 60}
 ROUNDS["generate_smollm2"] = 24
-EVALUATE_EVERY = {**dict.fromkeys(KINDS, 20), "falls": 10, "control": 5, "generate": 5}
+EVALUATE_EVERY = {**dict.fromkeys(KINDS, 20), "falls": 10, "control": 5, "rescue": 5, "generate": 5}
 EVALUATE_EVERY["generate_smollm2"] = 6
 
 
@@ -297,13 +307,15 @@ def costs_of(
     """What an arm's swarms took, in the order of seeds, and how much of what those of the first arm
     (`others`) generated, until their policies were as good as the first arm's at the end."""
     found: dict[str, list[float]] = {
-        "tokens": [], "kept, %": [], "informative, %": [], "processor, s": [], "to the end": [],
+        "tokens": [], "kept, %": [], "informative, %": [], "rescued, %": [], "processor, s": [],
+        "to the end": [],
     }  # fmt: skip
     for mine, first in zip(results, others, strict=True):
         totals = mine["totals"]
         found["tokens"].append(totals["generated_tokens"])
         found["kept, %"].append(100 * totals["kept_tokens"] / max(1, totals["drafted_tokens"]))
         found["informative, %"].append(100 * totals["own_informative"] / totals["local_groups"])
+        found["rescued, %"].append(100 * totals["rescued_groups"] / totals["local_groups"])
         found["processor, s"].append(mine["processor_s"])
         goal, whole = _curve(first)[-1]
         found["to the end"].append(reached(_curve(mine), goal) / whole)
@@ -341,7 +353,7 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
     names = list(figures[arms[0]][0])
     heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
-    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %"]
+    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %", "rescued, %"]
     heads += ["processor, s", "share of tokens to the first arm's end"]
     lines = [
         f"{NODES[kind]} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % "

@@ -11,8 +11,9 @@ SURFACE = {
     "--data-dir --engine --engine-quantization --engine-update --evaluate-every --external "
     "--generate --group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
-    "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --role --rounds "
-    "--run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval --threads "
+    "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --replay --role "
+    "--rounds --run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval "
+    "--threads "
     "--tokens-per-s-max --web-name --yes",
     "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
     "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --lora-rank --loss "

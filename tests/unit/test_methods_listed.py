@@ -37,7 +37,8 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["correction"] == set(CORRECTIONS) == set(WEIGHINGS)
     assert listed["control"] == {"vade"}
     assert listed["generate"] == {"speculative"}
-    for family in ("reward", "filter", "replay"):
+    assert listed["replay"] == {"rescue"}
+    for family in ("reward", "filter"):
         assert listed[family] == set()
     for union, known in (
         (Advantage, [kind for kind, _ in ADVANTAGES.values()]),

@@ -79,6 +79,16 @@ def soft_gated(
     return TokenLosses(each, nothing, nothing)
 
 
+def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> TokenLosses:
+    """-A p / (p + shaping), p the token's probability (LUFFY, arXiv 2504.14945): of tokens that
+    another policy wrote, those that are unlikely here are learned too, with a gradient of p shaping
+    / (p + shaping)^2 for that of log p, and those that are likely anyway hardly move."""
+    likely = logprobs.clamp(min=-20.0).exp()
+    each = -advantages * likely / (likely + shaping)
+    nothing = torch.zeros_like(each, dtype=torch.bool)
+    return TokenLosses(each, nothing, nothing)
+
+
 def tapered(
     logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor
 ) -> TokenLosses:
