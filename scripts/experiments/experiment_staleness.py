@@ -12,6 +12,10 @@ differ. The loss takes the mean over tokens in all of them. Trainer, engine, tas
 the production ones, in this process and on one thread; nothing is on a network.
 
     python experiment_staleness.py            # everything, resumable; then table and plot
+    python experiment_staleness.py --updates 4 --staleness 0 6 11 --losses grpo m2po gspo gepo bapo
+
+With one update of a batch a clip around the policy before the update cannot act: `--updates` makes
+several. Any of the losses that `swarm-node methods` lists may be named.
 """
 
 import argparse
@@ -28,11 +32,13 @@ from statistics import fmean
 from typing import Any, Final, Generic, TypeVar
 
 from experiment_sapo import interval
+from on_record import key_of
+
+from node.methods.losses.settings import LOSSES
 
 STALENESS: Final = (0, 1, 3, 6, 11)  # S, in steps
 STALENESS_HIGHER: Final = (0, 6, 11)  # at the higher learning rate
-LOSSES: Final = ("grpo", "decoupled", "m2po")
-NAMES: Final = {"grpo": "plain GRPO", "decoupled": "decoupled", "m2po": "M2PO"}
+DEFAULT_LOSSES: Final = ("grpo", "decoupled", "m2po")
 STREAM: Final = "staleness"  # no valid peer id: its tasks are in nobody's stream
 EVALUATION_SEED: Final = 1
 
@@ -47,6 +53,7 @@ class Setting:
     loss: str
     staleness: int
     seed: int
+    updates: int = 1
 
 
 class Ahead(Generic[Batch]):
@@ -72,15 +79,15 @@ class Ahead(Generic[Batch]):
 
 def settings_of(options: argparse.Namespace) -> list[Setting]:
     """All runs, by seed."""
-    wanted = [(options.learning_rate, STALENESS)]
+    wanted = [(options.learning_rate, tuple(options.staleness))]
     if options.higher_rate is not None:
         wanted.append((options.higher_rate, STALENESS_HIGHER))
     return [
-        Setting(rate, loss, staleness, seed)
+        Setting(rate, loss, staleness, seed, options.updates)
         for rate, all_of_them in wanted
         for seed in range(1, options.seeds + 1)
         for staleness in all_of_them
-        for loss in LOSSES
+        for loss in options.losses
     ]
 
 
@@ -92,14 +99,17 @@ def run_one(setting: Setting, options: argparse.Namespace) -> dict[str, Any]:
     from node.config import load_config
     from node.hosting.models import resolve_model, trainer_spec
 
-    flags = {"learning_rate": setting.learning_rate, "threads": 1, "seed": setting.seed}
+    flags = {
+        "learning_rate": setting.learning_rate,
+        "threads": 1,
+        "seed": setting.seed,
+        "loss": f"{setting.loss}, aggregation=token_mean",
+        "updates_per_batch": setting.updates,
+    }
     config = load_config(flags, os.environ, Path(options.run))
-    rules = {"loss": setting.loss, "aggregation": "token_mean"}
-    training = config.run.training.model_copy(update=rules)
     model = resolve_model(config, lambda line: print(line, file=sys.stderr))
     torch.manual_seed(setting.seed)
-    run = config.run.model_copy(update={"training": training})
-    spec = trainer_spec(config.model_copy(update={"run": run}), model)
+    spec = trainer_spec(config, model)
     started = time.perf_counter()
     result: dict[str, Any] = trio.run(_learn, config.run, spec, setting, options)
     return {**vars(setting), **result, "wall_s": time.perf_counter() - started}
@@ -204,8 +214,9 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 def result_file(options: argparse.Namespace, setting: Setting) -> Path:
     """Where a run's result is kept. Its name holds all that decides the result."""
     sizes = f"t{options.steps}-r{options.groups}x{options.group_size}-e{options.evaluate_every}"
-    which = f"lr{setting.learning_rate}-{setting.loss}-S{setting.staleness}-seed{setting.seed}"
-    return Path(options.out) / f"{options.run}-{sizes}x{options.answers}-{which}.json"
+    which = f"lr{setting.learning_rate}-{setting.loss}-S{setting.staleness}-u{setting.updates}"
+    facts = {"sizes": f"{sizes}x{options.answers}", "run": options.run, **vars(setting)}
+    return Path(options.out) / f"{which}-seed{setting.seed}-{key_of(facts)}.json"
 
 
 def save(result: dict[str, Any], path: Path) -> None:
@@ -225,7 +236,7 @@ def final(result: dict[str, Any]) -> float:
 
 def arms(results: Sequence[dict[str, Any]]) -> Iterator[tuple[str, int, list[dict[str, Any]]]]:
     """Loss, S and the runs of all seeds, in the table's order."""
-    for loss in LOSSES:
+    for loss in dict.fromkeys(result["loss"] for result in results):
         for staleness in sorted({result["staleness"] for result in results}):
             found = [
                 result
@@ -258,7 +269,7 @@ def _row(loss: str, staleness: int, runs: Sequence[dict[str, Any]], fresh: Seque
         )
     steps = [step for each in runs for step in each["steps"]]
     cells = (
-        NAMES[loss],
+        loss,
         str(staleness),
         "{:.1f} ± {:.1f}".format(*interval(ends)),
         lost,
@@ -304,18 +315,20 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
     import matplotlib.pyplot as plt
 
     rates = sorted({result["learning_rate"] for result in results})
-    shape = (len(rates), len(LOSSES) + 1)
+    losses = list(dict.fromkeys(result["loss"] for result in results))
+    depths = sorted({result["staleness"] for result in results})
+    shape = (len(rates), len(losses) + 1)
     figure, rows = plt.subplots(*shape, figsize=(16, 4.0 * len(rates)), sharey="row", squeeze=False)
     for panels, rate in zip(rows, rates, strict=True):
         here = [result for result in results if result["learning_rate"] == rate]
         for loss, staleness, runs in arms(here):
-            panel, colour = panels[LOSSES.index(loss)], f"C{STALENESS.index(staleness)}"
+            panel, colour = panels[losses.index(loss)], f"C{depths.index(staleness)}"
             xs = [step for step, _ in runs[0]["evaluations"]]
             ys = [[100 * each["evaluations"][i][1] for each in runs] for i in range(len(xs))]
             panel.plot(xs, [fmean(y) for y in ys], color=colour, label=f"S = {staleness}")
             low, high = [min(y) for y in ys], [max(y) for y in ys]
             panel.fill_between(xs, low, high, color=colour, alpha=0.1)
-            panel.set_title(f"{NAMES[loss]}, learning rate {rate:g}")
+            panel.set_title(f"{loss}, learning rate {rate:g}")
             panel.set_xlabel("steps")
         _ends(panels[-1], here)
         panels[0].set_ylabel("held-out pass rate, %")
@@ -327,7 +340,7 @@ def plot(results: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def _ends(panel: Any, results: Sequence[dict[str, Any]]) -> None:
-    for number, loss in enumerate(LOSSES):
+    for number, loss in enumerate(dict.fromkeys(result["loss"] for result in results)):
         points = [
             (staleness, *interval([final(each) for each in runs]))
             for name, staleness, runs in arms(results)
@@ -335,7 +348,7 @@ def _ends(panel: Any, results: Sequence[dict[str, Any]]) -> None:
         ]
         xs, means, widths = zip(*points, strict=True)
         shifted = [x + 0.15 * (number - 1) for x in xs]
-        panel.errorbar(shifted, means, yerr=widths, fmt="o-", capsize=3, label=NAMES[loss])
+        panel.errorbar(shifted, means, yerr=widths, fmt="o-", capsize=3, label=loss)
     panel.set_title("at the end, 95 % intervals over seeds")
     panel.set_xlabel("S, steps")
 
@@ -350,6 +363,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--higher-rate", type=float)
+    parser.add_argument("--updates", type=int, default=1, help="of a batch")
+    parser.add_argument("--staleness", type=int, nargs="+", default=STALENESS, metavar="S")
+    parser.add_argument("--losses", nargs="+", default=DEFAULT_LOSSES, choices=LOSSES)
     parser.add_argument("--evaluate-every", type=int, default=20)
     parser.add_argument("--answers", type=int, default=2, help="to each held-out problem")
     parser.add_argument("--out", type=Path, default=Path("out/experiment_staleness"))
@@ -360,7 +376,8 @@ def main() -> None:
         parser.error("--steps must be a multiple of --evaluate-every")
     if options.one:
         loss, staleness, rate = options.one
-        result = run_one(Setting(float(rate), loss, int(staleness), options.seed), options)
+        setting = Setting(float(rate), loss, int(staleness), options.seed, options.updates)
+        result = run_one(setting, options)
         passed = ", ".join(f"{step}: {passed:.1%}" for step, passed in result["evaluations"])
         print(f"{loss}, S = {staleness}, learning rate {rate}: {passed}; {result['spent_s']}")
         return

@@ -4,7 +4,8 @@ import pytest
 
 from tests.support import run, script
 
-script("experiment_sapo")  # which it imports
+for imported in ("experiment_sapo", "on_record"):
+    script(imported)
 experiment = script("experiment_staleness")
 STEPS = 20
 
@@ -57,7 +58,7 @@ def test_the_table_pairs_runs_by_seed():
         for seed in (2, 1)
     ]
     fresh, stale = experiment.table(results).splitlines()[4:6]
-    assert fresh.startswith("| plain GRPO | 0 | 65.0 ± ")
+    assert fresh.startswith("| grpo | 0 | 65.0 ± ")
     assert "| – |" in fresh
     cells = [cell.strip() for cell in stale.split("|")]
     assert cells[4] == "-6.0 ± 0.0"  # the spread between seeds is not in it
