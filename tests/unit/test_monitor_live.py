@@ -68,6 +68,19 @@ def test_what_validation_decided_is_told() -> None:
     assert "validation" not in render_status(snapshot())
 
 
+def test_rescued_groups_and_kept_drafts_are_told_where_there_are_some() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+        view.event(round_done(1, rescued_groups=2))
+        view.event(round_done(2, drafted_tokens=80, kept_tokens=1_050, generated_tokens=7))
+        view.event(round_done(3))
+    rescued, kept, neither = out.getvalue().splitlines()
+    assert "trained on 4 own (2 rescued) and 2 foreign groups" in rescued
+    assert ", 7 tokens and 1,050 of drafts, " in kept
+    assert "rescued" not in neither
+    assert "drafts" not in neither
+
+
 def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:
     out = io.StringIO()
     told = {"local_groups": 1, "local_groups_made": 4, "answers": AnswerCounts(32, 8, 16, 4)}

@@ -228,10 +228,12 @@ def _version_line(record: VersionEvent) -> Text:
 
 def _round_line(record: RoundDone) -> Text:
     own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
+    rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
+    kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
     return Text(
         f"round {record.round}: own reward {record.own_reward:.3f},"
-        f" trained on {own}{record.local_groups} own and {record.external_groups} foreign groups,"
-        f" shared {record.groups_shared}, {record.generated_tokens:,} tokens,"
+        f" trained on {own}{record.local_groups} own{rescued} and {record.external_groups} foreign"
+        f" groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"
         f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
         f" (generate+score+train), {_peers(record.peers)}"
     )
