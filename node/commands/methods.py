@@ -29,6 +29,8 @@ def add_methods(commands: Any, say: Say) -> None:
         if options.literature:
             list_literature(say)
         elif options.run is not None or options.engine is not None:
+            if options.name is not None:
+                raise ConfigError(f"method {options.name}: --run is for all; leave the name out")
             given = {} if options.engine is None else {"engine": options.engine}
             list_usable(say, given, os.environ, options.run and Path(options.run))
         elif options.name is None:

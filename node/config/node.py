@@ -137,9 +137,9 @@ class NodeConfig(Frozen):
     """How many times I groups a round begins. It takes the first I that are done; the others
     go on in later rounds. It needs the engine `vllm`, or a run with turns."""
     generate: Generate | None = None
-    """How completions of tasks that come again are made: `speculative` keeps what the policy would
-    still say of the last ones. It needs the engine `torch`, tasks in common, and no turns. None:
-    from their prompts. `swarm-node methods` lists them."""
+    """How a node that learns by itself makes completions of tasks that come again: `speculative`
+    keeps what the policy would still say of the last ones. It needs the engine `torch`, tasks in
+    common, and no turns. None: from their prompts. `swarm-node methods` lists them."""
     filter_own: bool = False
     """Generate more than I groups, and drop those whose rewards are all equal."""
 
@@ -177,9 +177,9 @@ class NodeConfig(Frozen):
     were solved, here and by others: as in `vade, ahead=8`. None: each as it comes.
     `swarm-node methods` lists them."""
     replay: Replay | None = None
-    """What own groups take besides of others' completions: with `rescue` those that are all wrong
-    take right ones of the same task. It needs tasks in common. None: nothing.
-    `swarm-node methods` lists them."""
+    """What own groups of a node that learns by itself take besides of others' completions: with
+    `rescue` those that are all wrong take right ones of the same task. It needs tasks in common.
+    None: nothing. `swarm-node methods` lists them."""
     foreign_weighting: ForeignWeighting = "auto"
     """How the trainer weighs foreign tokens. `auto`: those of a node with the same tokenizer by the
     log-probs that came along; of the others, and of completions worse than their group, it leaves
@@ -366,7 +366,8 @@ class NodeConfig(Frozen):
     @model_validator(mode="after")
     def _has_a_choice(self) -> Self:
         run = self.run
-        if self.control is not None and len(run.environments) == 1 and not run.common.share:
+        kinds = {(spec.name, spec.parameters) for spec in run.environments}
+        if self.control is not None and len(kinds) == 1 and not run.common.share:
             raise ConfigError(
                 f"control {self.control}: nothing tells the tasks of run {run.name} apart: it has "
                 "one environment, and none in common: give it common.share"
@@ -375,6 +376,15 @@ class NodeConfig(Frozen):
 
     @model_validator(mode="after")
     def _meets_others(self) -> Self:
+        methods = (self.control, self.generate, self.replay)
+        if self.local_groups == 0 and any(each is not None for each in methods):
+            which = next(each for each in methods if each is not None)
+            raise Conflict("local_groups", f"makes no groups for {which}", "4")
+        if self.replay is not None and self.run.has_turns:
+            raise ConfigError(
+                f"replay {self.replay}: run {self.run.name} has tasks of several turns, of which "
+                "nothing is replayed"
+            )
         if self.replay is not None and self.external_groups == 0:
             raise Conflict("external_groups", f"fetches nothing for {self.replay}", "4")
         if self.replay is not None and not self.run.common.share:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 import torch
+from transformers import DynamicCache
 
 from node.engines.torch_engine import LOGITS_MAX, Generation, Row, in_batches, uniforms_of
 from node.interfaces.engine import Sampling
@@ -17,6 +18,7 @@ from node.policies.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Spans
 
+_WIDTH_MIN = 16  # tokens of each draft in one part, however large the vocabulary is
 _KEEPING = "keep"  # its random numbers are others than those that tokens are drawn by
 
 
@@ -46,28 +48,42 @@ class DraftGeneration(Generation):
     def _begin(self) -> None:
         self._batches, self._rows = deque(), []
         self._kept: list[list[float]] | None = None  # log-probs of what is kept of each draft
+        self._found: list[list[float]] = [[] for _ in self._drafts]  # of whole drafts
+        self._passes = deque(self._in_passes())
 
     @property
     def done(self) -> bool:
         """Whether every completion has ended."""
         return self._kept is not None and not self._batches
 
-    def advance(self, steps: int, policy_version: int) -> None:
-        """See `Generation.advance`."""
-        if self._kept is None or (self._version is not None and policy_version < self._version):
+    def weights_changed(self) -> None:
+        """See `Generation.weights_changed`; drafts that are being weighed are weighed anew."""
+        super().weights_changed()
+        if self._kept is None:
             self._begin()
-            self._version = self._kept_version = policy_version
+
+    def advance(self, steps: int, policy_version: int) -> None:
+        """See `Generation.advance`. First, one pass over some of the drafts is a segment."""
+        if self._version is not None and policy_version < self._version:
+            self._begin()
+        self._version = policy_version
+        if self._passes:
             with torch.inference_mode(), self._policy.autocast():
-                self._weigh()
+                self._weigh(self._passes.popleft())
+            if self._passes:
+                return
+        if self._kept is None:
+            self._kept_version = policy_version
+            self._keep()
         super().advance(steps, policy_version)
 
-    def _weigh(self) -> None:
+    def _keep(self) -> None:
         """Find out what is kept, and set rows up for what is to follow. Rows with the same prompt
         and nothing kept share that prompt."""
         tokens_max = self._sampling.max_new_tokens
         uniforms = uniforms_of(self._prompts, 1, tokens_max, self._seed, _KEEPING)
         self._kept = []
-        for draft, now, drawn in zip(self._drafts, self._logprobs(), uniforms, strict=True):
+        for draft, now, drawn in zip(self._drafts, self._found, uniforms, strict=True):
             old = draft.logprobs[: len(now)]
             self._kept.append(now[: speculative(old, now, drawn.tolist(), self._set_to)])
         owners: dict[tuple[int, ...], int] = {}
@@ -84,43 +100,72 @@ class DraftGeneration(Generation):
             self._policy, [list(prefix) for prefix in owners], running, self._sampling
         )
 
-    def _logprobs(self) -> list[list[float]]:
-        """Of each draft's tokens, as far as the limits allow them, under the policy of now, at the
-        temperature of sampling."""
-        found: list[list[float]] = [[] for _ in self._drafts]
-        for places in self._passes():
-            texts = [[*self._encoded[at], *self._cut(at)] for at in places]
-            ids, _ = pad_right(texts, self._policy.eos_id)  # causal: pads change nothing before
-            ids = ids.to(self._policy.device)
-            first = min(len(self._encoded[at]) for at in places)
-            kept = ids.shape[1] - first + 1
-            out = self._policy.model(
-                input_ids=ids, use_cache=False, **self._policy.logits_kept(kept)
-            )
-            begin = ids.shape[1] - out.logits.shape[1]
+    def _weigh(self, places: Sequence[int]) -> None:
+        """Log-probs of some drafts' tokens, as far as the limits allow them, under the policy of
+        now, at the temperature of sampling. Logits are there for some tokens at a time."""
+        texts = [[*self._encoded[at], *self._cut(at)] for at in places]
+        ids, _ = pad_right(texts, self._policy.eos_id)  # causal: pads change nothing before
+        ids = ids.to(self._policy.device)
+        begin = (
+            min(len(self._encoded[at]) for at in places) - 1
+        )  # foretells the first draft's first
+        end = ids.shape[1] - 1
+        width = end - begin
+        if not self._policy.stateful:  # whose state is no cache that we know
+            width = max(_WIDTH_MIN, self._logits_max // len(places))
+        cache = None if self._policy.stateful else DynamicCache()
+        if cache is not None and begin > 0:
+            body = getattr(self._policy.model, self._policy.model.base_model_prefix)
+            body(input_ids=ids[:, :begin], past_key_values=cache, use_cache=True)
+        for first in range(begin, end, max(1, width)):
+            last = min(first + width, end)
+            logits = self._logits(ids, first, last, cache)
             for row, at in enumerate(places):
-                tokens = self._cut(at)
-                start = len(self._encoded[at]) - 1 - begin
-                logits = out.logits[row, start : start + len(tokens)].double()
-                values = (logits / self._sampling.temperature).log_softmax(-1)
-                chosen = torch.tensor(tokens, device=values.device)[:, None]
-                found[at] = values.gather(-1, chosen).squeeze(-1).tolist()
-        return found
+                self._note(at, logits[row], first, last)
+
+    def _logits(
+        self, ids: torch.Tensor, first: int, last: int, cache: DynamicCache | None
+    ) -> torch.Tensor:
+        """After the tokens from `first` to before `last`: (rows, last - first, V)."""
+        if cache is None:
+            kept = self._policy.logits_kept(last - first)
+            out = self._policy.model(input_ids=ids[:, :last], use_cache=False, **kept)
+        else:
+            part = ids[:, first:last]
+            out = self._policy.model(input_ids=part, past_key_values=cache, use_cache=True)
+        logits: torch.Tensor = out.logits[:, -(last - first) :]
+        return logits
+
+    def _note(self, place: int, logits: torch.Tensor, first: int, last: int) -> None:
+        """Take in what is foretold of one draft after the tokens from `first` to before `last`."""
+        tokens, skipped = self._cut(place), len(self._encoded[place]) - 1
+        here = range(max(first, skipped), min(last, skipped + len(tokens)))
+        if here:
+            values = logits[here.start - first : here.stop - first].double()
+            values = (values / self._sampling.temperature).log_softmax(-1)
+            chosen = torch.tensor(tokens[here.start - skipped : here.stop - skipped])
+            chosen = chosen.to(values.device)[:, None]
+            self._found[place] += values.gather(-1, chosen).squeeze(-1).tolist()
 
     def _cut(self, place: int) -> tuple[int, ...]:
         """A draft's tokens, as many as may be sampled and fit."""
         room = self._policy.context_tokens - len(self._encoded[place])
         return self._drafts[place].token_ids[: min(self._sampling.max_new_tokens, room)]
 
-    def _passes(self) -> Iterator[list[int]]:
+    @property
+    def _logits_max(self) -> int:
+        """Tokens that have logits at a time."""
+        vocabulary: int = self._policy.model.config.get_text_config().vocab_size
+        return max(1, LOGITS_MAX // vocabulary)
+
+    def _in_passes(self) -> Iterator[list[int]]:
         """Places of drafts that are run together, of similar lengths."""
         drafted = [at for at in range(len(self._drafts)) if self._cut(at)]
-        most = LOGITS_MAX // self._policy.model.config.get_text_config().vocab_size
         passing: list[int] = []
         longest = 0
         for at in sorted(drafted, key=lambda at: (len(self._encoded[at]), at)):
             length = len(self._encoded[at]) + len(self._cut(at))
-            if passing and (len(passing) + 1) * max(longest, length) > most:
+            if passing and (len(passing) + 1) * max(longest, length) > self._logits_max:
                 yield passing
                 passing, longest = [], 0
             passing.append(at)

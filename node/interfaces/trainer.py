@@ -34,7 +34,8 @@ class TrainingGroup:
     own_tokens: bool
     source: str = ""  # who generated it; bounds made from data are made for each source alone
     tokenizer: str = ""  # fingerprint of what the token ids are of; empty: unknown
-    shaping: float = 0.0  # over 0: its tokens are guidance, whatever the loss (`ratios.guided`)
+    guided: int = 0  # so many of the last completions are guidance: others' texts, encoded here
+    shaping: float = 0.0  # by which guidance is learned, whatever the loss (`ratios.guided`)
 
 
 def training_group(

@@ -128,6 +128,11 @@ def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
     return size_bytes <= run.group_bytes_max
 
 
+def _has_logprobs(group: OwnGroup) -> bool:
+    """Whether each token's log-prob is a number: a policy that goes astray may give others."""
+    return all(all(map(isfinite, each.logprobs)) for each in group.completions)
+
+
 def _sampled(completion: Completion) -> int:
     """How many of its tokens were sampled, and not kept of a draft."""
     return len(completion.token_ids) - (completion.splices[-1] if completion.splices else 0)
@@ -238,7 +243,7 @@ class Sapo:
             paused_s = None
             if self._hand_over is not None:
                 paused_s = await self._hand_over.after_training(report.policy_version)
-            self._choice.learn([(group.task, group.rewards) for group in own])
+            self._choice.learn([(group.task, group.rewards) for group in own if group.decided])
             self._keep_drafts(own)
             generated = sum(_sampled(c) for group in own for c in group.completions)
             self.progress = replace(
@@ -329,7 +334,7 @@ class Sapo:
     def _keep_drafts(self, own: Sequence[OwnGroup]) -> None:
         if self._config.generate is not None:
             for group in own:
-                if is_common(self._config.run, group.task):
+                if is_common(self._config.run, group.task) and _has_logprobs(group):
                     self._drafts.keep(group.task, group.completions)
 
     # --- sharing and drawing ---------------------------------------------------------------
@@ -381,7 +386,7 @@ class Sapo:
         """By the place of an own group that is all wrong, right completions of others."""
         if self._config.replay is None:
             return {}
-        known = {at: self._solved.of(group.task) for at, group in enumerate(own)}
+        known = {at: self._solved.of(group.task) for at, group in enumerate(own) if group.decided}
         rng = Random(self._seed("rescue", number))
         return rescue([group.rewards for group in own], known, rng, self._config.replay)
 
@@ -402,14 +407,9 @@ class Sapo:
         views += map(view_of_foreign, foreign)
         worth = advantages(views, self._config.advantage)
         batch = [
-            training_group(
-                group.prompt, group.completions, values[: len(group.completions)], own_tokens=True
-            )
-            for group, values in zip(own, worth, strict=False)
+            self._own_group(group, rescued.get(place, ()), values)
+            for place, (group, values) in enumerate(zip(own, worth, strict=False))
         ]
-        for place, successes in rescued.items():
-            values = worth[place][len(own[place].completions) :]
-            batch += map(partial(self._guidance, own[place].prompt), successes, values)
         for prompt, verified, values in zip(prompts, foreign, worth[len(own) :], strict=True):
             rng = Random(self._seed(f"keep/{verified.group_id.hex()}", number))
             group = foreign_group(verified, values, self._config.group_size, rng)
@@ -425,13 +425,17 @@ class Sapo:
         rewards = (*group.rewards, *[1.0] * len(more))
         return view_of(group.prompt, [*group.completions, *more], rewards)
 
-    def _guidance(self, prompt: str, success: Success, value: float | None) -> TrainingGroup:
-        """One right completion of somebody else."""
-        assert self._config.replay is not None
-        group = training_group(
-            prompt, [success.completion], [value], own_tokens=False, source=str(success.producer)
-        )
-        return replace(group, shaping=self._config.replay.shaping)
+    def _own_group(
+        self, group: OwnGroup, successes: Sequence[Success], worth: Sequence[float | None]
+    ) -> TrainingGroup:
+        """An own group to train on, with what others got right. They stay one group: where its
+        guidance does not fit, nothing is learned of a group that is all wrong."""
+        made = [*group.completions, *(each.completion for each in successes)]
+        found = training_group(group.prompt, made, worth, own_tokens=True)
+        if self._config.replay is None or not successes:
+            return found
+        guided = sum(value is not None for value in worth[len(group.completions) :])
+        return replace(found, guided=guided, shaping=self._config.replay.shaping)
 
     # --- evaluating and telling ------------------------------------------------------------
 

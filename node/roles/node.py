@@ -40,7 +40,7 @@ from node.verification.held_out import HeldOutGuard
 from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
 from swarm.exchange.pool import Pool, PoolStatistics
-from swarm.identity import Identity
+from swarm.identity import Identity, PeerId
 from swarm.peers.run_data import serve_data
 from swarm.peers.run_rules import serve_rules
 from swarm.rollouts import RolloutGroup, is_quantised
@@ -48,6 +48,7 @@ from swarm.transport.places import PlaceFigures
 
 TOKENS_PER_S_ROUNDS: Final = 5  # rounds over which the generation rate is averaged
 ENGINE_NOTE: Final = "engine"
+ELSEWHERE: Final = "elsewhere"
 
 Counted = TypeVar("Counted", RoundDone, StepDone, WorkDone)
 
@@ -86,7 +87,7 @@ class Node:
         self.gater, self.discovery, self.ledger = peer.gater, peer.discovery, peer.ledger
         self.verifier = verifier
         self.guard = HeldOutGuard(config.run, verifier, config.validated_by)
-        self.choice = TaskChoice(config.run, config.control, self.gater.share_of, world.now_s)
+        self.choice = TaskChoice(config.run, config.control, self._voice_of, world.now_s)
         self.solved = SolvedTasks()
         self.sharing: RolloutSharing | None = None
         if pool is not None and draws is not None:
@@ -98,12 +99,21 @@ class Node:
         self.precision = ""  # of the engine
         self.notes = Notes()
 
+    def _voice_of(self, producer: PeerId) -> str:
+        """In whose name a producer is believed: an address block, all relayed peers, or all whose
+        addresses nobody can tell, as they are not connected."""
+        share = self.gater.share_of(producer)
+        return ELSEWHERE if share == producer else str(share)
+
     async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """See `HeldOutGuard.verify`; what a good group says of its task is heard."""
         prompt, rewards = await self.guard.verify(group)
         self.choice.hear(group)
         if self._config.replay is not None and is_common(self._config.run, group.task):
-            self.solved.hear(group.task, group.producer, group.completions, rewards)
+            scored = zip(group.completions, rewards, strict=True)
+            most = self._config.run.completion_chars_max
+            fit = [each for each in scored if len(each[0].text) <= most]
+            self.solved.hear(group.task, group.producer, fit)
         return prompt, rewards
 
     def enter(self, phase: str) -> None:

@@ -92,6 +92,7 @@ def group_records(groups: Sequence[TrainingGroup]) -> list[dict[str, Any]]:
             "own_tokens": group.own_tokens,
             "source": group.source,
             "tokenizer": group.tokenizer,
+            "guided": group.guided,
             "shaping": group.shaping,
         }
         for group in groups
@@ -107,6 +108,7 @@ def groups_of(records: Sequence[Mapping[str, Any]]) -> list[TrainingGroup]:
             own_tokens=record["own_tokens"],
             source=record["source"],
             tokenizer=record["tokenizer"],
+            guided=record["guided"],
             shaping=record["shaping"],
         )
         for record in records

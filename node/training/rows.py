@@ -70,8 +70,8 @@ class Unit:
 
     @property
     def lacking(self) -> int:
-        """Rows without behaviour log-probs."""
-        return sum(row.behaviour is None for row in self.rows)
+        """Rows without behaviour log-probs; guidance needs none."""
+        return sum(row.behaviour is None and not row.shaping for row in self.rows)
 
     @property
     def is_informative(self) -> bool:
@@ -134,7 +134,6 @@ class Encoder:
             made.left_out += len(rows) - len(kept)
             for row in kept:
                 row.source = numbers[group.source]
-                row.shaping = group.shaping
                 row.floor = self._floor(row)
             if kept:
                 made.units.append(Unit(prompt, kept))
@@ -144,8 +143,10 @@ class Encoder:
         """The prompt's tokens, and of each completion its row; None: it cannot be trained on."""
         prompt = self._policy.encode_prompt(group.prompt)
         found: list[Row | None] = []
-        for completion, advantage in zip(group.completions, group.advantages, strict=True):
-            row = self._row(group, completion, advantage)
+        own = len(group.completions) - group.guided
+        pairs = zip(group.completions, group.advantages, strict=True)
+        for place, (completion, advantage) in enumerate(pairs):
+            row = (self._row if place < own else self._guidance)(group, completion, advantage)
             found.append(row if row is not None and self._fits(prompt, row) else None)
         return prompt, found
 
@@ -166,6 +167,17 @@ class Encoder:
         row.tokens_counted = self._counted(row)
         if self._uses_behaviour:
             row.behaviour = row.claimed
+        return row
+
+    def _guidance(
+        self, group: TrainingGroup, completion: Completion, advantage: float
+    ) -> Row | None:
+        """Somebody else's right completion, by its text alone."""
+        most = self._spec.completion_chars_max
+        if most is not None and len(completion.text) > most:
+            return None
+        row = Row(self._encoded(completion), advantage, own=False, shaping=group.shaping)
+        row.tokens_counted = self._counted(row)
         return row
 
     def _carried(self, group: TrainingGroup, completion: Completion, advantage: float) -> Row:

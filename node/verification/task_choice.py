@@ -7,6 +7,7 @@ reports come again with their groups.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from random import Random
 
 from node.config import RunConfig
@@ -37,6 +38,7 @@ class TaskChoice:
         self._run, self._control = run, control
         self._voice_of, self._now_s = voice_of, now_s
         self._own = SuccessBeliefs()
+        self._voices: dict[PeerId, str] = {}  # of producers with reports, as they were first heard
         self.others = SharedMap()
 
     @property
@@ -48,18 +50,22 @@ class TaskChoice:
         """`count` of these tasks, in their order; all where there are no more."""
         if self._control is None or len(due) <= count:
             return list(due)
-        known = {str(at): self.belief(task) for at, (task, _) in enumerate(due)}
+        pooled = lru_cache(maxsize=None)(self._pooled)  # many tasks are of one environment
+        known = {str(at): self._belief(task, pooled) for at, (task, _) in enumerate(due)}
         chosen = sorted(map(int, vade(SuccessBeliefs(known), known, count, rng)))
         return [due[at] for at in chosen]
 
     def belief(self, task: Task) -> SuccessCounts:
         """What the node's own rollouts and others' reports say of a task together; of one that
         comes again besides what they say of its environment."""
+        return self._belief(task, self._pooled)
+
+    def _belief(self, task: Task, pooled: Callable[[int], SuccessCounts]) -> SuccessCounts:
         bucket, environment = bucket_of(self._run, task), environment_bucket(self._run, task)
-        counts = self._pooled(bucket)
+        counts = pooled(bucket)
         if bucket == environment:
             return counts
-        prior, most = self._pooled(environment), (self._control or Vade()).prior_max
+        prior, most = pooled(environment), (self._control or Vade()).prior_max
         share = min(1.0, most / max(most, prior.right + prior.wrong)) if most else 0.0
         return SuccessCounts(counts.right + share * prior.right, counts.wrong + share * prior.wrong)
 
@@ -82,6 +88,7 @@ class TaskChoice:
         if self._control is None or not group.counters:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
+        voice = self._voices.setdefault(group.producer, self._voice_of(group.producer))
         self.others.hear(
             reports_of(
                 known,
@@ -89,9 +96,11 @@ class TaskChoice:
                 group.round,
                 group.created_at_s,
                 group.expires_at_s,
-                self._voice_of(group.producer),
+                voice,
             )
         )
+        for producer in [each for each in self._voices if not self.others.knows(each)]:
+            del self._voices[producer]
 
     def expire(self) -> None:
         """Forget what groups reported that have expired."""

@@ -48,40 +48,42 @@ def task(index: int = 1) -> Task:
 
 def test_the_shortest_right_completion_of_each_producer_is_kept_as_bare_text() -> None:
     solved = SolvedTasks()
-    solved.hear(task(), peer(1), [made("12, no 7"), made("7"), made("8")], [1.0, 1.0, 0.0])
-    solved.hear(task(), peer(2), [made("seven")], [1.0])
+    scored = [(made("12, no 7"), 1.0), (made("7"), 1.0), (made("8"), 0.0)]
+    solved.hear(task(), peer(1), scored)
+    solved.hear(task(), peer(2), [(made("seven"), 1.0)])
     bare = Completion("7", (), (), FinishReason.STOP, 0)  # no ids, no log-probs: none is believed
     assert solved.of(task()) == (
         Success(peer(1), bare),
         Success(peer(2), Completion("seven", (), (), FinishReason.STOP, 0)),
     )
     assert solved.of(task(2)) == ()
-    solved.hear(task(), peer(1), [made("just 7")], [1.0])  # the newest takes its place
+    solved.hear(task(), peer(1), [(made("just 7"), 1.0)])  # the newest takes its place
     assert [each.completion.text for each in solved.of(task())] == ["seven", "just 7"]
 
 
 def test_wrong_ones_transcripts_and_copies_take_no_place() -> None:
     solved = SolvedTasks()
     turns = (Turn(Author.POLICY, 1, 2),)
-    solved.hear(task(), peer(1), [made("8"), made("7", segments=turns)], [0.5, 1.0])
+    cut = replace(made("7"), finish_reason=FinishReason.LENGTH)  # no end to learn
+    solved.hear(task(), peer(1), [(made("8"), 0.5), (made("7", segments=turns), 1.0), (cut, 1.0)])
     assert len(solved) == 0
-    solved.hear(task(), peer(1), [made("7")], [1.0])
+    solved.hear(task(), peer(1), [(made("7"), 1.0)])
     for copier in range(2, 12):
-        solved.hear(task(), peer(copier), [made("7")], [1.0])
+        solved.hear(task(), peer(copier), [(made("7"), 1.0)])
     assert [each.producer for each in solved.of(task())] == [peer(1)]
-    solved.hear(task(), peer(1), [made("9")], [0.0])  # says nothing new
+    solved.hear(task(), peer(1), [(made("9"), 0.0)])  # says nothing new
     assert [each.completion.text for each in solved.of(task())] == ["7"]
 
 
 def test_ten_keys_hold_no_more_places_than_a_task_has_and_old_tasks_leave() -> None:
     solved = SolvedTasks(chars_max=20)
     for number in range(10):
-        solved.hear(task(), peer(number), [made(f"7 {number}")], [1.0])
+        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)])
     assert [each.producer for each in solved.of(task())] == [peer(n) for n in range(6, 10)]
     assert len(solved.of(task())) == EACH_MAX
-    solved.hear(task(2), peer(1), [made("a" * 15)], [1.0])
+    solved.hear(task(2), peer(1), [(made("a" * 15), 1.0)])
     assert (len(solved), solved.of(task())) == (1, ())
-    solved.hear(task(3), peer(1), [made("a" * 21)], [1.0])
+    solved.hear(task(3), peer(1), [(made("a" * 21), 1.0)])
     assert len(solved) == 0
 
 
@@ -91,19 +93,22 @@ ONE = (Success(peer(1), made("7")),)
 TWO = (*ONE, Success(peer(2), made("seven")))
 
 
+def whole() -> Rescue:
+    return Rescue(groups_share_max=1.0)
+
+
 def test_only_groups_that_are_all_wrong_are_rescued_and_no_more_than_their_share() -> None:
     rewards = [WRONG, MIXED, RIGHT, WRONG, WRONG, WRONG]
     known = dict.fromkeys((0, 1, 2, 3, 4), ONE)  # of 5 nobody has solved the task
-    whole = Rescue(groups_share_max=1.0)
-    assert set(rescue(rewards, known, Random(1), whole)) == {0, 3, 4}
+    assert set(rescue(rewards, known, Random(1), whole())) == {0, 3, 4}
     for seed in range(20):
         assert len(rescue(rewards, known, Random(seed), PLAIN)) == 3
-        few = rescue(rewards, known, Random(seed), Rescue(groups_share_max=0.2))
+        few = rescue(rewards, known, Random(seed), Rescue(groups_share_max=0.1))
         assert len(few) == 1
         assert few.keys() <= {0, 3, 4}
     assert rescue([], {}, Random(1), PLAIN) == {}
-    assert rescue([WRONG], known, Random(1), PLAIN) == {}  # half of one group is none
-    assert rescue([(0.5, 0.5)] * 2, known, Random(1), whole) == {}  # wrong, but not in all
+    assert set(rescue([WRONG], known, Random(1), PLAIN)) == {0}  # rounded up
+    assert rescue([(0.5, 0.5)] * 2, known, Random(1), whole()) == {}  # wrong, but not in all
     with pytest.raises(ValueError, match="finite"):
         rescue([(math.nan, 0.0)], known, Random(1), PLAIN)
 
@@ -116,6 +121,10 @@ def test_a_group_takes_as_many_as_it_may_each_of_another_producer() -> None:
     assert {each.producer for each in both} == {peer(1), peer(2)}
     first = {rescue(rewards, {0: TWO}, Random(s), PLAIN)[0][0].producer for s in range(20)}
     assert first == {peer(1), peer(2)}
+    for seed in range(20):  # who could be spared gives no more than others
+        each = rescue([WRONG] * 4, dict.fromkeys(range(4), TWO), Random(seed), whole())
+        given = [success.producer for successes in each.values() for success in successes]
+        assert sorted(given) == [peer(1), peer(1), peer(2), peer(2)]
     again = [rescue(rewards, {0: order}, Random(3), PLAIN) for order in (TWO, TWO[::-1])]
     assert again[0] == again[1]
 
@@ -150,19 +159,31 @@ def test_the_trainer_learns_guidance_whatever_its_loss(tmp_path, loss: str) -> N
     def after(shaping: float, value: float = 1.0) -> tuple[float, float, TrainReport]:
         policy = open_policy(directory)
         spec = TrainerSpec(str(directory), device="cpu", learning_rate=1e-3, warm_up_updates=0)
-        more = "" if loss == "sapo" else ", unknown_share_max=1"
+        more = "" if loss == "sapo" else ", unknown_share_max=0"  # guidance has none to know
         trainer = GroupTrainer(policy, replace(spec, loss=loss + more, step_guard=False), 4096)
-        group = TrainingGroup("1+6=", (text,), (value,), False, "peer-1", "", shaping)
-        own = TrainingGroup("1+6=", (_own(trainer),), (-0.5,), True)
-        before = sum(trainer.logprobs([group])[0][0])
-        report = trainer.train([own, group])
-        return before, sum(trainer.logprobs([group])[0][0]), report
+        both = (_own(trainer), text)
+        group = TrainingGroup("1+6=", both, (-value, value), True, guided=1, shaping=shaping)
+        before = sum(trainer.logprobs([group])[0][1])
+        report = trainer.train([group])
+        return before, sum(trainer.logprobs([group])[0][1]), report
 
     before, then, report = after(0.1)
     assert then > before
     assert report.trained_tokens > 0
     _, unlearned, _ = after(0.1, value=-1.0)  # the control: the other way round
     assert unlearned < then
+
+
+def test_guidance_that_does_not_fit_leaves_nothing_to_learn(tmp_path) -> None:
+    directory = qwen_directory(tmp_path)
+    spec = TrainerSpec(str(directory), device="cpu", completion_chars_max=200)
+    trainer = GroupTrainer(open_policy(directory), spec, 4096)
+    for text, trained in (("7", True), ("7" * 300, False)):
+        guide = Completion(text, (), (), FinishReason.STOP, 0)
+        made_here = (*[_own(trainer)] * 4, guide)
+        worth = (-0.5, -0.5, -0.5, -0.5, 2.0)
+        group = TrainingGroup("1+6=", made_here, worth, True, guided=1, shaping=0.1)
+        assert (trainer.train([group]).trained_tokens > 0) is trained
 
 
 def _own(trainer: GroupTrainer) -> Completion:
@@ -242,16 +263,29 @@ def test_a_node_that_solves_nothing_learns_from_one_that_does() -> None:
     rounds, rescued = lives(CONFIG.model_copy(update={"replay": Rescue(successes_max=2)}))
     later = rounds[20:]
     assert [each.rescued_groups for each in later] == [2] * len(later)  # half of four
-    guidance = [group for group in rescued.batches[-1] if group.shaping]
-    assert len(guidance) == 2  # of one producer there is one each
-    for group in guidance:
-        assert group.shaping == 0.1
-        assert not group.own_tokens
-        assert len(group.completions) == 1
-        assert group.advantages[0] > 0
-        own = next(g for g in rescued.batches[-1] if g.prompt == group.prompt and g.own_tokens)
-        assert max(own.advantages) < 0
-        assert sum(own.advantages) + sum(group.advantages) == pytest.approx(0.0, abs=1e-6)
+    guided_ = [group for group in rescued.batches[-1] if group.guided]
+    assert len(guided_) == 2
+    for group in guided_:
+        assert (group.guided, group.shaping, group.own_tokens) == (1, 0.1, True)  # of one producer
+        assert len(group.completions) == 5
+        assert group.completions[-1].token_ids == ()
+        assert max(group.advantages[:-1]) < 0 < group.advantages[-1]
+        assert sum(group.advantages) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> None:
+    """A judge that gave nothing away has not found a group wrong."""
+    from node.loops import sapo
+
+    monkeypatch.setattr(sapo, "rewards_of", lambda found: (0.0,) * len(found))
+    original = sapo.OwnGroup
+
+    def undecided(*args: object) -> object:
+        return original(*args[:5], decided=False)  # type: ignore[misc]
+
+    monkeypatch.setattr(sapo, "OwnGroup", undecided)
+    rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
+    assert sum(each.rescued_groups for each in rounds) == 0
 
 
 def test_what_cannot_rescue_says_so(tmp_path) -> None:
@@ -262,5 +296,8 @@ def test_what_cannot_rescue_says_so(tmp_path) -> None:
         load_config({"replay": "rescue"}, {}, run)
     run.write_text(head + "[common]\nshare = 0.5\n")
     assert load_config({"replay": "rescue, shaping=0.2"}, {}, run).replay == Rescue(shaping=0.2)
+    for name, value in (("replay", "rescue"), ("control", "vade"), ("generate", "speculative")):
+        with pytest.raises(ConfigError, match=f"makes no groups for {value}"):
+            load_config({name: value, "local_groups": "0"}, {}, run)
     with pytest.raises(ConfigError, match="fetches nothing for rescue"):
         load_config({"replay": "rescue", "external_groups": "0"}, {}, run)

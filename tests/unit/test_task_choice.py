@@ -18,6 +18,7 @@ from node.interfaces.prompts import question_of
 from node.methods.control.shared import Report, SharedMap
 from node.methods.control.vade import SuccessCounts, Vade, information
 from node.records.records import RoundDone
+from node.roles.node import ELSEWHERE
 from node.simulation.nodes import build
 from node.simulation.nodes import run as run_simulated
 from node.verification.assignment import (
@@ -64,9 +65,10 @@ def rate(counts: SuccessCounts) -> float:
 
 # --- merging ---------------------------------------------------------------------------------
 
+VOICES = {"a": "one", "b": "one", "c": "two", "d": "d"}
 REPORTS = st.lists(
     st.builds(
-        report,
+        lambda producer, *a, **more: report(producer, *a, voice=VOICES[producer], **more),
         st.sampled_from("abcd"),
         st.integers(0, 40),
         st.just(0),
@@ -78,19 +80,23 @@ REPORTS = st.lists(
 )
 
 
-@given(REPORTS, st.randoms(use_true_random=False), st.integers(1, 12), st.integers(1, 4))
+@given(
+    REPORTS,
+    st.randoms(use_true_random=False),
+    st.tuples(st.integers(1, 12), st.integers(1, 6), st.integers(1, 4)),
+)
 @settings(max_examples=300)
 def test_reports_merge_in_any_order_and_twice_even_where_the_map_is_full(
-    reports: list[Report], random: Random, most: int, each_most: int
+    reports: list[Report], random: Random, most: tuple[int, int, int]
 ) -> None:
-    one, other = SharedMap(most, each_most), SharedMap(most, each_most)
+    one, other = SharedMap(*most), SharedMap(*most)
     one.hear(reports)
     again = [*reports, *reports]
     random.shuffle(again)
     for each in again:
         other.hear([each])
     assert one == other
-    assert len(one) == len(other) <= most
+    assert len(one) == len(other) <= most[0]
 
 
 def test_a_map_knows_another_from_itself() -> None:
@@ -107,6 +113,29 @@ def test_the_newest_report_of_a_producer_counts_and_the_oldest_ones_leave() -> N
     map_.hear([report("b", 16, 16, at_s=9), report("c", 16, 16, at_s=8)])
     assert len(map_) == 2
     assert map_.of(BUCKET, 16) == SuccessCounts(16.0, 0.0)  # a's is gone
+
+
+def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
+    map_ = SharedMap(reports_max=40, per_voice_max=10, per_producer_max=5)
+    map_.hear([report("honest", 8, 4, voice="honest")])
+    for key in range(100):
+        of_key = [report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)]
+        map_.hear(of_key)
+    assert len(map_) == 11
+    assert map_.knows("honest")
+    assert map_.of(BUCKET, 16) == SuccessCounts(4.0, 4.0)
+    free = SharedMap(reports_max=40, per_voice_max=40, per_producer_max=5)  # the control
+    free.hear([report("honest", 8, 4, voice="honest")])
+    for key in range(100):
+        free.hear([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)])
+    assert not free.knows("honest")
+
+
+def test_within_a_voice_no_producer_shouts_others_down() -> None:
+    map_ = SharedMap()
+    said = [report(f"n-{n}", 32, 8, voice="elsewhere") for n in range(3)]
+    map_.hear([*said, report("liar", 2**31, 2**31, voice="elsewhere")])
+    assert rate(map_.of(BUCKET, 16)) == 0.25
 
 
 def test_reports_expire_with_their_groups() -> None:
@@ -382,3 +411,17 @@ def test_counters_of_buckets_that_the_run_has_not_are_passed_over() -> None:
 
 def test_promise_is_largest_where_a_third_is_right() -> None:
     assert max((information(p / 99), p / 99) for p in range(100))[1] == pytest.approx(1 / 3)
+
+
+def test_producers_that_are_not_connected_have_one_voice_together() -> None:
+    """Whoever has ten keys and lets one peer serve their groups is not ten voices."""
+    voices: list[str] = []
+
+    async def body() -> None:
+        link = LinkProfile(latency_s=0.02)
+        async with open_world(1, 1, link) as world:
+            node = build(world, 0, CONFIG).node
+            voices.extend(node._voice_of(PeerId(f"{ALICE[:-1]}{letter}")) for letter in "abc")
+
+    deterministic_run(body, seed=1)
+    assert set(voices) == {ELSEWHERE}

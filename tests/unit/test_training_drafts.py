@@ -114,7 +114,8 @@ def test_segments_batches_and_passes_change_nothing_but_rounding(models, monkeyp
     drafts = drafts_of(models)
     whole = redraft(models.new, drafts)
     assert redraft(models.new, drafts, steps=1) == whole
-    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)  # each draft in a pass of its own
+    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)  # each draft in a pass of its own,
+    monkeypatch.setattr(drafting, "_WIDTH_MIN", 5)  # and in parts of five tokens
     monkeypatch.setattr(torch_engine, "ROWS_MAX", 3)
     again = redraft(models.new, drafts)
     assert [each.token_ids for each in again] == [each.token_ids for each in whole]
@@ -142,6 +143,23 @@ def test_weights_that_come_meanwhile_make_the_rest(qwen):
         assert begin == len(ours.token_ids)
         mixed += len(version_spans(ours)) == 2 and kept(ours) > 0
     assert mixed
+
+
+def test_weights_that_come_while_drafts_are_weighed_weigh_all_of_them(qwen, monkeypatch):
+    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)
+    drafts = drafts_of(qwen)
+    qwen.become(qwen.old)
+    generation = DraftGeneration(qwen.policy, drafts, PLAIN, SAMPLING, SEED)
+    generation.advance(4, OLD)
+    assert not generation.done  # one pass of several
+    qwen.become(qwen.new)
+    generation.weights_changed()
+    while not generation.done:
+        generation.advance(4, NEW)
+    made = [each for (each,) in generation.completions()]
+    expected = redraft(qwen.new, drafts)
+    assert [each.token_ids for each in made] == [each.token_ids for each in expected]
+    assert {each.policy_version for each in made} == {NEW}
 
 
 def test_an_older_version_weighs_the_drafts_anew(qwen):

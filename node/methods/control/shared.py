@@ -5,7 +5,7 @@ bucket counts. The oldest reports leave a full map, which is as independent of t
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -13,8 +13,9 @@ from typing import Final
 from node.methods.control.vade import SuccessCounts
 from swarm.rollouts import Counters
 
-REPORTS_MAX: Final = 65_536
-REPORTS_PER_PRODUCER_MAX: Final = 1_024
+REPORTS_MAX: Final = 16_384
+REPORTS_PER_VOICE_MAX: Final = 4_096
+REPORTS_PER_PRODUCER_MAX: Final = 256
 VOICE_MAX: Final = 16.0  # rollouts that one voice counts for in a bucket, whatever it tells
 
 
@@ -29,24 +30,24 @@ class Report:
     tries: int
     successes: int
     expires_at_s: int
-    voice: str = ""  # in whose name it counts: the producer's own, or that of an address block
+    voice: str  # in whose name it counts: of an address block, of all who are not connected
 
 
 class SharedMap:
-    """Reports by bucket."""
+    """Reports by bucket. A producer's voice is the same in all of its reports."""
 
     def __init__(
         self,
         reports_max: int = REPORTS_MAX,
+        per_voice_max: int = REPORTS_PER_VOICE_MAX,
         per_producer_max: int = REPORTS_PER_PRODUCER_MAX,
     ) -> None:
-        self._reports_max, self._per_producer_max = reports_max, per_producer_max
+        self._most = (reports_max, per_voice_max, per_producer_max)
         self._buckets: dict[int, dict[str, Report]] = {}
         self._producers: dict[str, dict[int, Report]] = {}
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return sum(map(len, self._producers.values()))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SharedMap) and self._producers == other._producers
@@ -55,21 +56,34 @@ class SharedMap:
 
     def hear(self, reports: Iterable[Report]) -> None:
         """Take reports in; those without tries say nothing."""
+        voices: dict[str, str] = {}
         for report in reports:
             known = self._producers.get(report.producer, {}).get(report.bucket)
             if report.tries < 1 or (known is not None and known >= report):
                 continue
-            if known is None:
-                self._count += 1
             self._producers.setdefault(report.producer, {})[report.bucket] = report
             self._buckets.setdefault(report.bucket, {})[report.producer] = report
-            of_one = self._producers[report.producer]
-            if len(of_one) > self._per_producer_max:
-                self._forget(min(of_one.values()))
-        if self._count > self._reports_max:
-            every = (each for of_one in self._producers.values() for each in of_one.values())
-            for oldest in heapq.nsmallest(self._count - self._reports_max, every):
-                self._forget(oldest)
+            voices[report.producer] = report.voice
+        in_all, of_voice, of_producer = self._most
+        for producer in voices:
+            self._trim([self._producers[producer]], of_producer)
+        for voice in set(voices.values()):
+            self._trim(
+                [each for each in self._producers.values() if _voice(each) == voice], of_voice
+            )
+        self._trim(list(self._producers.values()), in_all)
+
+    def _trim(self, owners: Sequence[Mapping[int, Report]], most: int) -> None:
+        """Forget the oldest reports of these producers beyond so many."""
+        beyond = sum(map(len, owners)) - most
+        if beyond > 0:
+            every = (report for each in owners for report in each.values())
+            for report in heapq.nsmallest(beyond, every):
+                self._forget(report)
+
+    def knows(self, producer: str) -> bool:
+        """Whether there is a report of a producer."""
+        return producer in self._producers
 
     def expire(self, now_s: float) -> None:
         """Forget reports whose groups have expired."""
@@ -82,33 +96,34 @@ class SharedMap:
         """What all others' reports on a bucket count for: `others_max` rollouts at most, of which
         as many are right as the median voice says.
 
-        A voice's rate is that of all of its reports together, and it weighs as many rollouts as
-        these had, at most `VOICE_MAX`. So whoever has less than half of the weight moves the rate
-        no further than to what another voice said, and all liars together bring no more than
-        `others_max` rollouts against those of the node itself.
+        A voice's rate is the median of those of its producers, and it weighs as many rollouts as
+        they had, at most `VOICE_MAX`, as each of them does within its voice. So whoever has less
+        than half of the weight moves the rate no further than to what another voice said, and all
+        liars together bring no more than `others_max` rollouts against those of the node itself.
         """
-        voices: dict[str, tuple[int, int]] = {}
+        voices: dict[str, list[tuple[float, float]]] = {}
         for report in self._buckets.get(bucket, {}).values():
-            name = report.voice or report.producer
-            tries, successes = voices.get(name, (0, 0))
-            voices[name] = (tries + report.tries, successes + report.successes)
+            said = (report.successes / report.tries, min(VOICE_MAX, float(report.tries)))
+            voices.setdefault(report.voice, []).append(said)
         if not voices:
             return SuccessCounts()
-        said = sorted(
-            (right / tries, min(VOICE_MAX, float(tries))) for tries, right in voices.values()
-        )
-        rate, weight = _median(said)
+        medians = [_median(sorted(said)) for said in voices.values()]
+        rate, weight = _median(sorted((rate, min(VOICE_MAX, tries)) for rate, tries in medians))
         counted = min(others_max, weight)
         return SuccessCounts(counted * rate, counted * (1.0 - rate))
 
     def _forget(self, report: Report) -> None:
-        self._count -= 1
         del self._buckets[report.bucket][report.producer]
         if not self._buckets[report.bucket]:
             del self._buckets[report.bucket]
         del self._producers[report.producer][report.bucket]
         if not self._producers[report.producer]:
             del self._producers[report.producer]
+
+
+def _voice(reports: Mapping[int, Report]) -> str:
+    """In whose name a producer's reports count."""
+    return next((each.voice for each in reports.values()), "")
 
 
 def _median(said: list[tuple[float, float]]) -> tuple[float, float]:

@@ -25,7 +25,7 @@ class Vade(MethodSettings):
     """One result counts for at most so many rollouts, whoever brings it; not published."""
     tasks_max: Annotated[int, Ge(1)] = 100_000
     """At most so many tasks are known; of more, those with results longest ago are forgotten."""
-    ahead: Annotated[int, Ge(1), Le(64)] = 4
+    ahead: Annotated[int, Ge(2), Le(64)] = 4
     """A node looks at so many times as many tasks of its stream as it wants, and leaves those out
     that promise less; not published."""
     prior_max: Annotated[float, Ge(0), Le(64)] = 8.0

@@ -1,6 +1,7 @@
 """Own groups that are all wrong, and others' right completions of the same tasks."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -11,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from node.methods.advantages.group import is_flat
 from node.methods.method import MethodSettings
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, Task
+from swarm.rollouts import Completion, FinishReason, Task
 
 CHARS_MAX: Final = (
     2**24
@@ -27,7 +28,7 @@ class Rescue(MethodSettings):
     successes_max: Annotated[int, Ge(1), Le(8)] = 1
     """For one group, each of another producer; not published."""
     groups_share_max: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Of a round's own groups that share is rescued at most; not published."""
+    """Of a round's own groups that share, rounded up, is rescued at most; not published."""
     shaping: Annotated[float, Gt(0), Le(1)] = 0.1
     """A token counts by p / (p + shaping), p its probability now (LUFFY, arXiv 2504.14945): what is
     unlikely still has a gradient, and what is likely hardly any."""
@@ -53,23 +54,25 @@ class SolvedTasks:
         return len(self._tasks)
 
     def hear(
-        self,
-        task: Task,
-        producer: PeerId,
-        completions: Sequence[Completion],
-        rewards: Sequence[float],
+        self, task: Task, producer: PeerId, scored: Sequence[tuple[Completion, float]]
     ) -> None:
-        """Keep the shortest of the right completions of a group, if there is one that nobody else
-        gave: who copies another's takes no place."""
-        right = [c for c, reward in zip(completions, rewards, strict=True) if reward == 1.0]
+        """Keep the shortest of a group's right completions that ended by themselves, if there is
+        one that nobody else gave: who copies another's takes no place."""
         known = self._tasks.pop(task, {})
         self._chars -= _chars(known)
         others = {each.completion.text for name, each in known.items() if name != producer}
-        fresh = [c for c in right if not c.segments and c.text not in others]
+        fresh = [
+            each.text
+            for each, reward in scored
+            if reward == 1.0
+            and each.finish_reason is FinishReason.STOP
+            and not each.segments
+            and each.text not in others
+        ]
         if fresh:
-            shortest = min(fresh, key=lambda each: (len(each.text), each.text))
+            shortest = min(fresh, key=lambda text: (len(text), text))
             known.pop(producer, None)
-            bare = Completion(shortest.text, (), (), shortest.finish_reason, 0)
+            bare = Completion(shortest, (), (), FinishReason.STOP, 0)
             known[producer] = Success(producer, bare)
             while len(known) > EACH_MAX:
                 del known[next(iter(known))]
@@ -101,17 +104,16 @@ def rescue(
     """
     failed = [at for at, each in enumerate(rewards) if is_flat(each) and not any(each)]
     known = [at for at in failed if successes.get(at)]
-    most = math.floor(set_to.groups_share_max * len(rewards))
-    chosen = sorted(rng.sample(known, min(most, len(known))))
-    return {
-        at: tuple(
-            rng.sample(
-                sorted(successes[at], key=lambda each: each.producer),
-                min(set_to.successes_max, len(successes[at])),
-            )
-        )
-        for at in chosen
-    }
+    most = math.ceil(set_to.groups_share_max * len(rewards))
+    found: dict[int, tuple[Success, ...]] = {}
+    taken: Counter[PeerId] = Counter()  # no producer gives more than others that could
+    for at in sorted(rng.sample(known, min(most, len(known)))):
+        offered = sorted(successes[at], key=lambda each: each.producer)
+        rng.shuffle(offered)
+        offered.sort(key=lambda each: taken[each.producer])
+        found[at] = tuple(offered[: set_to.successes_max])
+        taken.update(each.producer for each in found[at])
+    return found
 
 
 def _chars(successes: Mapping[PeerId, Success]) -> int:
