@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import DynamicCache
 
-from node.engines.torch_engine import LOGITS_MAX, Generation, Row, in_batches, uniforms_of
+from node.engines.torch_engine import LOGITS_MAX, Generation, SampledRow, in_batches, uniforms_of
 from node.interfaces.engine import Sampling
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative, speculative
@@ -94,7 +94,7 @@ class DraftGeneration(Generation):
             ended = kept > 0 and prefix[-1] in self._policy.eos_ids
             room = min(tokens_max - kept, self._policy.context_tokens - len(prefix))
             owner = owners.setdefault(prefix, len(owners))
-            self._rows.append(Row(owner, uniforms[place], 0 if ended else room))
+            self._rows.append(SampledRow(owner, uniforms[place], 0 if ended else room))
         running = [row for row in self._rows if row.running]
         self._batches = in_batches(
             self._policy, [list(prefix) for prefix in owners], running, self._sampling

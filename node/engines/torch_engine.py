@@ -33,7 +33,7 @@ _KEEP_SHARE = 0.75  # rows still running, below which the batch is shrunk
 
 
 @dataclass(slots=True)
-class Row:
+class SampledRow:
     """One completion in the making."""
 
     owner: int  # index of its prompt
@@ -113,7 +113,8 @@ class Generation:
         uniforms = uniforms_of(self._prompts, self._each, tokens_max, self._seed)
         owners = [owner for owner in range(len(self._prompts)) for _ in range(self._each)]
         self._rows = [
-            Row(owner, drawn, limits[owner]) for owner, drawn in zip(owners, uniforms, strict=True)
+            SampledRow(owner, drawn, limits[owner])
+            for owner, drawn in zip(owners, uniforms, strict=True)
         ]
         self._batches = in_batches(policy, self._encoded, self._rows, self._sampling)
 
@@ -230,7 +231,7 @@ def uniforms_of(
 
 
 def in_batches(
-    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[Row], sampling: Sampling
+    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], sampling: Sampling
 ) -> "deque[_Batch]":
     """Rows that go on from where their owners' ids end, cut into batches that fit."""
     return deque(
@@ -240,12 +241,12 @@ def in_batches(
 
 
 def _batches(
-    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[Row], tokens_max: int
-) -> Iterator[list[Row]]:
+    policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], tokens_max: int
+) -> Iterator[list[SampledRow]]:
     """Rows with prompts of similar lengths (of equal ones, for models with a state), as many as
     memory allows and at least one."""
     rows_max, cached_max = _limits(policy)
-    batch: list[Row] = []
+    batch: list[SampledRow] = []
     for row in sorted(rows, key=lambda row: len(encoded[row.owner])):
         length = len(encoded[row.owner])
         count = len(batch) + 1
@@ -446,7 +447,7 @@ class _Batch:
         self,
         policy: Policy,
         encoded: Sequence[list[int]],
-        rows: Sequence[Row],
+        rows: Sequence[SampledRow],
         sampling: Sampling,
     ) -> None:
         self._policy, self._encoded, self._sampling = policy, encoded, sampling

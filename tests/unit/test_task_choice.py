@@ -15,7 +15,7 @@ from node.config.run import CommonRules, EnvironmentSpec
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import question_of
-from node.methods.control.shared import Report, SharedMap
+from node.methods.control.shared import TriesReport, SharedMap
 from node.methods.control.vade import SuccessCounts, Vade, information
 from node.records.records import RoundDone
 from node.roles.node import ELSEWHERE
@@ -55,8 +55,10 @@ def report(
     bucket: int = BUCKET,
     voice: str = "",
     expires_at_s: int = FOR_EVER,
-) -> Report:
-    return Report(at_s, round_, producer, bucket, tries, successes, expires_at_s, voice or producer)
+) -> TriesReport:
+    return TriesReport(
+        at_s, round_, producer, bucket, tries, successes, expires_at_s, voice or producer
+    )
 
 
 def rate(counts: SuccessCounts) -> float:
@@ -87,7 +89,7 @@ REPORTS = st.lists(
 )
 @settings(max_examples=300)
 def test_reports_merge_in_any_order_and_twice_even_where_the_map_is_full(
-    reports: list[Report], random: Random, most: tuple[int, int, int]
+    reports: list[TriesReport], random: Random, most: tuple[int, int, int]
 ) -> None:
     one, other = SharedMap(*most), SharedMap(*most)
     one.hear(reports)
@@ -151,7 +153,7 @@ def test_reports_expire_with_their_groups() -> None:
 # --- liars -----------------------------------------------------------------------------------
 
 
-def honest(count: int, rng: Random) -> list[Report]:
+def honest(count: int, rng: Random) -> list[TriesReport]:
     """Each with 32 tries of its own at a task that a third of the tries solves."""
     return [
         report(f"honest-{n}", 32, sum(rng.random() < 1 / 3 for _ in range(32)))

@@ -20,7 +20,7 @@ VOICE_MAX: Final = 16.0  # rollouts that one voice counts for in a bucket, whate
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Report:
+class TriesReport:
     """What one producer told of one bucket, in the order of its making."""
 
     created_at_s: int
@@ -43,8 +43,8 @@ class SharedMap:
         per_producer_max: int = REPORTS_PER_PRODUCER_MAX,
     ) -> None:
         self._most = (reports_max, per_voice_max, per_producer_max)
-        self._buckets: dict[int, dict[str, Report]] = {}
-        self._producers: dict[str, dict[int, Report]] = {}
+        self._buckets: dict[int, dict[str, TriesReport]] = {}
+        self._producers: dict[str, dict[int, TriesReport]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._producers.values()))
@@ -54,7 +54,7 @@ class SharedMap:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
-    def hear(self, reports: Iterable[Report]) -> None:
+    def hear(self, reports: Iterable[TriesReport]) -> None:
         """Take reports in; those without tries say nothing."""
         voices: dict[str, str] = {}
         for report in reports:
@@ -73,7 +73,7 @@ class SharedMap:
             )
         self._trim(list(self._producers.values()), in_all)
 
-    def _trim(self, owners: Sequence[Mapping[int, Report]], most: int) -> None:
+    def _trim(self, owners: Sequence[Mapping[int, TriesReport]], most: int) -> None:
         """Forget the oldest reports of these producers beyond so many."""
         beyond = sum(map(len, owners)) - most
         if beyond > 0:
@@ -112,7 +112,7 @@ class SharedMap:
         counted = min(others_max, weight)
         return SuccessCounts(counted * rate, counted * (1.0 - rate))
 
-    def _forget(self, report: Report) -> None:
+    def _forget(self, report: TriesReport) -> None:
         del self._buckets[report.bucket][report.producer]
         if not self._buckets[report.bucket]:
             del self._buckets[report.bucket]
@@ -121,7 +121,7 @@ class SharedMap:
             del self._producers[report.producer]
 
 
-def _voice(reports: Mapping[int, Report]) -> str:
+def _voice(reports: Mapping[int, TriesReport]) -> str:
     """In whose name a producer's reports count."""
     return next((each.voice for each in reports.values()), "")
 
@@ -143,9 +143,9 @@ def reports_of(
     created_at_s: int,
     expires_at_s: int,
     voice: str,
-) -> list[Report]:
+) -> list[TriesReport]:
     """What a group's counters report."""
     return [
-        Report(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
+        TriesReport(created_at_s, round_, producer, bucket, tries, successes, expires_at_s, voice)
         for bucket, tries, successes in counters
     ]
