@@ -15,7 +15,7 @@ from node.config.run import CommonRules, EnvironmentSpec
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import question_of
-from node.methods.control.shared import TriesReport, SharedMap
+from node.methods.control.shared import SharedMap, TriesReport
 from node.methods.control.vade import SuccessCounts, Vade, information
 from node.records.records import RoundDone
 from node.roles.node import ELSEWHERE
