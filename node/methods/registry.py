@@ -99,7 +99,8 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _correction("opsm", "slime"),
     _alone(cdas.Cdas, cdas.cdas, "control", "2505.17652", Need.REVISITS),
     KnownMethod(
-        vade.Vade, vade.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",)
+        vade.Vade, vade.vade, "control", "2511.18902", frozenset({Need.REVISITS}), ("node",),
+        "with the shared map 2 points ahead sampled, tiny policy, three seeds",
     ),
     _alone(schedules.VarianceCurriculum, schedules.variance_curriculum, "control", "2509.19803"),
     _alone(schedules.LengthSchedule, schedules.length_schedule, "control", "2509.25176"),
@@ -137,6 +138,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     KnownMethod(
         speculative.Speculative, speculative.speculative, "generate", "2509.23232",
         frozenset({Need.BEHAVIOUR, Need.REVISITS}), ("node",),
+        "a quarter of the tokens; ahead at equal tokens and behind at equal rounds, tiny policy",
     ),
     _alone(noise.WeightNoise, noise.noise, "generate", "2510.11696"),
     _alone(pruning.Pruning, pruning.pruning, "generate", "2603.24840", Need.FEATURES),
