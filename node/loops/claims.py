@@ -22,7 +22,7 @@ from typing import Final
 
 DISTANCE_MAX: Final = 0.05  # mean |claimed - scored|; other dtypes and kernels make 0.001 to 0.02
 KL_MAX: Final = 0.01  # from the claimed policy to the scored one, by the estimator w - 1 - log w
-EVIDENCE_MAX: Final = 15.0  # in nats: such a group is one of three million honest ones, at most
+EVIDENCE_MAX: Final = 10.0  # in nats: such a group is one of 20,000 honest ones, at most
 RARE_MAX: Final = 8.0  # a token counts as rarer than the mean by so many nats at most
 ROUNDING: Final = 0.01  # of a log-prob, where a policy has no choice
 LOG_RATIO_MAX: Final = 20.0

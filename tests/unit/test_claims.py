@@ -97,6 +97,28 @@ def test_a_policy_without_choice_makes_nothing_else() -> None:
     assert fault_of(fit_of([other] * 8)) is not None
 
 
+@pytest.mark.parametrize("sharpness", [4.0, 6.0])
+def test_a_fifth_of_edited_tokens_shows_in_one_group(sharpness: float) -> None:
+    """Their log-probs are said as they are; who edits does not know what is likely."""
+
+    def group_of(share: float) -> list[ClaimedToken]:
+        rng, found = Random(6), []
+        for _ in range(100):
+            probs = distribution(rng, sharpness)
+            drawn = rng.choices(range(VOCABULARY), probs)[0]
+            token = rng.randrange(VOCABULARY) if rng.random() < share else drawn
+            logs = [math.log(p) for p in probs]
+            mean = math.fsum(p * log for p, log in zip(probs, logs, strict=True))
+            spread = math.fsum(p * (log - mean) ** 2 for p, log in zip(probs, logs, strict=True))
+            found.append(ClaimedToken(logs[token], logs[token], mean, spread))
+        return found
+
+    assert fault_of(fit_of(group_of(0.0))) is None
+    fault = fault_of(fit_of(group_of(0.2)))
+    assert fault is not None
+    assert "less likely" in fault
+
+
 def sure_tokens(rng: Random, count: int, rare: float) -> list[ClaimedToken]:
     """Of a policy that says one of two things: one of them hardly ever."""
     logs = math.log1p(-rare), math.log(rare)
