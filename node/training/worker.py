@@ -115,7 +115,7 @@ class TrainerCore:
             ConfigError: see `Generation`.
             LocalProtocolError: `SESSIONS_MAX` others have not ended.
         """
-        self._check_room(session)
+        self._prepare_for(session)
         self._sessions[session] = Generation(self.policy, prompts, completions_each, sampling, seed)
 
     def begin_turns(
@@ -127,7 +127,7 @@ class TrainerCore:
             ConfigError: see `TurnGeneration`.
             LocalProtocolError: as `begin`.
         """
-        self._check_room(session)
+        self._prepare_for(session)
         self._sessions[session] = TurnGeneration(self.policy, contexts, sampling, seed)
 
     def begin_drafts(
@@ -144,10 +144,11 @@ class TrainerCore:
             ConfigError: see `DraftGeneration`.
             LocalProtocolError: as `begin`.
         """
-        self._check_room(session)
+        self._prepare_for(session)
         self._sessions[session] = DraftGeneration(self.policy, drafts, set_to, sampling, seed)
 
-    def _check_room(self, session: int) -> None:
+    def _prepare_for(self, session: int) -> None:
+        """What comes before any generation."""
         if len(self._sessions) >= SESSIONS_MAX:
             raise LocalProtocolError(f"generation {session}: {SESSIONS_MAX} others have not ended")
 

@@ -20,11 +20,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from node.interfaces.engine import Context, Sampling
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision, TrainerSpec
-from node.methods.generate.drafts import Draft
-from node.methods.generate.speculative import Speculative
 from node.policies.policy import Policy, move
 from node.system.child_channel import HEADER, decode, encode
 from node.training import frames, memory
@@ -87,33 +84,9 @@ class ShardedCore(TrainerCore):
             rate_told=str(suited),
         )
 
-    def begin(
-        self,
-        session: int,
-        prompts: Sequence[str],
-        completions_each: int,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
+    def _prepare_for(self, session: int) -> None:
         self._collect()
-        super().begin(session, prompts, completions_each, sampling, seed)
-
-    def begin_turns(
-        self, session: int, contexts: Sequence[Context], sampling: Sampling, seed: int
-    ) -> None:
-        self._collect()
-        super().begin_turns(session, contexts, sampling, seed)
-
-    def begin_drafts(
-        self,
-        session: int,
-        drafts: Sequence[Draft],
-        set_to: Speculative,
-        sampling: Sampling,
-        seed: int,
-    ) -> None:
-        self._collect()
-        super().begin_drafts(session, drafts, set_to, sampling, seed)
+        super()._prepare_for(session)
 
     def advance(self, session: int, steps: int) -> list[tuple[Completion, ...]] | None:
         self._collect()
