@@ -132,7 +132,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     ),
     KnownMethod(
         rescue.Rescue, rescue.rescue, "replay", "ours, of 2504.14945", frozenset({Need.REVISITS}),
-        ("node",),
+        ("node",), "no difference where one group in eighty is rescued, tiny policy, three seeds",
     ),
     _alone(salvage.Salvage, salvage.salvage, "replay", "2602.24110", Need.TEXTS, Need.JUDGE),
     KnownMethod(
