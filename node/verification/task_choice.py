@@ -38,7 +38,6 @@ class TaskChoice:
         self._run, self._control = run, control
         self._voice_of, self._now_s = voice_of, now_s
         self._own = SuccessBeliefs()
-        self._voices: dict[PeerId, str] = {}  # of producers with reports, as they were first heard
         self.others = SharedMap()
 
     @property
@@ -88,7 +87,8 @@ class TaskChoice:
         if self._control is None or not group.counters:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
-        voice = self._voices.setdefault(group.producer, self._voice_of(group.producer))
+        # as it was first heard: where a producer is changes as it comes and goes
+        voice = self.others.voice_of(group.producer) or self._voice_of(group.producer)
         self.others.hear(
             reports_of(
                 known,
@@ -99,8 +99,6 @@ class TaskChoice:
                 voice,
             )
         )
-        for producer in [each for each in self._voices if not self.others.knows(each)]:
-            del self._voices[producer]
 
     def expire(self) -> None:
         """Forget what groups reported that have expired."""

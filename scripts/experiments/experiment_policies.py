@@ -53,9 +53,6 @@ from node.methods.losses.settings import LOSSES
 from node.methods.losses.weighing_settings import CORRECTIONS
 
 HERE = Path(__file__).parent
-KINDS = ("falls", "foreign", "advantages", "losses", "corrections", "control", "generate")
-KINDS = (*KINDS, "generate_smollm2", "rescue")
-NODES = {**dict.fromkeys(KINDS, 2), "falls": 4, "foreign": 4, "rescue": 4, "generate_smollm2": 1}
 RUNS = {  # of others: `demo`
     "control": HERE / "unlike.toml",
     "rescue": HERE / "unlike.toml",
@@ -72,8 +69,10 @@ AS_IT_WAS = {
     "warm_up_updates": 0,
     "validation_tasks": 0,
 }
-TOTALS = ("generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative")
-TOTALS = (*TOTALS, "rescued_groups")
+TOTALS = (
+    "generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative",
+    "rescued_groups",
+)  # fmt: skip
 ALONE = {"external_groups": 0, "share": "none"}
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "falls": {
@@ -114,10 +113,12 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }  # fmt: skip
-ROUNDS = {**dict.fromkeys(KINDS, 40), "falls": 400, "foreign": 60, "generate": 60}
-ROUNDS["generate_smollm2"] = 24
-EVALUATE_EVERY = {**dict.fromkeys(KINDS, 20), "falls": 10, "control": 5, "rescue": 5, "generate": 5}
-EVALUATE_EVERY["generate_smollm2"] = 6
+_NODES = {"falls": 4, "foreign": 4, "rescue": 4, "generate_smollm2": 1}
+_ROUNDS = {"falls": 400, "foreign": 60, "generate": 60, "generate_smollm2": 24}
+_EVERY = {"falls": 10, "control": 5, "rescue": 5, "generate": 5, "generate_smollm2": 6}
+NODES = {kind: _NODES.get(kind, 2) for kind in ARMS}
+ROUNDS = {kind: _ROUNDS.get(kind, 40) for kind in ARMS}
+EVALUATE_EVERY = {kind: _EVERY.get(kind, 20) for kind in ARMS}
 
 
 # --- one run --------------------------------------------------------------------------------

@@ -124,13 +124,13 @@ def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
         of_key = [report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)]
         map_.hear(of_key)
     assert len(map_) == 11
-    assert map_.knows("honest")
+    assert map_.voice_of("honest") == "honest"
     assert map_.of(BUCKET, 16) == SuccessCounts(4.0, 4.0)
     free = SharedMap(reports_max=40, per_voice_max=40, per_producer_max=5)  # the control
     free.hear([report("honest", 8, 4, voice="honest")])
     for key in range(100):
         free.hear([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)])
-    assert not free.knows("honest")
+    assert free.voice_of("honest") == ""
 
 
 def test_within_a_voice_no_producer_shouts_others_down() -> None:

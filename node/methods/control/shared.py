@@ -81,9 +81,9 @@ class SharedMap:
             for report in heapq.nsmallest(beyond, every):
                 self._forget(report)
 
-    def knows(self, producer: str) -> bool:
-        """Whether there is a report of a producer."""
-        return producer in self._producers
+    def voice_of(self, producer: str) -> str:
+        """In whose name a producer's reports count; empty: there is none."""
+        return _voice(self._producers.get(producer, {}))
 
     def expire(self, now_s: float) -> None:
         """Forget reports whose groups have expired."""
