@@ -45,7 +45,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiment_sapo import Timed, interval
+from experiment_sapo import Timed, interval, value_at
 from on_record import files_of, kept, key_of
 
 from node.methods.choices import ADVANTAGES
@@ -323,6 +323,17 @@ def costs_of(
     return found
 
 
+def ahead(results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[float]:
+    """By how many points swarms sample better at their end than those of the first arm (`others`)
+    did when they had generated as many tokens, seed by seed."""
+    found = []
+    for mine, first in zip(results, others, strict=True):
+        passed, tokens = _curve(mine)[-1]
+        there = value_at([(at, other) for other, at in _curve(first)], tokens)
+        found.append(100 * (passed - there))
+    return found
+
+
 def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
     """Of one swarm's evaluations the mean pass rate, smoothed over three of them, and the tokens
     that were generated until then."""
@@ -356,6 +367,7 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
     heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %", "rescued, %"]
     heads += ["processor, s", "share of tokens to the first arm's end"]
+    heads += [f"sampled less {arms[0]}, at equal tokens"]
     lines = [
         f"{NODES[kind]} nodes, {rounds} rounds, {seeds} seeds, means of percent with 95 % "
         f"intervals, not widened for the number of comparisons. A "
@@ -381,6 +393,8 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
             digits = 2 if name == "to the end" else 0
             mean = fmean([each for each in values if math.isfinite(each)] or [math.nan])
             cells.append(f"{mean:,.{digits}f}" + (f" ({never} never)" if never else ""))
+        points = ahead(by_arm[arm], by_arm[arms[0]])
+        cells.append("" if arm == arms[0] else _told(points, sign="+"))
         lines.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
