@@ -8,12 +8,15 @@ What an extra does not bring itself is the project's. SWARM_SKY and SWARM_VERIFI
 environment's Python, one that has both.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -59,12 +62,24 @@ def fetch(extra: str) -> Path | None:
     """Its Python, made if need be; `None` where that fails."""
     if find(extra) is None and _named(extra) is None:
         try:
-            _make(extra)
+            with _one_at_a_time(extra):
+                if find(extra) is None:
+                    _make(extra)
         except (subprocess.SubprocessError, OSError) as error:
             said = getattr(error, "stderr", None) or str(error).encode()
             sys.stderr.write(said.decode(errors="replace")[-2000:])
             return None
     return find(extra)
+
+
+@contextmanager
+def _one_at_a_time(extra: str) -> Iterator[None]:
+    """Processes of one test run want it at the same moment, and making begins with removing."""
+    lock = _cached(extra).with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _make(extra: str) -> None:
