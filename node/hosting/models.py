@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -181,15 +181,18 @@ def _make_here(run: RunConfig, directory: Path) -> None:
     name = "warming the tiny policy"
     with on_stderr().showing(name) as show:
         make_tiny(
-            _pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
+            warm_up_pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
             TinyRecipe(),
         )  # fmt: skip
     make_shared(partial)  # safetensors makes its files private
     partial.rename(directory)
 
 
-def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """Problems of a stream of their own, none of them held out."""
+def warm_up_pairs(
+    run: RunConfig, environments: Collection[str] | None = None
+) -> Iterator[tuple[str, str]]:
+    """Prompts and right answers without end, of a stream of their own, none of them held out; of
+    these environments of the run alone, or of all."""
     from node.environments.scoring import PosedProblem, pose, right_turns
     from node.interfaces.prompts import plain_text, question_of
     from node.policies.tiny import ANSWER, EOS
@@ -202,6 +205,8 @@ def _pairs(run: RunConfig) -> Iterator[tuple[str, str]]:
     held_out = {question_of(posed(task).prompt) for task in held_out_tasks(run)}
     for index in count():
         task = assigned_task(run, WARM_UP_PRODUCER, index)
+        if environments is not None and task.environment not in environments:
+            continue
         problem = posed(task)
         if question_of(problem.prompt) in held_out:
             continue

@@ -46,7 +46,7 @@ from statistics import fmean
 from typing import Any
 
 from experiment_sapo import Timed, interval, value_at
-from on_record import files_of, kept, key_of
+from on_record import files_of, kept, key_of, run_missing
 
 from node.methods.choices import ADVANTAGES
 from node.methods.losses.settings import LOSSES
@@ -235,28 +235,14 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
         settings.pop("cache_dir", None)
         run_id = config.run.run_id
         keys[arm, seed] = key_of({"settings": settings, "run": run_id, "policy": policy})
+
+    def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, __file__, options.kind, "--one", cell[0]]
+        command += ["--seed", str(cell[1]), "--rounds", str(options.rounds)]
+        return subprocess.Popen([*command, "--out", str(options.out), "--key", keys[cell]])
+
     missing = [cell for cell in cells if not (options.out / f"{keys[cell]}.json").exists()]
-    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
-    started, finished = time.monotonic(), 0
-    try:
-        while missing or running:
-            while missing and len(running) < options.parallel:
-                arm, seed = missing.pop(0)
-                command = [sys.executable, __file__, options.kind, "--one", arm]
-                command += ["--seed", str(seed), "--rounds", str(options.rounds)]
-                command += ["--out", str(options.out), "--key", keys[arm, seed]]
-                running[subprocess.Popen(command)] = (arm, seed)
-            time.sleep(0.5)
-            for child in [each for each in running if each.poll() is not None]:
-                arm, seed = running.pop(child)
-                if child.returncode:
-                    raise SystemExit(f"{arm}, seed {seed}: failed with {child.returncode}")
-                finished += 1
-                left = (time.monotonic() - started) / finished * (len(missing) + len(running)) / 60
-                print(f"{arm}, seed {seed}: done; about {left:.0f} min left", flush=True)
-    finally:
-        for child in running:
-            child.terminate()
+    run_missing(missing, start, options.parallel, options.kind)
     return [json.loads((options.out / f"{keys[cell]}.json").read_text()) for cell in cells]
 
 

@@ -30,6 +30,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from on_record import run_missing
+from scipy.stats import t as student
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "8/0": {"local_groups": 8, "external_groups": 0},
     "6/2": {"local_groups": 6, "external_groups": 2},
@@ -43,8 +46,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MORE_SETTINGS: dict[str, dict[str, Any]] = {
     "4/4 likely tokens": {**SETTINGS["4/4"], "foreign_logprob_min": -4.0},
 }
-# Student's t, two-sided 95 %, by degrees of freedom
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 AXES = ("round", "generated_tokens", "seconds")
 
 
@@ -188,25 +189,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
     missing = [each for each in wanted if not result_file(options, *each).exists()]
     prepare = [sys.executable, "-m", "node.cli", "prepare", "--run", options.run]
     subprocess.run(prepare, check=True, stdout=subprocess.DEVNULL)
-    running: dict[subprocess.Popen[bytes], tuple[str, int]] = {}
-    started, finished = time.monotonic(), 0
-    try:
-        while missing or running:
-            while missing and len(running) < options.parallel:
-                each = missing.pop(0)
-                running[start(options, *each)] = each
-            time.sleep(0.5)
-            for child in [c for c in running if c.poll() is not None]:
-                setting, seed = running.pop(child)
-                if child.returncode != 0:
-                    raise SystemExit(f"{setting}, seed {seed}: failed with {child.returncode}")
-                finished += 1
-                minutes = (time.monotonic() - started) / 60
-                left = minutes / finished * (len(missing) + len(running))
-                print(f"{setting}, seed {seed}: done; about {left:.0f} min left", flush=True)
-    finally:
-        for child in running:
-            child.terminate()
+    run_missing(missing, lambda cell: start(options, *cell), options.parallel, "sapo")
     return [json.loads(result_file(options, *each).read_text()) for each in wanted]
 
 
@@ -251,8 +234,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half the width of its 95 % interval over seeds."""
     if len(values) < 2:
         return fmean(values), math.nan
-    freedom = len(values) - 1
-    return fmean(values), T_95.get(freedom, 1.96) * stdev(values) / math.sqrt(len(values))
+    quantile = float(student.ppf(0.975, len(values) - 1))
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:

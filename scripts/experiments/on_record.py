@@ -4,14 +4,17 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
 CODE = ("node", "swarm")
 PACKAGES = ("torch", "transformers", "reasoning-gym")
+
+Cell = TypeVar("Cell")
 
 
 def code_of(*paths: str) -> str:
@@ -50,3 +53,35 @@ def kept(directory: Path, key: str, make: Callable[[], dict[str, Any]]) -> dict[
         partial.rename(file)
     found: dict[str, Any] = json.loads(file.read_text())
     return found
+
+
+def run_missing(
+    missing: Sequence[Cell],
+    start: Callable[[Cell], "subprocess.Popen[bytes]"],
+    parallel: int,
+    name: str,
+) -> None:
+    """Run children for all cells, so many at a time, and say how long the rest takes.
+
+    Raises:
+        SystemExit: one failed; the others are ended.
+    """
+    waiting = list(missing)
+    running: dict[subprocess.Popen[bytes], Cell] = {}
+    started_s, finished = time.monotonic(), 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                cell = waiting.pop(0)
+                running[start(cell)] = cell
+            time.sleep(0.5)
+            for child in [each for each in running if each.poll() is not None]:
+                cell = running.pop(child)
+                if child.returncode:
+                    raise SystemExit(f"{name}: {cell} failed with {child.returncode}")
+                finished += 1
+                left = (time.monotonic() - started_s) / finished * (len(waiting) + len(running))
+                print(f"{name}: {cell} done; about {left / 60:.0f} min left", flush=True)
+    finally:
+        for child in running:
+            child.terminate()

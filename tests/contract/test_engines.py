@@ -137,6 +137,7 @@ def other_adapter(directory: Path) -> Path:
 
 
 FOR_VLLM = (pytest.mark.vllm, pytest.mark.integration)
+ADAPTED = (*FOR_VLLM, pytest.mark.long)
 CASES = {
     "torch-adapter": Case(torch_lean, other_adapter),
     "scripted": Case(scripted, other_skill),
@@ -144,7 +145,7 @@ CASES = {
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
     "torch-process": Case(torch_process, other_qwen, (pytest.mark.integration,)),
     "vllm": Case(VLLM.open, other_for_vllm, FOR_VLLM, VLLM.run),
-    "vllm-adapter": Case(VLLM_ADAPTED.open, other_adapter_for_vllm, FOR_VLLM, VLLM_ADAPTED.run),
+    "vllm-adapter": Case(VLLM_ADAPTED.open, other_adapter_for_vllm, ADAPTED, VLLM_ADAPTED.run),
 }
 
 

@@ -201,6 +201,7 @@ def test_an_adapter_that_vllm_got_wrong_is_taken_back(
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_an_adapter_that_vllm_refuses_leaves_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

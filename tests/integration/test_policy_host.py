@@ -100,6 +100,7 @@ def test_a_version_that_comes_in_a_restart_leaves_one_engine(versions, tmp_path)
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_a_first_version_that_vllm_cannot_run_is_told_with_what_to_do(versions, tmp_path):
     async def body():
         host = PolicyHost(NodeConfig(run=RUN, data_dir=tmp_path, threads=1, engine="vllm"))
@@ -166,6 +167,7 @@ async def sampled_through(host: PolicyHost, version: Path) -> list[Completion]:
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_vllm_takes_versions_in_the_middle_and_is_checked_without_a_trainer(tmp_path, monkeypatch):
     use_holding_worker(monkeypatch)
     first, second, third = (

@@ -88,7 +88,10 @@ def test_places_that_stay_taken_are_a_miss(siege: Any, kind: str, tmp_path: Path
 
 
 def test_memory_that_is_held_is_a_miss(siege: Any, tmp_path: Path) -> None:
-    row = misses_of(siege, "hoarding", "line_of_26_mb", tmp_path)
+    for seconds in SECONDS:  # a busy machine sends less in the same time
+        row = misses_of(siege, "hoarding", "line_of_26_mb", tmp_path, seconds=seconds)
+        if row.memory_gain_bytes > siege.MEMORY_GAIN_BYTES_MAX:
+            break
     assert row.memory_gain_bytes > siege.MEMORY_GAIN_BYTES_MAX
     assert [miss for miss in row.misses if miss.startswith("memory +")]
     assert [miss for miss in row.misses if miss.startswith("after a minute")]

@@ -182,6 +182,7 @@ def _run_file(tmp_path: Path) -> Path:
 # --- two nodes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_nodes_train_on_each_others_groups_of_foreign_tasks(
     make_node: MakeNode, python: str, tmp_path: Path
 ) -> None:

@@ -83,7 +83,13 @@ async def engine_on(directory: Path, data: Path) -> AsyncIterator[VllmEngine]:
         yield engine
 
 
-@pytest.mark.parametrize(("tied", "chat"), [(True, False), (False, True)], ids=["tied", "chat"])
+@pytest.mark.parametrize(
+    ("tied", "chat"),
+    [
+        pytest.param(True, False, id="tied"),
+        pytest.param(False, True, id="chat", marks=pytest.mark.long),
+    ],
+)
 def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) -> None:
     first = model_directory(tmp_path / "first", 1, tied=tied, chat=chat)
     second = model_directory(tmp_path / "second", 2, tied=tied, chat=chat)
@@ -127,7 +133,10 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
     run(body, timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("chat", [False, True], ids=["plain", "chat"])
+@pytest.mark.parametrize(
+    "chat",
+    [pytest.param(False, id="plain", marks=pytest.mark.long), pytest.param(True, id="chat")],
+)
 def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
     """After the same ids as the trainer has between turns, with log-probs of the whole context."""
     directory = model_directory(tmp_path / "model", 1, chat=chat)
@@ -233,6 +242,7 @@ async def _strike(engine: VllmEngine) -> None:
     os.killpg(engine.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_model_that_vllm_refuses_is_told_with_the_cause(tmp_path: Path) -> None:
     directory = model_directory(tmp_path / "model", 1)
     config = directory / "config.json"
@@ -246,6 +256,7 @@ def test_a_model_that_vllm_refuses_is_told_with_the_cause(tmp_path: Path) -> Non
     run(body, timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_the_server_dies_with_a_node_that_is_killed(tmp_path: Path) -> None:
     directory = model_directory(tmp_path / "model", 1)
     code = f"""

@@ -25,7 +25,7 @@ CONTEXT_TOKENS = 512
 LONG = Sampling(max_new_tokens=400)
 PROMPTS = tuple(f"{number}+1=" for number in range(12))
 LOGPROB_ERROR_MAX = 2e-3
-pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ LAYOUTS = {
     "experts": {"tied": False, "moe": True},
     "experts-tied": {"tied": True, "moe": True},
 }
-pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
 class FreshEngines:

@@ -28,7 +28,7 @@ from tests.support import run
 LONG = Sampling(max_new_tokens=700)
 SHORT = Sampling(max_new_tokens=24)
 TIMEOUT_S = 900.0
-pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
 class ForgetfulExtension(ReloadExtension):

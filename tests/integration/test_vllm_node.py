@@ -38,6 +38,7 @@ def in_memory(before: set[str]) -> set[str]:
     return {path.name for path in SHARED_MEMORY.glob("swarm-policy-*")} - before
 
 
+@pytest.mark.long
 def test_rounds_with_vllm_through_its_death_and_the_nodes(make_node: MakeNode) -> None:
     before = in_memory(set())
     node = make_node("a", "--engine", "vllm", "--external", "0", "--evaluate-every", "0").start()
@@ -67,6 +68,7 @@ def test_rounds_with_vllm_through_its_death_and_the_nodes(make_node: MakeNode) -
     assert until(lambda: not in_memory(before))
 
 
+@pytest.mark.long
 def test_a_model_that_vllm_cannot_run_ends_the_node_at_the_first_answer(
     make_node: MakeNode, tmp_path: Path
 ) -> None:

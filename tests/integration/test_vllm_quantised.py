@@ -31,7 +31,7 @@ SAMPLING = Sampling(max_new_tokens=24)
 TIMEOUT_S = 600.0  # a busy machine is no failure
 KEEPS_KERNEL, KEEPS_ALL = "keeps-kernel", "keeps-all"  # files among weights: `StaleExtension`
 SMALL = 1e-3  # a step that is far below what quantised weights round
-pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
 class StaleExtension(ReloadExtension):

@@ -156,6 +156,7 @@ def test_only_what_changed_is_loaded(
     shared.run(body)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "said", "restarts"),
     [
@@ -208,6 +209,7 @@ def test_a_load_that_goes_wrong_is_taken_back(
     shared.run(body)
 
 
+@pytest.mark.long
 def test_a_server_that_dies_after_a_swap_leaves_each_token_its_version(
     shared: SharedVllm, models: list[Path]
 ) -> None:
