@@ -4,7 +4,7 @@ import pytest
 
 from tests.support import run, script
 
-for imported in ("experiment_sapo", "on_record"):
+for imported in ("on_record", "experiment_sapo"):
     script(imported)
 experiment = script("experiment_staleness")
 STEPS = 20

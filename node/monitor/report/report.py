@@ -27,6 +27,7 @@ from node.records.confidence import band_of
 from node.records.event_log import FILE_NAME, History, history, read_events
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import RoundDone, StepDone, VersionCame, VersionComing, WorkDone
+from node.records.usefulness import advice, usefulness
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 NODES_MAX: Final = 64
 PRODUCERS_SHOWN_MAX: Final = 24
 TROUBLES_SHOWN_MAX: Final = 20
+SHARING_ROUNDS: Final = 200  # the newest, of which is told what sharing brought
 _OTHERS: Final = "others"
 
 
@@ -67,6 +69,7 @@ class NodeSummary:
     groups_quantised: int = 0  # trained on, and sampled by engines with quantised weights
     steps: StepsSummary | None = None  # of a learner
     work: WorkSummary | None = None  # of a worker
+    sharing: str = ""  # what it brought, in a sentence
 
     @property
     def extent(self) -> str:
@@ -116,6 +119,7 @@ def _line(node: NodeSummary) -> str:
     return (
         f"{node.name}: held-out {percent(node.held_out_first)} to {percent(node.held_out_last)}"
         f" ({_points(node.rise_points)} points) in {node.extent}"
+        + (f"\n  {node.sharing}" if node.sharing else "")
     )
 
 
@@ -217,7 +221,15 @@ def summarise(name: str, life: History) -> NodeSummary:
         + sum(step.groups_quantised for step in steps),
         steps=done,
         work=made,
+        sharing=_sharing(life, rounds),
     )
+
+
+def _sharing(life: History, rounds: Sequence[RoundDone]) -> str:
+    found = usefulness(rounds[-SHARING_ROUNDS:])
+    if found is None or life.started is None:
+        return ""
+    return advice(found, life.started.external_groups)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -489,6 +501,7 @@ def _prose(summaries: Sequence[NodeSummary]) -> str:
         _rejected_sentence(summaries),
         *work_sentence([node.work for node in summaries if node.work]),
         *_quantised_sentence(summaries),
+        *(f"{node.name}: {node.sharing}" for node in summaries if node.sharing),
     ]
     return "\n".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 

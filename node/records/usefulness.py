@@ -1,0 +1,165 @@
+"""What sharing brings a node: as its rounds tell, and as pass rates and costs let expect. Pure.
+
+What a node learns from is groups that teach: those whose rewards differ. Sharing brings more of
+them for each token that the node generates itself. For each second it brings less the more of it
+training takes, which own groups and others' alike have to go through, but never fewer. A group of
+others is taken to teach as much as an own one, which is so where it is likely enough under the own
+policy; where it is not, this says too much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+from typing import Final
+
+from node.methods.filters.informative import informative_probability
+from node.records.records import RoundDone
+
+ROUNDS_MIN: Final = 10  # before anything is said
+WORTH_MIN: Final = 1.1  # times as many as alone: below, it is a draw
+WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it finds nearly always
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a group costs a node."""
+
+    generate_tokens: float  # of its completions
+    generate_s: float  # with scoring
+    train_s: float  # if it teaches; what does not is left out of the update
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What a node gets of a round, and what it gives for it."""
+
+    own: float  # own groups that teach
+    foreign: float  # others' groups that teach
+    tokens: float  # generated
+    generate_s: float
+    train_s: float
+
+    @property
+    def per_token(self) -> float:
+        """Groups that teach, for a token that the node generated itself."""
+        return (self.own + self.foreign) / self.tokens if self.tokens else 0.0
+
+    @property
+    def per_second(self) -> float:
+        """Groups that teach, for a second of generating and training."""
+        seconds = self.generate_s + self.train_s
+        return (self.own + self.foreign) / seconds if seconds else 0.0
+
+
+def expected_alone(passes: Sequence[float], group_size: int, groups: int, work: Work) -> Yield:
+    """Of a node that trains on its own groups alone.
+
+    Args:
+        passes: the policy's pass rate on each of a number of tasks, in [0, 1].
+        group_size: G, completions of a task.
+        groups: I, own ones in a round.
+
+    Raises:
+        ValueError: there is no task, a pass rate is no probability, or G is below 1.
+    """
+    own = groups * informative_share(passes, group_size)
+    return Yield(
+        own, 0.0, groups * work.generate_tokens, groups * work.generate_s, own * work.train_s
+    )
+
+
+def expected_together(
+    passes: Sequence[float],
+    others: Sequence[Sequence[float]],
+    group_size: int,
+    groups: int,
+    foreign: int,
+    work: Work,
+) -> Yield:
+    """Of a node that also takes up to `foreign` (J) groups of other nodes that work as it does, of
+    those that teach, each once. `others`: the pass rates of each of them.
+
+    Raises:
+        ValueError: see `expected_alone`.
+    """
+    alone = expected_alone(passes, group_size, groups, work)
+    offered = sum(groups * informative_share(each, group_size) for each in others)
+    taken = min(float(foreign), offered)
+    train_s = (alone.own + taken) * work.train_s
+    return Yield(alone.own, taken, alone.tokens, alone.generate_s, train_s)
+
+
+def informative_share(passes: Sequence[float], group_size: int) -> float:
+    """Of groups of G completions, one for each task, how many have rewards that differ.
+
+    Raises:
+        ValueError: see `expected_alone`.
+    """
+    if not passes:
+        raise ValueError("no task")
+    return fmean(informative_probability(each, group_size) for each in passes)
+
+
+@dataclass(frozen=True, slots=True)
+class Usefulness:
+    """What sharing brought a node: means of its rounds, and ratios to what it had been alone."""
+
+    rounds: int
+    found: Yield
+    taken: float  # groups of others trained on in a round, whether they teach or not
+    per_token: float  # times as many groups that teach for each token as alone; inf: alone none
+    per_second: float  # the same for each second
+
+
+def usefulness(rounds: Sequence[RoundDone]) -> Usefulness | None:
+    """Of a node's rounds; None: too few to say anything. Alone the node is taken to train as long
+    as its share of the groups that taught."""
+    if len(rounds) < ROUNDS_MIN:
+        return None
+    found = Yield(
+        own=fmean(each.own_taught for each in rounds),
+        foreign=fmean(max(0, each.informative_groups - each.own_taught) for each in rounds),
+        tokens=fmean(each.generated_tokens for each in rounds),
+        generate_s=fmean(each.generate_s + each.score_s for each in rounds),
+        train_s=fmean(each.train_s for each in rounds),
+    )
+    taught = found.own + found.foreign
+    share = found.own / taught if taught else 1.0
+    alone = Yield(found.own, 0.0, found.tokens, found.generate_s, share * found.train_s)
+    return Usefulness(
+        len(rounds),
+        found,
+        fmean(each.external_groups for each in rounds),
+        _ratio(found.per_token, alone.per_token),
+        _ratio(found.per_second, alone.per_second),
+    )
+
+
+def advice(useful: Usefulness, wanted: int) -> str:
+    """One sentence for the node's owner. `wanted`: J, the groups of others that a round takes at
+    most; 0: it takes none."""
+    if not wanted:
+        return "This node takes no groups of others; --external 4 would take up to four a round."
+    if not useful.found.own + useful.found.foreign:
+        return (
+            "No group taught anything, own or foreign: tasks of another difficulty would, or "
+            "another model."
+        )
+    if useful.per_token == inf:
+        return "All that this node learned from came of others; its own groups taught nothing."
+    brought = (
+        f"Sharing brought {useful.per_token:.1f} times the groups that teach for each token "
+        f"generated, and {useful.per_second:.1f} times for each second"
+    )
+    if useful.per_token < WORTH_MIN:
+        return f"{brought}: alone, this node would learn as fast."
+    if useful.taken < WANTED_SHARE * wanted:
+        return f"{brought}; others offer no more than it takes now."
+    return f"{brought}: a higher --external may bring more."
+
+
+def _ratio(one: float, other: float) -> float:
+    if other:
+        return one / other
+    return inf if one else 1.0

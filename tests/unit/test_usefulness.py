@@ -1,0 +1,104 @@
+"""What sharing brings a node: expected of pass rates, and found in its rounds."""
+
+from dataclasses import replace
+from math import inf
+from random import Random
+from statistics import fmean
+
+import pytest
+
+from node.records.usefulness import (
+    ROUNDS_MIN,
+    Work,
+    advice,
+    expected_alone,
+    expected_together,
+    informative_share,
+    usefulness,
+)
+from tests.unit.monitor_records import round_done
+
+WORK = Work(generate_tokens=100.0, generate_s=1.0, train_s=2.0)
+
+
+def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUNDS_MIN):
+    made = replace(
+        round_done(1), local_groups=4, own_informative=own, informative_groups=own + foreign,
+        external_groups=foreign, generated_tokens=400, generate_s=4.0, score_s=0.0,
+        train_s=train_s,
+    )  # fmt: skip
+    return [made] * count
+
+
+def test_a_worked_example():
+    # p = 1/2, G = 2: half of the groups have one right and one wrong completion.
+    alone = expected_alone([0.5], 2, 4, WORK)
+    assert (alone.own, alone.tokens, alone.generate_s, alone.train_s) == (2.0, 400.0, 4.0, 4.0)
+    assert alone.per_token == 2 / 400
+    assert alone.per_second == 2 / 8
+    together = expected_together([0.5], [[0.5], [0.0]], 2, 4, 8, WORK)
+    assert (together.own, together.foreign) == (2.0, 2.0)  # the second of the others has none
+    assert together.per_token == 2 * alone.per_token
+    assert together.per_second == 4 / 12
+
+
+def test_no_more_are_taken_than_are_wanted():
+    others = [[0.5]] * 7
+    assert expected_together([0.5], others, 2, 4, 3, WORK).foreign == 3.0
+
+
+def test_who_never_passes_learns_from_others_alone():
+    found = expected_together([0.0, 1.0], [[0.5]], 8, 4, 4, WORK)
+    assert found.own == 0.0
+    assert found.foreign == pytest.approx(4 * (1 - 2 * 0.5**8))
+
+
+def test_the_share_is_what_drawn_groups_have():
+    rng = Random(1)
+    passes = [rng.random() ** 3 for _ in range(50)]
+    drawn = [[rng.random() < p for _ in range(4)] for p in passes * 400]
+    assert informative_share(passes, 4) == pytest.approx(
+        fmean(0 < sum(group) < 4 for group in drawn), abs=0.01
+    )
+
+
+@pytest.mark.parametrize(("passes", "size"), [([], 8), ([1.1], 8), ([0.5], 0)])
+def test_what_is_no_pass_rate_is_refused(passes, size):
+    with pytest.raises(ValueError, match=r"task|probability|rollout|success"):
+        expected_alone(passes, size, 4, WORK)
+
+
+def test_rounds_tell_what_sharing_brought():
+    found = usefulness(rounds_with(own=1, foreign=3, train_s=4.0))
+    assert found is not None
+    assert found.per_token == 4.0
+    # Alone: one group for 4 s of generating and a quarter of 4 s of training.
+    assert found.per_second == pytest.approx((4 / 8) / (1 / 5))
+
+
+def test_few_rounds_say_nothing():
+    assert usefulness(rounds_with(1, 3, count=ROUNDS_MIN - 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "foreign", "train_s", "wanted", "said"),
+    [
+        (1, 3, 1.0, 3, "a higher --external"),
+        (1, 3, 1.0, 8, "others offer no more"),
+        (4, 0, 1.0, 4, "learn as fast"),
+        (0, 2, 1.0, 2, "All that this node learned"),
+        (0, 0, 1.0, 4, "No group taught anything"),
+        (1, 3, 1.0, 0, "takes no groups"),
+    ],
+)
+def test_the_advice_is_one_sentence(own, foreign, train_s, wanted, said):
+    found = usefulness(rounds_with(own, foreign, train_s))
+    assert found is not None
+    assert said in advice(found, wanted)
+
+
+def test_training_alone_never_makes_sharing_slower_than_being_alone():
+    found = usefulness(rounds_with(1, 7, train_s=1e6))
+    assert found is not None
+    assert found.per_second == pytest.approx(1.0, abs=1e-4)
+    assert found.per_token < inf
