@@ -82,6 +82,7 @@ def counted(text: str) -> int:
     return int(text.replace(",", ""))
 
 
+@pytest.mark.long
 def test_a_live_swarm_is_shown_as_it_says_of_itself(
     tmp_path: Path, make_node: MakeNode, open_page: Callable[..., Any], shoot: Callable[..., None]
 ) -> None:

@@ -138,12 +138,13 @@ def other_adapter(directory: Path) -> Path:
 
 FOR_VLLM = (pytest.mark.vllm, pytest.mark.integration)
 ADAPTED = (*FOR_VLLM, pytest.mark.long)
+IN_A_PROCESS = (pytest.mark.integration, pytest.mark.long)  # a child that loads torch, each time
 CASES = {
     "torch-adapter": Case(torch_lean, other_adapter),
     "scripted": Case(scripted, other_skill),
     "torch": Case(torch_lean, other_qwen),
     "torch-hugging-face": Case(torch_hugging_face, other_gpt2),
-    "torch-process": Case(torch_process, other_qwen, (pytest.mark.integration,)),
+    "torch-process": Case(torch_process, other_qwen, IN_A_PROCESS),
     "vllm": Case(VLLM.open, other_for_vllm, FOR_VLLM, VLLM.run),
     "vllm-adapter": Case(VLLM_ADAPTED.open, other_adapter_for_vllm, ADAPTED, VLLM_ADAPTED.run),
 }

@@ -73,6 +73,7 @@ def summarised(node: NodeProcess) -> NodeSummary:
     return summarise("", history(read_events(node.data_dir / FILE_NAME)))
 
 
+@pytest.mark.long
 def test_a_report_draws_what_two_workers_did_with_each_version(
     tmp_path: Path, make_fed: MakeFed
 ) -> None:

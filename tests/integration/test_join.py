@@ -202,6 +202,7 @@ def test_a_trainer_that_is_killed_comes_back_from_the_last_checkpoint(make_node:
 # --- one key, two nodes ------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_of_two_nodes_with_one_key_the_newcomer_stops(make_node: MakeNode, tmp_path: Path) -> None:
     key = tmp_path / "shared.pem"
     assert swarm_node("keygen", "--out", key).returncode == 0
@@ -268,6 +269,7 @@ def test_a_wrong_input_is_refused_in_one_line(
     refused(finished, *words)
 
 
+@pytest.mark.long
 def test_a_hub_that_does_not_answer_is_given_up(
     tmp_path: Path, prepared: tuple[Path, Path]
 ) -> None:

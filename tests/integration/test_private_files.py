@@ -12,6 +12,7 @@ pytestmark = pytest.mark.integration
 CONSOLE = "console.log"  # the test's own, which is there before the node is
 
 
+@pytest.mark.long
 def test_a_learner_and_its_worker_keep_all_to_themselves(make_fed: MakeFed) -> None:
     learner, worker = make_fed()
     learner.until(lambda: any((learner.data_dir / "checkpoints").glob("*/*")))
@@ -32,6 +33,7 @@ def test_a_node_closes_the_directory_of_an_older_one_and_says_so(make_node: Make
     assert "was open to other users" in node.said()
 
 
+@pytest.mark.long
 def test_a_cache_that_users_share_stays_one(
     make_node: MakeNode, tmp_path: Path, prepared: tuple[Path, Path]
 ) -> None:

@@ -113,6 +113,7 @@ def test_without_a_terminal_there_are_lines_and_nothing_else() -> None:
     assert done.stdout == "line 0\nline 1\nline 2\nthe end\n"
 
 
+@pytest.mark.long
 def test_the_warm_up_and_a_report_have_bars(tmp_path: Path) -> None:
     run_file, cache = tmp_path / "sums.toml", str(tmp_path / "cache")
     run_file.write_text(RUN_TEXT)
