@@ -32,7 +32,7 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Control, Correction, Generate, Loss, Replay
+from node.methods.choices import Advantage, Control, Correction, Draw, Generate, Loss, Replay
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -176,6 +176,9 @@ class NodeConfig(Frozen):
     """Which of the tasks ahead in its stream a node that learns by itself takes, by how often they
     were solved, here and by others: as in `vade, ahead=8`. None: each as it comes.
     `swarm-node methods` lists them."""
+    draw: Draw | None = None
+    """Which of others' groups a node that learns by itself draws: with `need` the more often, the
+    rarer it solves such tasks itself. None: all alike. `swarm-node methods` lists them."""
     replay: Replay | None = None
     """What own groups of a node that learns by itself take besides of others' completions: with
     `rescue` those that are all wrong take right ones of the same task. It needs tasks in common.
@@ -376,7 +379,7 @@ class NodeConfig(Frozen):
 
     @model_validator(mode="after")
     def _meets_others(self) -> Self:
-        methods = (self.control, self.generate, self.replay)
+        methods = (self.control, self.generate, self.draw, self.replay)
         if self.local_groups == 0 and any(each is not None for each in methods):
             which = next(each for each in methods if each is not None)
             raise Conflict("local_groups", f"makes no groups for {which}", "4")
@@ -385,8 +388,9 @@ class NodeConfig(Frozen):
                 f"replay {self.replay}: run {self.run.name} has tasks of several turns, of which "
                 "nothing is replayed"
             )
-        if self.replay is not None and self.external_groups == 0:
-            raise Conflict("external_groups", f"fetches nothing for {self.replay}", "4")
+        fetching = self.replay or self.draw
+        if fetching is not None and self.external_groups == 0:
+            raise Conflict("external_groups", f"fetches nothing for {fetching}", "4")
         if self.replay is not None and not self.run.common.share:
             raise ConfigError(
                 f"replay {self.replay}: nodes of run {self.run.name} never meet on one task: give "

@@ -39,19 +39,29 @@ from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.choices import advantages
+from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import SolvedTasks, Success, rescue
 from node.methods.generate.drafts import DraftBank
 from node.methods.groups import GroupView, view_of
-from node.methods.samplers import distinct, draw_foreign, kept_completions
+from node.methods.samplers import distinct, draw_foreign, draw_needed, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
 from node.records.samples import bounded
 from node.verification.assignment import is_common
 from node.verification.held_out import Assignment, HeldOutGuard
 from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
+from swarm.exchange.pool import Candidate
 from swarm.exchange.service import Exchange
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, RolloutGroup, Task, VerifiedGroup, informative, is_quantised
+from swarm.rollouts import (
+    Completion,
+    GroupId,
+    RolloutGroup,
+    Task,
+    VerifiedGroup,
+    informative,
+    is_quantised,
+)
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
@@ -371,9 +381,24 @@ class Sapo:
         rng = Random(self._seed("draw", number))
         wanted = self._config.external_groups
         each_max = ceil(self._config.foreign_share_max * wanted)
-        chosen = draw_foreign(await self._exchange.candidates(), wanted, rng, each_max)
+        candidates = await self._exchange.candidates()
+        if self._config.draw is None:
+            chosen = draw_foreign(candidates, wanted, rng, each_max)
+        else:
+            chosen = await self._needed(candidates, wanted, rng, each_max, self._config.draw)
         taken = distinct(await self._exchange.take(chosen, number))
         return await self._guard.trainable(taken)
+
+    async def _needed(
+        self, candidates: Sequence[Candidate], wanted: int, rng: Random, each_max: int, draw: ByNeed
+    ) -> list[GroupId]:
+        """By how often the node solves such tasks itself, of some that are drawn alike."""
+        times = draw.looked_at
+        looked = draw_foreign(candidates, times * wanted, rng, times * each_max)
+        tasks = {each.group_id: each.group.task for each in await self._exchange.look(looked)}
+        found = [each for each in candidates if each.group_id in tasks]
+        passes = [self._choice.own_pass_rate(tasks[each.group_id]) for each in found]
+        return draw_needed(found, passes, wanted, rng, draw, each_max)
 
     def _chosen(self, own: Sequence[OwnGroup]) -> Sequence[OwnGroup]:
         """The I own groups to train on; with `filter_own` those with an advantage come first."""

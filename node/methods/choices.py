@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.control import vade
+from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import Rescue
 from node.methods.generate import speculative
 from node.methods.groups import Advantages, GroupView
@@ -87,6 +88,9 @@ chosen_correction = partial(chosen, CORRECTIONS)
 chosen_control = partial(chosen, {"vade": vade.Vade})
 
 
+chosen_draw = partial(chosen, {"need": ByNeed})
+
+
 chosen_replay = partial(chosen, {"rescue": Rescue})
 
 
@@ -116,6 +120,9 @@ Advantage = Annotated[
 
 Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
 """Those that choose a node's tasks."""
+
+Draw = Annotated[ByNeed, BeforeValidator(chosen_draw)]
+"""Those by which a node draws others' groups."""
 
 Replay = Annotated[Rescue, BeforeValidator(chosen_replay)]
 """Those by which a node's own groups take completions of others."""

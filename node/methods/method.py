@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 Family = Literal[
-    "generate", "filter", "control", "replay", "reward", "advantage", "loss", "correction"
+    "generate", "filter", "control", "draw", "replay", "reward", "advantage", "loss", "correction"
 ]
 
 

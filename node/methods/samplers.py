@@ -3,9 +3,10 @@ a bound on what any one producer can make of a batch; and how much of it may be 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 
+from node.methods.filters.need import ByNeed, by_need
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
 from swarm.rollouts import GroupId, VerifiedGroup, informative
@@ -29,9 +30,29 @@ def draw_foreign(
     )
     if per_producer_max is None or len({c.producer for c in survivors}) < 2:
         return [c.group_id for c in rng.sample(survivors, min(count, len(survivors)))]
+    return _bounded(rng.sample(survivors, len(survivors)), count, per_producer_max)
+
+
+def draw_needed(
+    candidates: Sequence[Candidate],
+    passes: Sequence[float],
+    count: int,
+    rng: Random,
+    set_to: ByNeed,
+    per_producer_max: int,
+) -> list[GroupId]:
+    """As `draw_foreign`, of groups that have an advantage, by `by_need`. `passes` are of each."""
+    order = by_need(passes, rng, set_to)
+    if len({c.producer for c in candidates}) < 2:
+        per_producer_max = count
+    return _bounded([candidates[at] for at in order], count, per_producer_max)
+
+
+def _bounded(order: Iterable[Candidate], count: int, per_producer_max: int) -> list[GroupId]:
+    """The first of these, of each producer at most so many."""
     places: Counter[PeerId] = Counter()
     drawn: list[GroupId] = []
-    for candidate in rng.sample(survivors, len(survivors)):
+    for candidate in order:
         if len(drawn) < count and places[candidate.producer] < per_producer_max:
             places[candidate.producer] += 1
             drawn.append(candidate.group_id)

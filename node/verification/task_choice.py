@@ -59,6 +59,12 @@ class TaskChoice:
         comes again besides what they say of its environment."""
         return self._belief(task, self._pooled)
 
+    def own_pass_rate(self, task: Task) -> float:
+        """How often the node itself solves such a task, as far as it has tried: a half unless it
+        did. Whoever sends groups has no say in it."""
+        counts = self._belief(task, lambda bucket: self._own.of(str(bucket)))
+        return (counts.right + 1.0) / (counts.right + counts.wrong + 2.0)
+
     def _belief(self, task: Task, pooled: Callable[[int], SuccessCounts]) -> SuccessCounts:
         bucket, environment = bucket_of(self._run, task), environment_bucket(self._run, task)
         counts = pooled(bucket)

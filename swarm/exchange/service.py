@@ -264,6 +264,11 @@ class Exchange:
         before = {each: self._offers.newest_round(each) - rounds for each in producers}
         return [c for c in eligible if c.round > before.get(c.producer, inf)]
 
+    async def look(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:
+        """Groups that may yet be handed out or not; those that have left are left out."""
+        found: list[VerifiedGroup] = await self._run_sync(self._pool.groups, group_ids)
+        return found
+
     async def take(self, group_ids: Sequence[GroupId], round_: int) -> list[VerifiedGroup]:
         """Hand groups out for training. They are marked first, and durably: a crash between here
         and the checkpoint loses them, and no group is ever trained on twice."""

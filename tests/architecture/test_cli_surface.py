@@ -8,7 +8,7 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--advantage --allow --announce --checkpoint-every --control --correction "
-    "--data-dir --engine --engine-quantization --engine-update --evaluate-every --external "
+    "--data-dir --draw --engine --engine-quantization --engine-update --evaluate-every --external "
     "--generate --group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --replay --role "

@@ -80,7 +80,7 @@ def settings_of_rooms() -> list[type[MethodSettings]]:
 def test_every_setting_has_a_default_within_its_bounds() -> None:
     every = settings_of_rooms()
     kinds = [fields(each)[0].default for each in every]
-    assert len(kinds) == len(set(kinds)) == 27
+    assert len(kinds) == len(set(kinds)) == 28
     assert not set(kinds) & {method.name for method in METHODS if method.parameters not in every}
     for each in every:
         adapter = TypeAdapter(each)
