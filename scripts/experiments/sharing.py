@@ -63,7 +63,7 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
         "model": "smollm2" if is_real else "tiny",
         "group_size": PLAN["group_size"],
         "rounds": rounds,
-        "evaluate_every_rounds": PLAN["evaluate_every"],
+        "evaluate_every_rounds": rounds // PLAN["evaluations"],
         "validation_tasks": 0,
         "threads": 1,
         "seed": seed,
@@ -75,7 +75,7 @@ def models_of(condition: str, out: Path) -> list[str]:
     """The model directory of each node, made where it is not there yet."""
     from node.hosting.models import resolve_model
 
-    config = config_of(condition, next(iter(ARMS)), 1, PLAN["evaluate_every"])
+    config = config_of(condition, next(iter(ARMS)), 1, PLAN["rounds"])
     if config.model != "tiny":
         model = resolve_model(config, lambda line: print(line, file=sys.stderr))
         return [model for _ in CONDITIONS[condition]["nodes"]]
@@ -195,11 +195,12 @@ async def _swarm(config: Any, models: Sequence[str], seed: int) -> dict[str, Any
 
 def run_all(options: argparse.Namespace, condition: str) -> list[dict[str, Any]]:
     """Run what is not on record of a condition, `--parallel` at a time; all results."""
+    rounds = options.rounds or CONDITIONS[condition].get("rounds", PLAN["rounds"])
     policies = [files_of(Path(model)) for model in models_of(condition, options.out)]
     keys = {}
     for seed in range(1, options.seeds + 1):
         for arm in options.arms:
-            config = config_of(condition, arm, seed, options.rounds)
+            config = config_of(condition, arm, seed, rounds)
             settings = config.model_dump(mode="json")
             settings.pop("cache_dir", None)
             facts = {"settings": settings, "run": config.run.run_id, "policies": policies}
@@ -208,7 +209,7 @@ def run_all(options: argparse.Namespace, condition: str) -> list[dict[str, Any]]
 
     def start(cell: tuple[str, int]) -> "subprocess.Popen[bytes]":
         command = [sys.executable, __file__, "--conditions", condition, "--one", cell[0]]
-        command += ["--seed", str(cell[1]), "--rounds", str(options.rounds)]
+        command += ["--seed", str(cell[1]), "--rounds", str(rounds)]
         return subprocess.Popen([*command, "--out", str(options.out), "--key", keys[cell]])
 
     missing = [cell for cell in keys if not (options.out / f"{keys[cell]}.json").exists()]
@@ -366,7 +367,7 @@ def main() -> None:
         "--conditions", nargs="+", choices=CONDITIONS, default=of_plan["conditions"]
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=of_plan["arms"])
-    parser.add_argument("--rounds", type=int, default=PLAN["rounds"])
+    parser.add_argument("--rounds", type=int, default=0, help="default: as the plan says")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2, help="swarms at a time")
     parser.add_argument("--out", type=Path, default=Path("out/sharing"))
@@ -375,8 +376,8 @@ def main() -> None:
     parser.add_argument("--key", default="one", help="what its result is kept under")
     options = parser.parse_args()
     options.out = options.out.absolute()
-    if options.rounds < 1 or options.rounds % PLAN["evaluate_every"] or options.seeds < 1:
-        parser.error(f"--rounds must be a multiple of {PLAN['evaluate_every']}, --seeds at least 1")
+    if options.rounds < 0 or options.rounds % PLAN["evaluations"] or options.seeds < 1:
+        parser.error(f"--rounds must be a multiple of {PLAN['evaluations']}, --seeds at least 1")
     if options.one:
         make = partial(
             run_one, options.conditions[0], options.one, options.seed, options.rounds, options.out
