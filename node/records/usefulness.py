@@ -22,7 +22,7 @@ WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class GroupCost:
     """What a group costs a node."""
 
     generate_tokens: float  # of its completions
@@ -52,7 +52,7 @@ class Yield:
         return (self.own + self.foreign) / seconds if seconds else 0.0
 
 
-def expected_alone(passes: Sequence[float], group_size: int, groups: int, work: Work) -> Yield:
+def expected_alone(passes: Sequence[float], group_size: int, groups: int, cost: GroupCost) -> Yield:
     """Of a node that trains on its own groups alone.
 
     Args:
@@ -65,7 +65,7 @@ def expected_alone(passes: Sequence[float], group_size: int, groups: int, work: 
     """
     own = groups * informative_share(passes, group_size)
     return Yield(
-        own, 0.0, groups * work.generate_tokens, groups * work.generate_s, own * work.train_s
+        own, 0.0, groups * cost.generate_tokens, groups * cost.generate_s, own * cost.train_s
     )
 
 
@@ -75,7 +75,7 @@ def expected_together(
     group_size: int,
     groups: int,
     foreign: int,
-    work: Work,
+    cost: GroupCost,
 ) -> Yield:
     """Of a node that also takes up to `foreign` (J) groups of other nodes that work as it does, of
     those that teach, each once. `others`: the pass rates of each of them.
@@ -83,10 +83,10 @@ def expected_together(
     Raises:
         ValueError: see `expected_alone`.
     """
-    alone = expected_alone(passes, group_size, groups, work)
+    alone = expected_alone(passes, group_size, groups, cost)
     offered = sum(groups * informative_share(each, group_size) for each in others)
     taken = min(float(foreign), offered)
-    train_s = (alone.own + taken) * work.train_s
+    train_s = (alone.own + taken) * cost.train_s
     return Yield(alone.own, taken, alone.tokens, alone.generate_s, train_s)
 
 

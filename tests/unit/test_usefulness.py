@@ -9,7 +9,7 @@ import pytest
 
 from node.records.usefulness import (
     ROUNDS_MIN,
-    Work,
+    GroupCost,
     advice,
     expected_alone,
     expected_together,
@@ -18,7 +18,7 @@ from node.records.usefulness import (
 )
 from tests.unit.monitor_records import round_done
 
-WORK = Work(generate_tokens=100.0, generate_s=1.0, train_s=2.0)
+COST = GroupCost(generate_tokens=100.0, generate_s=1.0, train_s=2.0)
 
 
 def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUNDS_MIN):
@@ -32,11 +32,11 @@ def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUND
 
 def test_a_worked_example():
     # p = 1/2, G = 2: half of the groups have one right and one wrong completion.
-    alone = expected_alone([0.5], 2, 4, WORK)
+    alone = expected_alone([0.5], 2, 4, COST)
     assert (alone.own, alone.tokens, alone.generate_s, alone.train_s) == (2.0, 400.0, 4.0, 4.0)
     assert alone.per_token == 2 / 400
     assert alone.per_second == 2 / 8
-    together = expected_together([0.5], [[0.5], [0.0]], 2, 4, 8, WORK)
+    together = expected_together([0.5], [[0.5], [0.0]], 2, 4, 8, COST)
     assert (together.own, together.foreign) == (2.0, 2.0)  # the second of the others has none
     assert together.per_token == 2 * alone.per_token
     assert together.per_second == 4 / 12
@@ -44,11 +44,11 @@ def test_a_worked_example():
 
 def test_no_more_are_taken_than_are_wanted():
     others = [[0.5]] * 7
-    assert expected_together([0.5], others, 2, 4, 3, WORK).foreign == 3.0
+    assert expected_together([0.5], others, 2, 4, 3, COST).foreign == 3.0
 
 
 def test_who_never_passes_learns_from_others_alone():
-    found = expected_together([0.0, 1.0], [[0.5]], 8, 4, 4, WORK)
+    found = expected_together([0.0, 1.0], [[0.5]], 8, 4, 4, COST)
     assert found.own == 0.0
     assert found.foreign == pytest.approx(4 * (1 - 2 * 0.5**8))
 
@@ -65,7 +65,7 @@ def test_the_share_is_what_drawn_groups_have():
 @pytest.mark.parametrize(("passes", "size"), [([], 8), ([1.1], 8), ([0.5], 0)])
 def test_what_is_no_pass_rate_is_refused(passes, size):
     with pytest.raises(ValueError, match=r"task|probability|rollout|success"):
-        expected_alone(passes, size, 4, WORK)
+        expected_alone(passes, size, 4, COST)
 
 
 def test_rounds_tell_what_sharing_brought():
