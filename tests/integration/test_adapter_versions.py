@@ -249,6 +249,7 @@ def test_an_adapter_that_vllm_refuses_leaves_the_one_before(
 
 
 @ENGINES
+@pytest.mark.long
 def test_a_learner_ships_adapters_and_a_worker_feeds_it(
     engine: str, make_fed: MakeFed, prepared: tuple[Path, Path]
 ) -> None:

@@ -13,6 +13,7 @@ from tests.integration.nodes import COMMAND_TIMEOUT_S, ENVIRON, MakeNode, swarm_
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_a_running_nodes_policy_can_be_taken_out_and_talked_to(
     make_node: MakeNode, prepared: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -169,6 +169,7 @@ def live_and_die(make_node: MakeNode, names: str, deaths: list[str], rng: Random
     return lives
 
 
+@pytest.mark.long
 def test_any_process_may_be_killed(make_node: MakeNode) -> None:
     lives = live_and_die(make_node, "ab", ["node", "trainer", "verifier"], Random(5))
     assert sum(each.deaths.total() for each in lives) == 3

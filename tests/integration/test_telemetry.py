@@ -119,6 +119,7 @@ def agreeing(watcher: Watcher, peer: str, status: object) -> tuple[StatusSnapsho
     return before, status()
 
 
+@pytest.mark.long
 def test_a_learner_and_its_worker_are_watched(tmp_path: Path, make_fed: MakeFed) -> None:
     """The learner tells of its worker, and the worker of the version that it was sent."""
     with open_mosquitto(tmp_path / "broker") as mosquitto, ExitStack() as stack:

@@ -87,6 +87,7 @@ def trained(learner: NodeProcess) -> bool:
     return len(steps) >= 3 and any(step.mismatch_k3 is not None for step in steps)
 
 
+@pytest.mark.long
 def test_a_learner_trains_on_transcripts_that_its_worker_made(tmp_path: Path) -> None:
     key, run_file, cache = tmp_path / "key.pem", tmp_path / "run.toml", tmp_path / "cache"
     peer = swarm_node("keygen", "--out", key).stdout.strip()

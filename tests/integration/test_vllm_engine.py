@@ -177,6 +177,7 @@ def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
     run(body, timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_the_old_version_serves_on_after_every_failure(tmp_path: Path) -> None:
     good = model_directory(tmp_path / "good", 1)
     other = model_directory(tmp_path / "other", 2)
