@@ -102,7 +102,7 @@ def _add_join(commands: Any) -> None:
     join.add_argument(
         "--over-provision", metavar="X", help="begin X times I groups, take the first that are done"
     )
-    for family in ("control", "draw", "generate", "replay"):
+    for family in ("control", "draw", "external-rule", "generate", "replay"):
         join.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
     join.add_argument("--share", help="all (default) or none")
     join.add_argument("--role", help="with a learner: worker (default), or node to learn by itself")

@@ -32,7 +32,16 @@ from node.interfaces.trainer_spec import (
     Recomputing,
 )
 from node.methods.advantages.group import Grpo
-from node.methods.choices import Advantage, Control, Correction, Draw, Generate, Loss, Replay
+from node.methods.choices import (
+    Advantage,
+    Control,
+    Correction,
+    Draw,
+    ExternalRule,
+    Generate,
+    Loss,
+    Replay,
+)
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -179,6 +188,10 @@ class NodeConfig(Frozen):
     draw: Draw | None = None
     """Which of others' groups a node that learns by itself draws: with `need` the more often, the
     rarer it solves such tasks itself. None: all alike. `swarm-node methods` lists them."""
+    external_rule: ExternalRule | None = None
+    """How many of others' groups a node that learns by itself draws: with `adaptive_external` none,
+    some or all of J, by what each brought on the validation tasks. None: J. `swarm-node methods`
+    lists them."""
     replay: Replay | None = None
     """What own groups of a node that learns by itself take besides of others' completions: with
     `rescue` those that are all wrong take right ones of the same task. It needs tasks in common.
@@ -388,9 +401,13 @@ class NodeConfig(Frozen):
                 f"replay {self.replay}: run {self.run.name} has tasks of several turns, of which "
                 "nothing is replayed"
             )
-        fetching = self.replay or self.draw
+        fetching = self.replay or self.draw or self.external_rule
         if fetching is not None and self.external_groups == 0:
             raise Conflict("external_groups", f"fetches nothing for {fetching}", "4")
+        if self.external_rule is not None:
+            for name, usual in (("evaluate_every_rounds", "10"), ("validation_tasks", "64")):
+                if not getattr(self, name):
+                    raise Conflict(name, f"tells nothing to {self.external_rule}", usual)
         if self.replay is not None and not self.run.common.share:
             raise ConfigError(
                 f"replay {self.replay}: nodes of run {self.run.name} never meet on one task: give "

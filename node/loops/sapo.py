@@ -39,6 +39,7 @@ from node.loops.tally import Scored, sampled, scored_of, tally
 from node.loops.turns.play import Player, completions
 from node.loops.validation import Validated
 from node.methods.choices import advantages
+from node.methods.control.external import ExternalGains, evaluated, groups_of
 from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import SolvedTasks, Success, rescue
 from node.methods.generate.drafts import DraftBank
@@ -82,6 +83,7 @@ class Progress:
     held_out_first: float | None = None
     held_out_last: float | None = None
     validated: Validated = field(default_factory=Validated)
+    external: ExternalGains = field(default_factory=ExternalGains)
 
     def with_next_index(self, next_index: int) -> "Progress":
         """The same, at another data position."""
@@ -98,12 +100,18 @@ class Progress:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Progress":
-        """What `to_json` gave; older checkpoints say nothing of validation.
+        """What `to_json` gave; older checkpoints say nothing of validation, and of what foreign
+        groups brought.
 
         Raises:
-            TypeError, AttributeError: it is none.
+            TypeError, KeyError, AttributeError: it is none.
         """
-        return cls(**{**fields, "validated": Validated(**fields.get("validated", {}))})
+        external = fields.get("external")
+        known = {
+            "validated": Validated(**fields.get("validated", {})),
+            "external": ExternalGains() if external is None else ExternalGains.from_json(external),
+        }
+        return cls(**{**fields, **known})
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,10 +384,10 @@ class Sapo:
         )
 
     async def _draw(self, number: int) -> list[VerifiedGroup]:
-        if self._config.external_groups == 0:
+        wanted = self._external_wanted
+        if wanted == 0:
             return []
         rng = Random(self._seed("draw", number))
-        wanted = self._config.external_groups
         each_max = ceil(self._config.foreign_share_max * wanted)
         candidates = await self._exchange.candidates()
         if self._config.draw is None:
@@ -388,6 +396,12 @@ class Sapo:
             chosen = await self._needed(candidates, wanted, rng, each_max, self._config.draw)
         taken = distinct(await self._exchange.take(chosen, number))
         return await self._guard.trainable(taken)
+
+    @property
+    def _external_wanted(self) -> int:
+        """J of this round."""
+        wanted, rule = self._config.external_groups, self._config.external_rule
+        return wanted if rule is None else groups_of(self.progress.external, wanted, rule)
 
     async def _needed(
         self, candidates: Sequence[Candidate], wanted: int, rng: Random, each_max: int, draw: ByNeed
@@ -486,8 +500,21 @@ class Sapo:
             generated_tokens=self.progress.generated_tokens,
             validation=await self._guard.validation(),
         )
-        self.progress = self.progress.with_held_out(record.passed)
+        external = self._next_external(record)
+        self.progress = replace(self.progress.with_held_out(record.passed), external=external)
         return record
+
+    def _next_external(self, record: HeldOut) -> ExternalGains:
+        """What is known of how many foreign groups help, and what is tried next."""
+        before, rule = self.progress.validated, self._config.external_rule
+        known = self.progress.external
+        if rule is None or record.validation is None:
+            return known
+        # A policy that has gone back to the best one since began where that one was
+        since = before.best if before.went_back else before.last
+        gain = None if since is None else record.validation - since
+        rng = Random(self._seed("external", record.round))
+        return evaluated(known, gain, rng, rule)
 
     # Long: one record, field by field.
     def _record(
@@ -550,6 +577,7 @@ class Sapo:
             own_informative=sum(informative(group.rewards) for group in chosen),
             answers=tally(self._config.run, [group.scored for group in own]),
             weighed_tokens=report.weighed_tokens,
+            external_wanted=self._external_wanted,
             groups_quantised=sum(verified.group.is_quantised for verified in foreign)
             + len(chosen) * is_quantised(self._engine.maker.precision),
             **self._mismatch(report),

@@ -40,6 +40,7 @@ class Validated:
     gainless: int = 0  # evaluations since the last gain, or since the rate was last halved
     rate_share: float = 1.0  # of the learning rate: it is never raised again
     returns: int = 0  # to the best, since the node's first start
+    went_back: bool = False  # after the last evaluation: the policy is the best again
 
     def with_best_of(self, kept: "Validated | None") -> "Validated":
         """The same, where the best policy that is kept is another than this knows of: it was kept
@@ -64,14 +65,15 @@ def decide(
     decays: bool = True,
 ) -> tuple[Act, Validated]:
     """What an evaluation after a round leads to: `passed`, in [0, 1], on `tasks` > 0 tasks."""
-    now = replace(before, last=passed)
+    now = replace(before, last=passed, went_back=False)
     if now.best is None or passed > now.best:
         best = replace(now, best=passed, best_tasks=tasks, best_round=round_, falls=0, gainless=0)
         return "keep", best
     fell = now.best - passed > fall_bound(now.best, now.best_tasks, passed, tasks)
     now = replace(now, falls=now.falls + 1 if fell else 0, gainless=now.gainless + 1)
     if returns and now.falls >= FALLS:
-        return "return", replace(_slower(now), falls=0, returns=now.returns + 1)
+        back = replace(_slower(now), falls=0, returns=now.returns + 1, went_back=True)
+        return "return", back
     if decays and now.gainless >= PATIENCE and now.rate_share > RATE_SHARE_MIN:
         return "slow", _slower(now)
     return "none", now

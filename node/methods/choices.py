@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, cast
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from node.methods.advantages import contexts, group, robust, unlikely
-from node.methods.control import vade
+from node.methods.control import external, vade
 from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import Rescue
 from node.methods.generate import speculative
@@ -91,6 +91,9 @@ chosen_control = partial(chosen, {"vade": vade.Vade})
 chosen_draw = partial(chosen, {"need": ByNeed})
 
 
+chosen_external = partial(chosen, {"adaptive_external": external.AdaptiveExternal})
+
+
 chosen_replay = partial(chosen, {"rescue": Rescue})
 
 
@@ -123,6 +126,9 @@ Control = Annotated[vade.Vade, BeforeValidator(chosen_control)]
 
 Draw = Annotated[ByNeed, BeforeValidator(chosen_draw)]
 """Those by which a node draws others' groups."""
+
+ExternalRule = Annotated[external.AdaptiveExternal, BeforeValidator(chosen_external)]
+"""Those by which a node decides how many of others' groups it draws."""
 
 Replay = Annotated[Rescue, BeforeValidator(chosen_replay)]
 """Those by which a node's own groups take completions of others."""

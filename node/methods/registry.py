@@ -114,9 +114,9 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     ),
     _alone(admission.Admission, admission.admission, "control", "2505.24298"),
     _alone(admission.Reclamation, admission.reclamation, "control", "ROLL"),
-    _alone(
-        external.AdaptiveExternal, external.adaptive_external, "control",
-        "ours, of J in 2509.08721",
+    KnownMethod(
+        external.AdaptiveExternal, external.adaptive_external, "draw",
+        "ours, of J in 2509.08721", used_by=("node",),
     ),
     _alone(informative.ZeroAdvantage, informative.zero_advantage, "filter", "2503.14476"),
     _alone(informative.DynamicSampling, informative.dynamic_sampling, "filter", "2503.14476"),

@@ -82,6 +82,7 @@ class RoundDone(RoundFigures):
     answers: AnswerCounts | None = None  # of all own completions of the round
     rescued_groups: int = 0  # own ones, all wrong, that took others' right completions
     drafted_tokens: int = 0  # of earlier completions that this round's began with
+    external_wanted: int | None = None  # what J was in this round; None: an older log
     kept_tokens: int = 0  # of these, what the policy still says: not among `generated_tokens`
 
     @property

@@ -133,8 +133,7 @@ class Rounds:
                 f"{found.overruns} foreign groups used up their CPU time in the verifier, "
                 f"{found.cpu_s['overrun']:.0f} s in all, and {found.turned_away} found no turn"
             )
-        wanted = self._config.external_groups
-        if wanted and record.external_groups == 0 and record.peers > 0:
+        if record.external_wanted and record.external_groups == 0 and record.peers > 0:
             notes["sharing"] = (
                 f"no usable foreign group in round {record.round} although {record.peers} peers "
                 "are connected: they may be starting, or all their groups pass or fail alike"
@@ -173,7 +172,7 @@ class Rounds:
             local_groups_made=last.local_groups,
             answers=last.answers,
             external_groups=last.external_groups,
-            external_groups_wanted=wanted,
+            external_groups_wanted=wanted if last.external_wanted is None else last.external_wanted,
             own_reward=last.own_reward,
             groups_quantised=last.groups_quantised,
         )

@@ -53,6 +53,11 @@ COUNTED: Final = (
 # --- where nodes begin ----------------------------------------------------------------------
 
 
+def threads_of(condition: str) -> int:
+    """Of a swarm's process: a real model takes the memory of a machine, and so all of its cores."""
+    return 2 if "smollm2" in CONDITIONS[condition]["nodes"] else 1
+
+
 def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
     """The settings of each node of a swarm."""
     from node.config import load_config
@@ -65,7 +70,7 @@ def config_of(condition: str, arm: str, seed: int, rounds: int) -> Any:
         "rounds": rounds,
         "evaluate_every_rounds": rounds // PLAN["evaluations"],
         "validation_tasks": 0,
-        "threads": 1,
+        "threads": threads_of(condition),
         "seed": seed,
     }
     return load_config(settings, os.environ, HERE / CONDITIONS[condition]["run"])
@@ -125,7 +130,7 @@ def run_one(condition: str, arm: str, seed: int, rounds: int, out: Path) -> dict
 
     from swarm.simulation.determinism import deterministic_run
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads_of(condition))
     config = config_of(condition, arm, seed, rounds)
     models = models_of(condition, out)
     began_s = time.monotonic()

@@ -9,7 +9,7 @@ from node.cli import _parser
 SURFACE = {
     "join": "--advantage --allow --announce --checkpoint-every --control --correction "
     "--data-dir --draw --engine --engine-quantization --engine-update --evaluate-every --external "
-    "--generate --group-size --invite "
+    "--external-rule --generate --group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --replay --role "
     "--rounds --run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval "

@@ -548,7 +548,7 @@ def test_a_step_takes_the_oldest_and_a_share_of_the_very_oldest() -> None:
 
 @pytest.mark.parametrize("rule", ["ucb", "thompson"])
 def test_the_best_number_of_foreign_groups_is_found(rule: Any) -> None:
-    set_to = AdaptiveExternal(groups_max=4, rule=rule, decay=1.0)
+    set_to = AdaptiveExternal(levels=4, rule=rule, decay=1.0)
     state, rng = external.no_gains(set_to), Random(11)
     tried: list[int] = []
     for _ in range(600):
@@ -562,7 +562,7 @@ def test_the_best_number_of_foreign_groups_is_found(rule: Any) -> None:
 
 
 def test_gains_are_cut_and_forgotten() -> None:
-    set_to = AdaptiveExternal(groups_max=1, gain_max=0.1, decay=0.5, exploration=0.0)
+    set_to = AdaptiveExternal(levels=1, gain_max=0.1, decay=0.5, exploration=0.0)
     first = external.gained(external.no_gains(set_to), 0, 7.0, set_to)
     then = external.gained(first, 1, -7.0, set_to)
     assert then == ExternalGains((0.5, 1.0), (0.05, -0.1))
@@ -573,17 +573,17 @@ def test_gains_are_cut_and_forgotten() -> None:
     equal = ExternalGains((2.0, 2.0), (0.1, 0.1))
     assert external.adaptive_external(equal, Random(0), set_to) == 0
     # ucb by hand: means 0.1 and 0.05, and 0.1 * sqrt(2 ln 5 / n) of 4 and of 1 trial
-    ucb = AdaptiveExternal(groups_max=1, exploration=1.0)
+    ucb = AdaptiveExternal(levels=1, exploration=1.0)
     assert external.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.05)), Random(0), ucb) == 1
     assert external.adaptive_external(ExternalGains((4.0, 1.0), (0.4, 0.0)), Random(0), ucb) == 0
 
 
 def test_gains_that_are_none_are_named() -> None:
-    set_to = AdaptiveExternal(groups_max=1)
+    set_to = AdaptiveExternal(levels=1)
     state = external.no_gains(set_to)
     with pytest.raises(ValueError, match="gain: not all are finite"):
         external.gained(state, 0, math.nan, set_to)
-    with pytest.raises(ValueError, match="2 foreign groups: not within 0 and 1"):
+    with pytest.raises(ValueError, match="arm 2: not within 0 and 1"):
         external.gained(state, 2, 0.0, set_to)
     with pytest.raises(ValueError, match="0 arms where there are 2"):
         external.adaptive_external(ExternalGains(), Random(0), set_to)

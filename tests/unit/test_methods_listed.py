@@ -38,7 +38,7 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["control"] == {"vade"}
     assert listed["generate"] == {"speculative"}
     assert listed["replay"] == {"rescue"}
-    assert listed["draw"] == {"need"}
+    assert listed["draw"] == {"need", "adaptive_external"}
     for family in ("reward", "filter"):
         assert listed[family] == set()
     for union, known in (

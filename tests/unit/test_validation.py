@@ -74,8 +74,9 @@ def test_a_return_halves_the_rate() -> None:
     acts, now = course([0.60, 0.30, 0.28])
     assert acts == "K-R"
     assert now == Validated(
-        last=0.28, best=0.60, best_tasks=TASKS, best_round=0, rate_share=0.5, returns=1
-    )
+        last=0.28, best=0.60, best_tasks=TASKS, best_round=0, rate_share=0.5, returns=1,
+        went_back=True,
+    )  # fmt: skip
 
 
 def test_each_of_both_can_be_off() -> None:

@@ -1,0 +1,146 @@
+"""How many of others' groups a node draws where that follows from what they brought."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from statistics import fmean
+
+import pytest
+import trio
+
+from node.config import NodeConfig, load_config
+from node.engines.scripted import ScriptedPolicy
+from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.loops.sapo import Progress
+from node.loops.validation import Validated, decide
+from node.methods.control.external import (
+    AdaptiveExternal,
+    ExternalGains,
+    evaluated,
+    groups_of,
+    no_gains,
+)
+from node.records.records import RoundDone
+from node.simulation.nodes import build
+from node.simulation.nodes import run as run_simulated
+from swarm.errors import ConfigError
+from swarm.simulation.determinism import deterministic_run
+from swarm.simulation.links import LinkProfile
+from swarm.simulation.world import open_world
+from tests.unit.tasks_support import make_run
+
+THREE = AdaptiveExternal(levels=2)
+TWO = AdaptiveExternal(levels=1)
+RUN = make_run({"name": "scripted_sum", "parameters": {"max": 5_000}})
+
+
+def test_an_arm_is_a_share_of_what_is_wanted() -> None:
+    assert groups_of(no_gains(THREE), 5, THREE) == 5  # before the first evaluation
+    tried = [groups_of(ExternalGains((0,) * 3, (0,) * 3, arm), 5, THREE) for arm in range(3)]
+    assert tried == [0, 3, 5]
+
+
+def test_the_arm_that_was_tried_gets_what_it_brought() -> None:
+    rng = Random(1)
+    begun = evaluated(ExternalGains(), None, rng, THREE)
+    assert begun.arm is not None
+    assert sum(begun.trials) == 0
+    then = evaluated(begun, 0.04, rng, THREE)
+    assert (then.trials[begun.arm], then.sums[begun.arm]) == (1.0, 0.04)
+    assert sum(then.trials) == 1.0
+    assert then.arm != begun.arm  # the others were never tried
+    # set to other levels in the meantime: what was known is of other arms
+    other = evaluated(then, 0.04, rng, AdaptiveExternal(levels=4))
+    assert other.trials == (0.0,) * 5
+
+
+def test_a_checkpoint_keeps_it_and_an_older_one_has_none() -> None:
+    progress = Progress(external=ExternalGains((1.0, 0.0, 0.5), (0.1, 0.0, 0.0), 2))
+    saved = json.loads(json.dumps(progress.to_json()))
+    assert Progress.from_json(saved) == progress
+    del saved["external"]
+    assert Progress.from_json(saved) == replace(progress, external=ExternalGains())
+    with pytest.raises((TypeError, KeyError)):
+        Progress.from_json({**saved, "external": {}})
+
+
+def test_who_went_back_begins_where_the_best_was() -> None:
+    best = Validated(best=0.8, best_tasks=64, best_round=10, last=0.3, falls=1)
+    act, validated = decide(best, 0.3, 64, 30)
+    assert (act, validated.went_back) == ("return", True)
+    act, validated = decide(validated, 0.7, 64, 40)
+    assert (act, validated.went_back) == ("none", False)
+
+
+# --- on nodes --------------------------------------------------------------------------------
+
+
+class Taught(ScriptedPolicy):
+    """Gets better by so much with each update with groups of others, and worse without."""
+
+    def __init__(self, by_others: float) -> None:
+        super().__init__(generate_s=0.1)
+        self.skill, self.by_others = 0.5, by_others
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        has_foreign = any(not each.own_tokens for each in groups)
+        changed = self.skill + (self.by_others if has_foreign else -self.by_others)
+        self.skill = min(0.9, max(0.1, changed))
+        return await super().train(groups)
+
+
+def wanted_in_the_end(by_others: float, rule: AdaptiveExternal | None) -> float:
+    """J of the first of two nodes, mean over the later half of its rounds."""
+    config = NodeConfig(
+        run=RUN, local_groups=4, external_groups=4, group_size=4, rounds=50, external_rule=rule,
+        evaluate_every_rounds=1, validation_tasks=200, returns_to_best=False, plateau_decay=False,
+    )  # fmt: skip
+    found: list[RoundDone] = []
+
+    async def body() -> None:
+        link = LinkProfile(latency_s=0.02)
+        async with open_world(1, 2, link) as world, trio.open_nursery() as nursery:
+            over = trio.Event()
+
+            async def keep(record: object) -> None:
+                if isinstance(record, RoundDone):
+                    found.append(record)
+                    if record.round == config.rounds:
+                        over.set()
+
+            async def nothing(record: object) -> None:
+                pass
+
+            first = build(world, 0, config)
+            free = config.model_copy(update={"rounds": None, "external_rule": None})
+            second = build(world, 1, free, first.transport.addresses())
+            taught, other = Taught(by_others), ScriptedPolicy(generate_s=0.1)
+            nursery.start_soon(run_simulated, second, other, other, nothing)
+            nursery.start_soon(run_simulated, first, taught, taught, keep)
+            await over.wait()
+            nursery.cancel_scope.cancel()
+
+    deterministic_run(body, seed=1)
+    later = found[len(found) // 2 :]
+    assert all(each.external_groups <= (each.external_wanted or 0) for each in later)
+    assert len({each.external_wanted for each in found}) == (1 if rule is None else 2)
+    return fmean(each.external_wanted or 0 for each in later)
+
+
+def test_a_node_draws_what_helps_and_leaves_what_harms() -> None:
+    assert wanted_in_the_end(0.04, None) == 4.0
+    helped, harmed = wanted_in_the_end(0.04, TWO), wanted_in_the_end(-0.04, TWO)
+    assert harmed < 1.7 < 2.3 < helped
+
+
+def test_what_nothing_would_tell_is_refused(tmp_path) -> None:
+    run = tmp_path / "run.toml"
+    run.write_text('name = "r"\n[[environments]]\nname = "scripted_sum"\n')
+    given = {"external_rule": "adaptive_external, levels=4"}
+    assert load_config(given, {}, run).external_rule == AdaptiveExternal(levels=4)
+    for field in ("validation_tasks", "evaluate_every_rounds"):
+        with pytest.raises(ConfigError, match="tells nothing to adaptive_external"):
+            load_config({**given, field: "0"}, {}, run)
+    with pytest.raises(ConfigError, match="fetches nothing for adaptive_external"):
+        load_config({**given, "external_groups": "0"}, {}, run)
