@@ -75,7 +75,8 @@ def fetch(extra: str) -> Path | None:
 @contextmanager
 def _one_at_a_time(extra: str) -> Iterator[None]:
     """Processes of one test run want it at the same moment, and making begins with removing."""
-    lock = _cached(extra).with_suffix(".lock")
+    cached = _cached(extra)
+    lock = cached.with_name(f"{cached.name}.lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -41,7 +41,13 @@ def draw_needed(
     set_to: ByNeed,
     per_producer_max: int,
 ) -> list[GroupId]:
-    """As `draw_foreign`, of groups that have an advantage, by `by_need`. `passes` are of each."""
+    """As `draw_foreign`, of groups that have an advantage, by `by_need`.
+
+    Raises:
+        ValueError: `passes` is not one probability for each candidate.
+    """
+    if len(passes) != len(candidates):
+        raise ValueError(f"{len(passes)} pass rates of {len(candidates)} groups")
     order = by_need(passes, rng, set_to)
     if len({c.producer for c in candidates}) < 2:
         per_producer_max = count

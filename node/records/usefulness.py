@@ -18,6 +18,7 @@ from node.records.records import RoundDone
 
 ROUNDS_MIN: Final = 10  # before anything is said
 WORTH_MIN: Final = 1.1  # times as many as alone: below, it is a draw
+TIMES_MAX: Final = 20  # above that, own groups taught too little to say how many times
 WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it finds nearly always
 
 
@@ -108,18 +109,25 @@ class Usefulness:
     rounds: int
     found: Yield
     taken: float  # groups of others trained on in a round, whether they teach or not
+    wanted: float  # J
     per_token: float  # times as many groups that teach for each token as alone; inf: alone none
     per_second: float  # the same for each second
 
 
-def usefulness(rounds: Sequence[RoundDone]) -> Usefulness | None:
-    """Of a node's rounds; None: too few to say anything. Alone the node is taken to train as long
-    as its share of the groups that taught."""
+def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
+    """Of a node's rounds, but those of older logs that do not say which own groups taught; None:
+    too few to say anything. Alone the node is taken to train as long as its share of the groups
+    that taught. An own group that is all wrong and took others' right completions is theirs.
+    `wanted`: J of rounds whose records do not say it."""
+    rounds = [each for each in rounds if each.own_informative is not None]
     if len(rounds) < ROUNDS_MIN:
         return None
     found = Yield(
         own=fmean(each.own_taught for each in rounds),
-        foreign=fmean(max(0, each.informative_groups - each.own_taught) for each in rounds),
+        foreign=fmean(
+            max(0, each.informative_groups - each.own_taught) + each.rescued_groups
+            for each in rounds
+        ),
         tokens=fmean(each.generated_tokens for each in rounds),
         generate_s=fmean(each.generate_s + each.score_s for each in rounds),
         train_s=fmean(each.train_s for each in rounds),
@@ -131,32 +139,39 @@ def usefulness(rounds: Sequence[RoundDone]) -> Usefulness | None:
         len(rounds),
         found,
         fmean(each.external_groups for each in rounds),
+        fmean(wanted if e.external_wanted is None else e.external_wanted for e in rounds),
         _ratio(found.per_token, alone.per_token),
         _ratio(found.per_second, alone.per_second),
     )
 
 
-def advice(useful: Usefulness, wanted: int) -> str:
-    """One sentence for the node's owner. `wanted`: J, the groups of others that a round takes at
-    most; 0: it takes none."""
-    if not wanted:
+def advice(useful: Usefulness) -> str:
+    """One sentence for the node's owner."""
+    if not useful.wanted:
         return "This node takes no groups of others; --external 4 would take up to four a round."
     if not useful.found.own + useful.found.foreign:
         return (
             "No group taught anything, own or foreign: tasks of another difficulty would, or "
             "another model."
         )
-    if useful.per_token == inf:
+    if not useful.found.own:
         return "All that this node learned from came of others; its own groups taught nothing."
     brought = (
-        f"Sharing brought {useful.per_token:.1f} times the groups that teach for each token "
-        f"generated, and {useful.per_second:.1f} times for each second"
+        f"Sharing brought {_times(useful.per_token)} times the groups that teach for each token "
+        f"generated, and {_times(useful.per_second)} times for each second"
     )
     if useful.per_token < WORTH_MIN:
-        return f"{brought}: alone, this node would learn as fast."
-    if useful.taken < WANTED_SHARE * wanted:
-        return f"{brought}; others offer no more than it takes now."
+        return f"{brought}: alone, this node would have found as many."
+    if useful.taken < WANTED_SHARE * useful.wanted:
+        return (
+            f"{brought}; it found {useful.taken:.1f} of {useful.wanted:.1f} that it wanted a "
+            "round, so a higher --external would bring nothing."
+        )
     return f"{brought}: a higher --external may bring more."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}" if ratio < TIMES_MAX else f"more than {TIMES_MAX}"
 
 
 def _ratio(one: float, other: float) -> float:

@@ -18,10 +18,14 @@ Cell = TypeVar("Cell")
 
 
 def code_of(*paths: str) -> str:
-    """A hash of the code under these paths as it is now, what is not committed included."""
+    """A hash of the code under these paths as it is now, with what is not committed and with files
+    that git does not follow yet."""
     git = ["git", "-C", str(ROOT)]
     parts = [subprocess.check_output([*git, "rev-parse", f"HEAD:{path}"]) for path in paths]
     parts.append(subprocess.check_output([*git, "diff", "HEAD", "--", *paths]))
+    others = [*git, "ls-files", "-z", "--others", "--exclude-standard", "--", *paths]
+    for name in sorted(filter(None, subprocess.check_output(others).decode().split("\0"))):
+        parts += [name.encode(), (ROOT / name).read_bytes()]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 

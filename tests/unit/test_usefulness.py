@@ -69,7 +69,7 @@ def test_what_is_no_pass_rate_is_refused(passes, size):
 
 
 def test_rounds_tell_what_sharing_brought():
-    found = usefulness(rounds_with(own=1, foreign=3, train_s=4.0))
+    found = usefulness(rounds_with(own=1, foreign=3, train_s=4.0), 4)
     assert found is not None
     assert found.per_token == 4.0
     # Alone: one group for 4 s of generating and a quarter of 4 s of training.
@@ -77,28 +77,57 @@ def test_rounds_tell_what_sharing_brought():
 
 
 def test_few_rounds_say_nothing():
-    assert usefulness(rounds_with(1, 3, count=ROUNDS_MIN - 1)) is None
+    assert usefulness(rounds_with(1, 3, count=ROUNDS_MIN - 1), 4) is None
 
 
 @pytest.mark.parametrize(
     ("own", "foreign", "train_s", "wanted", "said"),
     [
         (1, 3, 1.0, 3, "a higher --external"),
-        (1, 3, 1.0, 8, "others offer no more"),
-        (4, 0, 1.0, 4, "learn as fast"),
+        (1, 3, 1.0, 8, "found 3.0 of 8.0 that it wanted"),
+        (4, 0, 1.0, 4, "found as many"),
         (0, 2, 1.0, 2, "All that this node learned"),
         (0, 0, 1.0, 4, "No group taught anything"),
         (1, 3, 1.0, 0, "takes no groups"),
     ],
 )
 def test_the_advice_is_one_sentence(own, foreign, train_s, wanted, said):
-    found = usefulness(rounds_with(own, foreign, train_s))
+    found = usefulness(rounds_with(own, foreign, train_s), wanted)
     assert found is not None
-    assert said in advice(found, wanted)
+    assert said in advice(found)
+    assert "inf" not in advice(found)
+
+
+def test_a_node_that_generates_nothing_learns_from_others():
+    made = [replace(each, local_groups=0, generated_tokens=0) for each in rounds_with(0, 4)]
+    found = usefulness(made, 4)
+    assert found is not None
+    assert advice(found).startswith("All that this node learned")
+
+
+def test_hardly_any_own_groups_are_no_factor_of_hundreds():
+    found = usefulness([*rounds_with(0, 4, count=199), *rounds_with(1, 3, count=1)], 4)
+    assert found is not None
+    assert "more than 20 times" in advice(found)
+
+
+def test_what_rescued_a_group_came_of_others():
+    made = [replace(each, rescued_groups=3) for each in rounds_with(1, 0)]
+    found = usefulness(made, 4)
+    assert found is not None
+    assert (found.found.foreign, found.per_token) == (3.0, 4.0)
+
+
+def test_a_round_says_what_it_wanted_and_an_old_log_does_not_say_what_taught():
+    made = [replace(each, external_wanted=4) for each in rounds_with(1, 4)]
+    found = usefulness([*made, *(replace(each, external_wanted=2) for each in made)], 8)
+    assert found is not None
+    assert found.wanted == 3.0
+    assert usefulness([replace(each, own_informative=None) for each in made], 4) is None
 
 
 def test_training_alone_never_makes_sharing_slower_than_being_alone():
-    found = usefulness(rounds_with(1, 7, train_s=1e6))
+    found = usefulness(rounds_with(1, 7, train_s=1e6), 8)
     assert found is not None
     assert found.per_second == pytest.approx(1.0, abs=1e-4)
     assert found.per_token < inf

@@ -226,10 +226,10 @@ def summarise(name: str, life: History) -> NodeSummary:
 
 
 def _sharing(life: History, rounds: Sequence[RoundDone]) -> str:
-    found = usefulness(rounds[-SHARING_ROUNDS:])
-    if found is None or life.started is None:
+    if life.started is None:
         return ""
-    return advice(found, life.started.external_groups)
+    found = usefulness(rounds[-SHARING_ROUNDS:], life.started.external_groups)
+    return "" if found is None else advice(found)
 
 
 def _mean(values: Sequence[float]) -> float | None:
