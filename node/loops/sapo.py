@@ -409,13 +409,8 @@ class Sapo:
         """By how often the node solves such tasks itself, of some that are drawn alike."""
         times = draw.looked_at
         looked = draw_foreign(candidates, times * wanted, rng, times * each_max)
-        tasks: dict[GroupId, Task] = {}
-        seen = set[tuple[PeerId, Task]]()
-        for each in await self._exchange.look(looked):
-            its = (each.group.producer, each.group.task)
-            if its not in seen:  # of several, all but one would be dropped once they are drawn
-                seen.add(its)
-                tasks[each.group_id] = each.group.task
+        said = distinct(await self._exchange.look(looked))  # the rest would go once it is drawn
+        tasks = {each.group_id: each.group.task for each in said}
         found = [each for each in candidates if each.group_id in tasks]
         passes = [self._choice.own_pass_rate(tasks[each.group_id]) for each in found]
         return draw_needed(found, passes, wanted, rng, draw, each_max)

@@ -7,7 +7,6 @@ from random import Random
 from statistics import fmean
 
 import pytest
-import trio
 
 from node.config import NodeConfig, load_config
 from node.engines.scripted import ScriptedPolicy
@@ -21,13 +20,8 @@ from node.methods.control.external import (
     groups_of,
     no_gains,
 )
-from node.records.records import RoundDone
-from node.simulation.nodes import build
-from node.simulation.nodes import run as run_simulated
 from swarm.errors import ConfigError
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from tests.unit.simulated_pair import rounds_beside
 from tests.unit.tasks_support import make_run
 
 THREE = AdaptiveExternal(levels=2)
@@ -96,32 +90,8 @@ def wanted_in_the_end(by_others: float, rule: AdaptiveExternal | None) -> float:
         run=RUN, local_groups=4, external_groups=4, group_size=4, rounds=50, external_rule=rule,
         evaluate_every_rounds=1, validation_tasks=200, returns_to_best=False, plateau_decay=False,
     )  # fmt: skip
-    found: list[RoundDone] = []
-
-    async def body() -> None:
-        link = LinkProfile(latency_s=0.02)
-        async with open_world(1, 2, link) as world, trio.open_nursery() as nursery:
-            over = trio.Event()
-
-            async def keep(record: object) -> None:
-                if isinstance(record, RoundDone):
-                    found.append(record)
-                    if record.round == config.rounds:
-                        over.set()
-
-            async def nothing(record: object) -> None:
-                pass
-
-            first = build(world, 0, config)
-            free = config.model_copy(update={"rounds": None, "external_rule": None})
-            second = build(world, 1, free, first.transport.addresses())
-            taught, other = Taught(by_others), ScriptedPolicy(generate_s=0.1)
-            nursery.start_soon(run_simulated, second, other, other, nothing)
-            nursery.start_soon(run_simulated, first, taught, taught, keep)
-            await over.wait()
-            nursery.cancel_scope.cancel()
-
-    deterministic_run(body, seed=1)
+    other = config.model_copy(update={"external_rule": None})
+    found = rounds_beside(config, Taught(by_others), other, ScriptedPolicy(generate_s=0.1))
     later = found[len(found) // 2 :]
     assert all(each.external_groups <= (each.external_wanted or 0) for each in later)
     assert len({each.external_wanted for each in found}) == (1 if rule is None else 2)

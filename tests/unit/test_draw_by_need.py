@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from random import Random
+from typing import Any, cast
 
 import pytest
 import trio
@@ -12,22 +13,23 @@ from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import question_of
 from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.loops.sapo import Progress, Sapo
 from node.methods.control.vade import Vade
 from node.methods.filters.need import ByNeed, by_need
 from node.methods.samplers import draw_needed
 from node.records.records import RoundDone
 from node.simulation.nodes import build
 from node.simulation.nodes import run as run_simulated
-from node.verification.assignment import bucket_of, environment_bucket, next_task
+from node.verification.assignment import bucket_of, common_task, environment_bucket, next_task
 from node.verification.task_choice import TaskChoice
 from swarm.errors import ConfigError
 from swarm.exchange.pool import Candidate
 from swarm.identity import PeerId
-from swarm.rollouts import Completion, GroupId
+from swarm.rollouts import Completion, GroupId, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
 from swarm.simulation.world import open_world
-from tests.unit.tasks_support import ALICE, make_run
+from tests.unit.tasks_support import ALICE, make_config, make_group, make_run
 from tests.unit.test_task_choice import RUN, TWO, report
 
 PLAIN = ByNeed()
@@ -163,6 +165,34 @@ def test_a_node_draws_what_it_cannot_do() -> None:
     alike, needed = share_of_large(None), share_of_large(PLAIN)
     assert alike < 0.75
     assert needed > alike + 0.1
+
+
+class Offered:
+    """Of an exchange, the groups that it has."""
+
+    def __init__(self, groups: Sequence[VerifiedGroup]) -> None:
+        self.groups = {each.group_id: each for each in groups}
+
+    async def look(self, group_ids: Sequence[GroupId]) -> list[VerifiedGroup]:
+        return [self.groups[each] for each in group_ids]
+
+
+def test_one_task_again_and_again_takes_no_places() -> None:
+    run = make_run(common={"share": 0.5, "tasks": 8})
+    groups = []
+    for number in range(12):  # one task eight times, and four others
+        task = common_task(run, max(0, number - 7))
+        made = make_group(run, str(number), "x", producer=ALICE, task=task)
+        groups.append(VerifiedGroup(GroupId(bytes([number]) * 32), made, "", (1.0, 0.0)))
+    offered, nothing = Offered(groups), cast("Any", None)
+    sapo = Sapo(
+        make_config(run), ALICE, nothing, nothing, nothing, nothing, cast("Any", offered),
+        Progress(), tokenizer="", now_s=lambda: 0.0,
+    )  # fmt: skip
+    candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
+    for seed in range(20):
+        chosen = trio.run(sapo._needed, candidates, 4, Random(seed), 4, PLAIN)
+        assert len({offered.groups[each].group.task for each in chosen}) == 4
 
 
 def test_what_has_nothing_to_draw_says_so(tmp_path) -> None:

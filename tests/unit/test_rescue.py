@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 import torch
-import trio
 
 from node.config import NodeConfig, RunConfig, load_config
 from node.engines.scripted import ScriptedPolicy
@@ -16,15 +15,11 @@ from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.filters.rescue import EACH_MAX, Rescue, SolvedTasks, Success, rescue
 from node.methods.losses.ratios import guided
 from node.records.records import RoundDone
-from node.simulation.nodes import build
-from node.simulation.nodes import run as run_simulated
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from swarm.identity import PeerId
 from swarm.rollouts import Author, Completion, FinishReason, Task, Turn
-from swarm.simulation.determinism import deterministic_run
-from swarm.simulation.links import LinkProfile
-from swarm.simulation.world import open_world
+from tests.unit.simulated_pair import rounds_beside
 from tests.unit.training_support import open_policy, qwen_directory
 
 WRONG, MIXED, RIGHT = (0.0,) * 4, (0.0, 1.0, 0.0, 0.0), (1.0,) * 4
@@ -226,34 +221,8 @@ class Kept(ScriptedPolicy):
 
 def lives(config: NodeConfig) -> tuple[list[RoundDone], Kept]:
     """A node that solves nothing, beside one that solves all."""
-    rounds: list[RoundDone] = []
     hopeless = Kept(0.0)
-
-    async def body() -> None:
-        link = LinkProfile(latency_s=0.02)
-        async with open_world(1, 2, link) as world, trio.open_nursery() as nursery:
-            over = trio.Event()
-            first = build(world, 0, config)
-            able = CONFIG.model_copy(update={"rounds": None})
-            other = build(world, 1, able, first.transport.addresses())
-
-            async def keep(record: object) -> None:
-                if isinstance(record, RoundDone):
-                    rounds.append(record)
-                    if record.round == config.rounds:
-                        over.set()
-
-            async def nothing(record: object) -> None:
-                pass
-
-            skilled = Kept(1.0)
-            nursery.start_soon(run_simulated, other, skilled, skilled, nothing)
-            nursery.start_soon(run_simulated, first, hopeless, hopeless, keep)
-            await over.wait()
-            nursery.cancel_scope.cancel()
-
-    deterministic_run(body, seed=1)
-    return rounds, hopeless
+    return rounds_beside(config, hopeless, CONFIG, Kept(1.0)), hopeless
 
 
 def test_a_node_that_solves_nothing_learns_from_one_that_does() -> None:
