@@ -18,6 +18,7 @@ from swarm.transport.libp2p.reach.reachability import ReachRules
 LISTEN = ["/ip4/0.0.0.0/tcp/4001"]
 PROTOCOL = "/test/echo/1.0.0"
 MIB = 1_048_576
+LIFE_S = 150.0  # a test that still waits for something then sees that its host has ended
 
 
 async def echo(peer: PeerId, payload: bytes) -> bytes:
@@ -48,6 +49,13 @@ async def main(seed: str) -> None:
     reachability.DIRECT_FIRST_S = 1.0
     reachability.PUNCH_ROUNDS = 2
     reachability.PUNCH_ROUND_S = 4.0
+    reachability.PUNCH_AGAIN_S = 5.0
+    reachability.ANSWER_AGAIN_S = 4.5
+    with trio.move_on_after(LIFE_S):
+        await live(seed)
+
+
+async def live(seed: str) -> None:
     async with (
         open_libp2p(Identity(seed.encode() * 32), LISTEN, reach=ReachRules()) as node,
         trio.open_nursery() as nursery,

@@ -3,7 +3,8 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ pytestmark = [pytest.mark.netns, pytest.mark.nat]
 OpenLab = Callable[..., Lab]
 HOME = LinkProfile(latency_s=0.01)
 MIB = 1_048_576
+TIMES = 4  # that are tried: on a busy machine both ends may dial too far apart
 
 
 @dataclass
@@ -33,7 +35,6 @@ class Child:
             self.host, [sys.executable, "-m", "tests.netns.reach_child", self.letter],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self.until(lambda: self.state.get("addresses"))
 
     @property
     def peer_id(self) -> str:
@@ -60,12 +61,26 @@ class Child:
         return next((a for a in self.state["addresses"] if "/p2p-circuit/" in a), "")
 
 
-def reached(lab: Lab) -> tuple[Child, Child, Child]:
-    """A relay, and two hosts behind routers, of which one has dialled the other through it."""
-    relay, hidden, other = (
-        Child(lab, host, letter)
-        for host, letter in (("relay", "r"), ("hidden", "h"), ("other", "o"))
-    )
+Start = Callable[[Lab, str], Child]
+
+
+@pytest.fixture
+def started() -> Iterator[Start]:
+    """Starts children by host, and ends them with the test, however it ends."""
+    with ExitStack() as stack:
+
+        def start(lab: Lab, host: str) -> Child:
+            child = Child(lab, host, host[0])
+            stack.callback(child.end)
+            child.until(lambda: child.state.get("addresses"))
+            return child
+
+        yield start
+
+
+def reached(lab: Lab, started: Start) -> tuple[Child, Child]:
+    """Two hosts behind routers, of which the second has dialled the first through a relay."""
+    relay, hidden, other = (started(lab, host) for host in ("relay", "hidden", "other"))
     where = f"/ip4/{lab.address('relay')}/tcp/4001/p2p/{relay.peer_id}"
     for node in (hidden, other):
         node.dial(where)
@@ -75,7 +90,7 @@ def reached(lab: Lab) -> tuple[Child, Child, Child]:
     other.dial(hidden.relayed_address())
     other.until(lambda: "answered" in other.state or "failed" in other.state)
     assert other.state.get("answered") == MIB, other.state.get("failed")
-    return relay, hidden, other
+    return hidden, other
 
 
 def through_relay(lab: Lab, asker: Child, asked: Child) -> bool:
@@ -96,26 +111,24 @@ def lab_of(wan_sockets: OpenLab, *, symmetric: bool) -> Lab:
     return wan_sockets({"relay": HOME}, homes)
 
 
-def test_holes_are_punched_through_routers_that_keep_ports(wan_sockets: OpenLab) -> None:
+def test_holes_are_punched_through_routers_that_keep_ports(
+    wan_sockets: OpenLab, started: Start
+) -> None:
     lab = lab_of(wan_sockets, symmetric=False)
-    nodes = reached(lab)
-    _, hidden, other = nodes
-    hidden.until(lambda: hidden.state["punched"] or hidden.state["punch_failures"])
+    hidden, other = reached(lab, started)
+    hidden.until(lambda: hidden.state["punched"] or hidden.state["punch_failures"] == TIMES)
     assert hidden.state["punched"] == 1
     hidden.until(lambda: hidden.state["peers"].get(other.peer_id) == lab.address("router-o"))
     other.until(lambda: other.state["peers"].get(hidden.peer_id) == lab.address("router-h"))
     assert not through_relay(lab, other, hidden)
-    for node in nodes:
-        node.end()
 
 
-def test_symmetric_routers_leave_two_nodes_on_the_relay(wan_sockets: OpenLab) -> None:
+def test_symmetric_routers_leave_two_nodes_on_the_relay(
+    wan_sockets: OpenLab, started: Start
+) -> None:
     lab = lab_of(wan_sockets, symmetric=True)
-    nodes = reached(lab)
-    _, hidden, other = nodes
+    hidden, other = reached(lab, started)
     hidden.until(lambda: hidden.state["punched"] or hidden.state["punch_failures"])
-    assert hidden.state["punch_failures"] == 1
+    assert hidden.state["punched"] == 0
     assert hidden.state["peers"][other.peer_id] is None, "still through the relay"
     assert through_relay(lab, other, hidden)
-    for node in nodes:
-        node.end()
