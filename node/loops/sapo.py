@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import ceil, isfinite, isnan, nan
+from math import ceil, isfinite, nan
 from random import Random
 from statistics import fmean
 from typing import Any, Protocol, cast
@@ -556,7 +556,7 @@ class Sapo:
             loss=report.loss,
             grad_norm=report.grad_norm,
             own_logprob=report.own_logprob,
-            foreign_logprob=None if isnan(report.foreign_logprob) else report.foreign_logprob,
+            foreign_logprob=_known(report.foreign_logprob),
             clip_fraction=report.clip_fraction,
             peers=0,
             pool_groups=0,
@@ -569,7 +569,7 @@ class Sapo:
             bytes_in_total=0,
             bytes_out_total=0,
             foreign_groups=tuple(verified.group_id.hex() for verified in foreign),
-            step_kl=report.step_kl if isfinite(report.step_kl) else None,
+            step_kl=_known(report.step_kl),
             steps_taken_back=report.steps_taken_back,
             rate_scale=report.rate_scale,
             rate_signal=report.rate_signal,
@@ -579,6 +579,7 @@ class Sapo:
             answers=tally(self._config.run, [group.scored for group in own]),
             weighed_tokens=report.weighed_tokens,
             external_wanted=self._external_wanted,
+            foreign_gradient=_known(report.foreign_gradient),
             groups_quantised=sum(verified.group.is_quantised for verified in foreign)
             + len(chosen) * is_quantised(self._engine.maker.precision),
             **self._mismatch(report),
@@ -618,6 +619,10 @@ def foreign_group(
         source=str(group.producer),
         tokenizer=group.tokenizer,
     )
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 class _Stopwatch:

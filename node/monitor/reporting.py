@@ -117,7 +117,12 @@ def turned_away(snapshot: StatusSnapshot) -> dict[str, float]:
 
 def round_metrics(record: RoundDone, snapshot: StatusSnapshot) -> dict[str, float]:
     """Metrics of a round of SAPO."""
+    known = {
+        m.FOREIGN_GRADIENT_RATIO: snapshot.foreign_gradient,
+        m.SHARING_PER_TOKEN_RATIO: snapshot.sharing_per_token,
+    }
     return {
+        **{name: value for name, value in known.items() if value is not None},
         m.ROUND_S: record.generate_s + record.score_s + record.train_s,
         m.POLICY_VERSION: float(record.policy_version),
         m.LOCAL_GROUPS: float(record.own_taught),

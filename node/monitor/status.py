@@ -31,6 +31,7 @@ from node.records.figures import (
     own_groups,
     quantised,
     role_lines,
+    sharing_lines,
     validation_lines,
 )
 from node.records.format import amount, duration, percent, printable, short_id
@@ -268,6 +269,7 @@ def _done_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
             f"{own_groups(s)} own groups, {wanted} from others"
             f"{quantised(s.groups_quantised)} (last round)",
         ),
+        *sharing_lines(s),
         *mismatch_lines(s),
         ("generating", f"{s.tokens_per_s:,.0f} tokens/s"),
     ]

@@ -2,6 +2,7 @@
 
 from node.records.format import percent, printable
 from node.records.records import RoundDone, StatusSnapshot, StepDone, WorkDone
+from node.records.usefulness import times_text
 from swarm.telemetry.metrics import figure_texts
 
 REASONS_SHOWN = 3  # for which groups were refused, the most frequent ones
@@ -125,6 +126,16 @@ def validation_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
     if s.rate_share < 1.0:
         parts.append(f"rate × {s.rate_share:g}")
     return [("validation", ", ".join(parts))]
+
+
+def sharing_lines(s: StatusSnapshot) -> list[tuple[str, str]]:
+    """What others' groups bring; none where nothing can be said yet."""
+    parts = []
+    if s.sharing_per_token is not None:
+        parts.append(f"{times_text(s.sharing_per_token)} times the groups that teach for a token")
+    if s.foreign_gradient:
+        parts.append(f"{percent(s.foreign_gradient)} of the gradient")
+    return [("sharing", ", ".join(parts))] if parts else []
 
 
 def quantised(groups: int) -> str:

@@ -83,6 +83,7 @@ class RoundDone(RoundFigures):
     rescued_groups: int = 0  # own ones, all wrong, that took others' right completions
     drafted_tokens: int = 0  # of earlier completions that this round's began with
     external_wanted: int | None = None  # what J was in this round; None: an older log
+    foreign_gradient: float | None = None  # others' share of what pulls at log-probs, 0 to 1
     kept_tokens: int = 0  # of these, what the policy still says: not among `generated_tokens`
 
     @property
@@ -346,6 +347,8 @@ class StatusSnapshot(RoundFigures):
     groups_quantised: int = 0  # of those last trained on: by engines with quantised weights
     door: PlaceFigures | None = None  # who has the places for connections
     local_groups_made: int | None = None  # own groups of the last round's batch; None: unsaid
+    foreign_gradient: float | None = None  # of the last round, see `RoundDone`
+    sharing_per_token: float | None = None  # see `Usefulness`, 20 at most; None: too early
     answers: AnswerCounts | None = None  # of the last round or step
     validation_passed: float | None = None  # this and the next: see `loops.validation`
     validation_best: float | None = None

@@ -17,6 +17,7 @@ from node.methods.filters.informative import informative_probability
 from node.records.records import RoundDone
 
 ROUNDS_MIN: Final = 10  # before anything is said
+ROUNDS_MAX: Final = 200  # the newest, of which it is said
 WORTH_MIN: Final = 1.1  # times as many as alone: below, it is a draw
 TIMES_MAX: Final = 20  # above that, own groups taught too little to say how many times
 WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it finds nearly always
@@ -115,11 +116,11 @@ class Usefulness:
 
 
 def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
-    """Of a node's rounds, but those of older logs that do not say which own groups taught; None:
-    too few to say anything. Alone the node is taken to train as long as its share of the groups
-    that taught. An own group that is all wrong and took others' right completions is theirs.
+    """Of a node's newest rounds, but those of older logs that do not say which own groups taught;
+    None: too few to say anything. Alone the node is taken to train as long as its share of the
+    groups that taught. An own group that is all wrong and took others' right completions is theirs.
     `wanted`: J of rounds whose records do not say it."""
-    rounds = [each for each in rounds if each.own_informative is not None]
+    rounds = [each for each in rounds if each.own_informative is not None][-ROUNDS_MAX:]
     if len(rounds) < ROUNDS_MIN:
         return None
     found = Yield(
@@ -157,8 +158,8 @@ def advice(useful: Usefulness) -> str:
     if not useful.found.own:
         return "All that this node learned from came of others; its own groups taught nothing."
     brought = (
-        f"Sharing brought {_times(useful.per_token)} times the groups that teach for each token "
-        f"generated, and {_times(useful.per_second)} times for each second"
+        f"Sharing brought {times_text(useful.per_token)} times the groups that teach for each "
+        f"token generated, and {times_text(useful.per_second)} times for each second"
     )
     if useful.per_token < WORTH_MIN:
         return f"{brought}: alone, this node would have found as many."
@@ -170,7 +171,8 @@ def advice(useful: Usefulness) -> str:
     return f"{brought}: a higher --external may bring more."
 
 
-def _times(ratio: float) -> str:
+def times_text(ratio: float) -> str:
+    """How many times as many, for people."""
     return f"{ratio:.1f}" if ratio < TIMES_MAX else f"more than {TIMES_MAX}"
 
 

@@ -1,5 +1,6 @@
 """A node that learns by itself, from its own groups and from those that others share (SAPO)."""
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
 from node.records.event_log import TurnEvent
 from node.records.records import HeldOut, RoundDone, StatusSnapshot
+from node.records.usefulness import ROUNDS_MAX, TIMES_MAX, usefulness
 from node.roles.node import Node
 from node.roles.role import Needs, Training, checkpoints_of
 from node.roles.world import Listener, SamplingTrainer, World
@@ -44,6 +46,7 @@ class Rounds:
         self.exchange: Exchange = node.sharing.exchange
         self.progress = Progress()
         self.last: RoundDone | None = None
+        self._recent: deque[RoundDone] = deque(maxlen=ROUNDS_MAX)
 
     # Long: the order of a round's parts is what it says.
     async def run(
@@ -116,6 +119,7 @@ class Rounds:
         record = replace(record, pool_groups=pool.groups, pool_bytes=pool.bytes)
         self._node.note_rate(record)
         self.progress, self.last = sapo.progress, record
+        self._recent.append(record)
         self._note_sharing(record)
         with trio.CancelScope(shield=True):  # what was trained is told, also when leaving
             await on_record(record)
@@ -165,6 +169,7 @@ class Rounds:
         wanted, last = self._config.external_groups, self.last
         if last is None:
             return replace(snapshot, external_groups_wanted=wanted)
+        useful = usefulness(self._recent, wanted)
         return replace(
             snapshot.with_figures(last),
             policy_version=last.policy_version,
@@ -174,6 +179,8 @@ class Rounds:
             external_groups=last.external_groups,
             external_groups_wanted=wanted if last.external_wanted is None else last.external_wanted,
             own_reward=last.own_reward,
+            foreign_gradient=last.foreign_gradient,
+            sharing_per_token=min(useful.per_token, TIMES_MAX) if useful and wanted else None,
             groups_quantised=last.groups_quantised,
         )
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,18 @@ class Sums:
     masked: int = 0
     unlikely: int = 0
     tokens: int = 0
+    own_pull: float = 0.0  # |d loss / d log p| over tokens of ours
+    foreign_pull: float = 0.0  # the same over others'
     known: list[torch.Tensor] = field(default_factory=list)  # (2, T): old, behaviour
 
     def known_columns(self) -> torch.Tensor:
         """Log-probs before the update, and of the behaviour policy where it is known: (2, T)."""
         return torch.cat(self.known, dim=1) if self.known else torch.zeros(2, 0)
+
+    def foreign_share(self) -> float:
+        """Of all that pulls at log-probs, what others' tokens do; nan: nothing does."""
+        whole = self.own_pull + self.foreign_pull
+        return self.foreign_pull / whole if whole else math.nan
 
 
 @dataclass(slots=True)
@@ -147,6 +155,7 @@ class GroupTrainer:
             rate_scale=self.course.caution,
             rate_signal=self._signal,
             unlikely_tokens=first.unlikely,
+            foreign_gradient=first.foreign_share(),
             mask_fraction=whole.masked / whole.tokens if whole.tokens else 0.0,
             unknown_tokens=self._unknown_tokens(rows) if first.tokens else 0,
             left_out_groups=left_out_groups,
@@ -344,7 +353,9 @@ class GroupTrainer:
     def _backward(self, batch: Sequence[Unit], sums: Sums) -> None:
         rows = [row for unit in batch for row in unit.rows]
         loss = torch.zeros((), device=self.policy.device)
+        pulls = torch.zeros(2, device=self.policy.device)  # by own rows, and by others'
         for row, values in zip(rows, self._forward(batch), strict=True):
+            values.register_hook(partial(_add_size, pulls, int(not row.own)))
             tokens = self._tokens(row, values)
             old, row.before = tokens.proximal, values.detach()
             each, clipped, masked = self._losses(row, tokens)
@@ -366,6 +377,9 @@ class GroupTrainer:
             sums.own_logprob += total if row.own else 0.0
             sums.foreign_logprob += 0.0 if row.own else total
         self._descend(loss)
+        own_pull, foreign_pull = pulls.tolist()
+        sums.own_pull += own_pull
+        sums.foreign_pull += foreign_pull
         sums.loss += float(loss.detach())
 
     def _losses(self, row: Row, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -623,6 +637,11 @@ def _rate_times(optimizer: torch.optim.Optimizer, factor: float) -> Iterator[Non
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _add_size(sizes: torch.Tensor, place: int, gradient: torch.Tensor) -> None:
+    """Add up how large a gradient is, as it passes."""
+    sizes[place] += gradient.detach().abs().sum()
 
 
 def _columns(tokens: Tokens, source: int) -> torch.Tensor:

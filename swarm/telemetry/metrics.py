@@ -89,6 +89,13 @@ EXTERNAL_GROUPS: Final = _gauge("external_groups", "foreign groups trained on in
 EXTERNAL_GROUPS_WANTED: Final = _gauge(
     "external_groups_wanted", "foreign groups that a round wants"
 )
+FOREIGN_GRADIENT_RATIO: Final = _gauge(
+    "foreign_gradient_ratio", "others' share of what pulled at log-probs in the last round, 0 to 1"
+)
+SHARING_PER_TOKEN_RATIO: Final = _gauge(
+    "sharing_per_token_ratio",
+    "groups that teach for each generated token, over those of own groups alone, at most 20",
+)
 GROUPS_TOTAL: Final = _counter("groups_total", "own and foreign groups in batches")
 INFORMATIVE_GROUPS_TOTAL: Final = _counter(
     "informative_groups_total", "of these, those whose rewards differ"

@@ -121,6 +121,8 @@ def figures(round_number: int, place: int = 0) -> Mapping[str, float]:
         "held_out_ratio": 0.25 + 0.004 * round_number + 0.02 * place,
         "external_groups": 2.0,
         "external_groups_wanted": 2.0,
+        "foreign_gradient_ratio": 0.3 + 0.1 * place,
+        "sharing_per_token_ratio": 1.6,
         "bytes_in_total": 1e5 * round_number * (1 + 0.1 * place),
         "bytes_out_total": 9e4 * round_number * (1 + 0.1 * place),
         "accepted_total": 6.0 * round_number,

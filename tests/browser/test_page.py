@@ -149,6 +149,9 @@ def test_what_is_shown_is_what_was_reported(live: LivePage, open_page: Callable[
     assert figure(page, "Throughput").replace(" ", "") == "460kB/s"
     assert figure(page, "Reward") == "0.378"
     assert figure(page, "Refused") == "4.0%"  # 12 of 300
+    told = page.inner_text("#verdict-detail")
+    assert "2.0 foreign groups of 2.0 wanted, which give 45 % of the gradient." in told
+    assert "Sharing brings 1.6 times the groups that teach for each token generated." in told
     for place, node in enumerate(FOUR):
         assert column(page, node.peer_id, "round") == "12"
         assert column(page, node.peer_id, "accepted") == "72"

@@ -4,7 +4,7 @@ import trio
 
 from node.config import NodeConfig
 from node.engines.scripted import ScriptedPolicy
-from node.records.records import RoundDone
+from node.records.records import RoundDone, StatusSnapshot
 from node.simulation.nodes import build
 from node.simulation.nodes import run as run_simulated
 from swarm.simulation.determinism import deterministic_run
@@ -13,9 +13,14 @@ from swarm.simulation.world import open_world
 
 
 def rounds_beside(
-    config: NodeConfig, policy: ScriptedPolicy, other_config: NodeConfig, other: ScriptedPolicy
+    config: NodeConfig,
+    policy: ScriptedPolicy,
+    other_config: NodeConfig,
+    other: ScriptedPolicy,
+    shown: list[StatusSnapshot] | None = None,
 ) -> list[RoundDone]:
-    """The rounds of the first node, up to its last one; the other goes on as long."""
+    """The rounds of the first node, up to its last one; the other goes on as long. `shown`: takes
+    what the first shows after each."""
     rounds: list[RoundDone] = []
 
     async def body() -> None:
@@ -29,6 +34,8 @@ def rounds_beside(
             async def keep(record: object) -> None:
                 if isinstance(record, RoundDone):
                     rounds.append(record)
+                    if shown is not None:
+                        shown.append(first.rounds.status(first.node.snapshot()))
                     if record.round == config.rounds:
                         over.set()
 

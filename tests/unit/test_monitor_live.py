@@ -68,6 +68,19 @@ def test_what_validation_decided_is_told() -> None:
     assert "validation" not in render_status(snapshot())
 
 
+def test_what_sharing_brings_is_shown_where_it_can_be_said() -> None:
+    told = {"foreign_gradient": 0.4, "sharing_per_token": 1.93}
+    line = "sharing 1.9 times the groups that teach for a token, 40.0 % of the gradient"
+    console, out = terminal()
+    with LiveView(console, interactive=True, clock=Clock()) as view:
+        view.update(snapshot(**told))
+    assert line in " ".join(render_status(snapshot(**told)).split())
+    assert line in " ".join(out.getvalue().split())
+    assert "sharing" not in render_status(snapshot())
+    others = render_status(snapshot(foreign_gradient=1.0, sharing_per_token=20.0))
+    assert "more than 20 times" in " ".join(others.split())
+
+
 def test_rescued_groups_and_kept_drafts_are_told_where_there_are_some() -> None:
     out = io.StringIO()
     with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:

@@ -108,6 +108,16 @@ def test_a_report_has_the_mismatch_where_it_was_measured() -> None:
     assert not {"mismatch_k3_nats", "effective_sample_ratio"} & without.keys()
 
 
+def test_a_report_has_what_sharing_brought_where_it_can_be_said() -> None:
+    said, unsaid = reporter(), reporter()
+    for made in (said, unsaid):
+        made.note(round_done(9))
+    measured = make(said, foreign_gradient=0.4, sharing_per_token=1.9).metrics
+    assert (measured["foreign_gradient_ratio"], measured["sharing_per_token_ratio"]) == (0.4, 1.9)
+    without = make(unsaid).metrics
+    assert not {"foreign_gradient_ratio", "sharing_per_token_ratio"} & without.keys()
+
+
 def test_a_report_has_the_figures_of_status_traffic_and_round() -> None:
     made = reporter()
     made.note(round_done(9, external_groups=2))

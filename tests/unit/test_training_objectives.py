@@ -16,6 +16,7 @@ from node.methods.losses.ratios import expected
 from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, StaleLoss
 from node.policies.policy import Policy
 from node.training import frames
+from node.training.rows import weigh
 from node.training.trainer import GroupTrainer
 from swarm.errors import ConfigError
 from tests.unit.training_support import group, open_policy, qwen_directory
@@ -288,3 +289,36 @@ def test_a_parameter_that_the_loss_does_not_have_is_refused():
 def test_a_parameter_out_of_range_is_refused_by_its_name(loss, wrong):
     with pytest.raises(ConfigError, match=f"': {loss}: {wrong.partition('=')[0]}: Input should"):
         TrainerSpec("m", loss=f"{loss}, {wrong}")
+
+
+def pull(directory, policy, groups, **settings) -> tuple[float, float]:
+    """By the definition, |d loss / d log p| over own tokens and others', of losses in float64."""
+    fresh = GroupTrainer(policy, replace(SPEC, **settings), MANY)
+    units, _, _ = fresh._prepare(groups)
+    rows = [row for unit in units for row in unit.rows]
+    weigh(rows, fresh._set_to.aggregation, SPEC.completion_tokens_max)
+    sizes = [0.0, 0.0]
+    with torch.no_grad():
+        found = fresh._forward(units)
+    for row, values in zip(rows, found, strict=True):
+        values = values.double().requires_grad_()
+        each, _, _ = fresh._losses(row, fresh._tokens(row, values))
+        (gradient,) = torch.autograd.grad(row.weight * each.sum(), values)
+        sizes[not row.own] += float(gradient.abs().sum())
+    return sizes[0], sizes[1]
+
+
+@pytest.mark.parametrize("loss", ["sapo", "topr"])
+def test_the_part_of_others_in_what_pulls_is_that_of_the_definition(directory, policy, loss):
+    own, foreign = batch(policy)[:2], [replace(batch(policy)[2], own_tokens=False)]
+    groups = stale(policy, own, 0.5) + foreign
+    settings = {"loss": loss, "foreign_weighting": "none"}
+    ours, theirs = pull(directory, policy, groups, **settings)
+    for cut in (MANY, 40):
+        report, _ = outcome(directory, groups, micro_batch_tokens=cut, **settings)
+        assert report.foreign_gradient == pytest.approx(theirs / (ours + theirs), rel=1e-4)
+    assert 0.05 < report.foreign_gradient < 0.95
+    assert outcome(directory, own, **settings)[0].foreign_gradient == 0.0
+    assert outcome(directory, foreign, **settings)[0].foreign_gradient == 1.0
+    alike = [replace(each, advantages=(0.0,) * len(each.advantages)) for each in groups]
+    assert math.isnan(outcome(directory, alike, **settings)[0].foreign_gradient)

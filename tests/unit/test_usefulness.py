@@ -7,6 +7,8 @@ from statistics import fmean
 
 import pytest
 
+from node.config import NodeConfig
+from node.engines.scripted import ScriptedPolicy
 from node.records.usefulness import (
     ROUNDS_MIN,
     GroupCost,
@@ -17,6 +19,8 @@ from node.records.usefulness import (
     usefulness,
 )
 from tests.unit.monitor_records import round_done
+from tests.unit.simulated_pair import rounds_beside
+from tests.unit.tasks_support import make_run
 
 COST = GroupCost(generate_tokens=100.0, generate_s=1.0, train_s=2.0)
 
@@ -131,3 +135,22 @@ def test_training_alone_never_makes_sharing_slower_than_being_alone():
     assert found is not None
     assert found.per_second == pytest.approx(1.0, abs=1e-4)
     assert found.per_token < inf
+
+
+def test_a_node_shows_what_sharing_brings_once_it_can_be_said():
+    run = make_run({"name": "scripted_sum", "parameters": {"max": 5_000}})
+    config = NodeConfig(run=run, local_groups=2, external_groups=2, group_size=4, rounds=12)
+    shown = []
+    rounds = rounds_beside(
+        config, ScriptedPolicy(skill=0.1), config, ScriptedPolicy(skill=0.5), shown
+    )
+    told = [each.sharing_per_token for each in shown]
+    assert told[: ROUNDS_MIN - 1] == [None] * (ROUNDS_MIN - 1)
+    found = usefulness(rounds, 2)
+    assert found is not None
+    assert told[-1] == pytest.approx(found.per_token)
+    assert told[-1] > 1.0
+    alone = config.model_copy(update={"external_groups": 0})
+    shown.clear()
+    rounds_beside(alone, ScriptedPolicy(skill=0.5), config, ScriptedPolicy(skill=0.5), shown)
+    assert [each.sharing_per_token for each in shown] == [None] * 12

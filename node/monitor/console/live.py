@@ -22,6 +22,7 @@ from node.records.figures import (
     now_line,
     own_groups,
     role_lines,
+    sharing_lines,
     validation_lines,
 )
 from node.records.format import amount, duration, percent, printable, short_id
@@ -290,6 +291,8 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
             f"{own_groups(s)} own + {s.external_groups} foreign groups"
             f" ({s.external_groups_wanted} wanted), {s.tokens_per_s:,.0f} tokens/s",
         )
+        for name, value in sharing_lines(s):
+            table.add_row(name, value)
     pool = f"{s.accepted} groups in, {sum(s.rejected.values())} rejected, "
     table.add_row(
         "swarm",

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.monitor.console.live import bar_chart
-from node.records.figures import mismatch_lines, now_line, own_groups, role_lines
+from node.records.figures import mismatch_lines, now_line, own_groups, role_lines, sharing_lines
 from node.records.format import amount, duration, percent, printable, short_id
 from node.records.records import StatusSnapshot
 
@@ -181,7 +181,7 @@ def _done(s: StatusSnapshot, rewards: Sequence[float]) -> list[tuple[str, str]]:
         f"{own_groups(s)} own and {s.external_groups} of {s.external_groups_wanted} foreign"
         f" groups, {s.tokens_per_s:,.0f} tokens/s"
     )
-    return [*lines, ("trained on", trained), *mismatch_lines(s)]
+    return [*lines, ("trained on", trained), *sharing_lines(s), *mismatch_lines(s)]
 
 
 def _bars(rewards: Sequence[float]) -> str:

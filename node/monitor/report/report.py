@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 NODES_MAX: Final = 64
 PRODUCERS_SHOWN_MAX: Final = 24
 TROUBLES_SHOWN_MAX: Final = 20
-SHARING_ROUNDS: Final = 200  # the newest, of which is told what sharing brought
 _OTHERS: Final = "others"
 
 
@@ -228,7 +227,7 @@ def summarise(name: str, life: History) -> NodeSummary:
 def _sharing(life: History, rounds: Sequence[RoundDone]) -> str:
     if life.started is None:
         return ""
-    found = usefulness(rounds[-SHARING_ROUNDS:], life.started.external_groups)
+    found = usefulness(rounds, life.started.external_groups)
     return "" if found is None else advice(found)
 
 

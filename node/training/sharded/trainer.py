@@ -11,6 +11,7 @@ Rows run whole, prompt included: gradients that reach a layer by the way of shar
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 
 import torch
 from torch import distributed
@@ -94,14 +95,13 @@ class ShardedTrainer(GroupTrainer):
         return torch.cat(whole, dim=1), sum(lengths[: self._ranks.rank])
 
     def _summed(self, sums: Sums) -> Sums:
-        names = ("loss", "own_logprob", "foreign_logprob", "clipped", "masked", "unlikely")
-        column = torch.tensor(
-            [getattr(sums, name) for name in (*names, "tokens")], dtype=torch.float64
-        )
+        names = [each.name for each in fields(Sums) if each.name != "known"]
+        column = torch.tensor([getattr(sums, name) for name in names], dtype=torch.float64)
         distributed.all_reduce(column)
-        loss, own, foreign, clipped, masked, unlikely, tokens = column.tolist()
         known, _ = self._of_all(sums.known_columns().to(self.policy.device))
-        return Sums(loss, own, foreign, clipped, int(masked), int(unlikely), int(tokens), [known])
+        whole = dict(zip(names, column.tolist(), strict=True))
+        counts = {name: int(whole[name]) for name in ("masked", "unlikely", "tokens")}
+        return Sums(**whole | counts, known=[known])
 
     def _clip_gradient(self, norm_max: float) -> float:
         parameters = [each for group in self.optimizer.param_groups for each in group["params"]]

@@ -181,6 +181,8 @@ def _headline(
         "held_out": _mean(metrics(present, m.HELD_OUT_RATIO)),
         "foreign_groups": _mean(metrics(present, m.EXTERNAL_GROUPS)),
         "foreign_wanted": _mean(metrics(present, m.EXTERNAL_GROUPS_WANTED)),
+        m.FOREIGN_GRADIENT_RATIO: _mean(metrics(present, m.FOREIGN_GRADIENT_RATIO)),
+        m.SHARING_PER_TOKEN_RATIO: _median(metrics(present, m.SHARING_PER_TOKEN_RATIO)),
         m.POOL_GROUPS: sum(metrics(present, m.POOL_GROUPS)),
         m.POOL_BYTES: sum(metrics(present, m.POOL_BYTES)),
         m.PUBLISHED_VERSION: max(metrics(present, m.PUBLISHED_VERSION), default=None),

@@ -160,7 +160,10 @@ function verdict(state) {
 
 function sharing(head) {
   if (missing(head.foreign_groups) || !head.foreign_wanted) return `${number(head.accepted)} groups of others were accepted so far.`;
-  return `A round trains on ${fixed(head.foreign_groups, 1)} foreign groups of ${fixed(head.foreign_wanted, 1)} wanted.`;
+  const trains = `A round trains on ${fixed(head.foreign_groups, 1)} foreign groups of ${fixed(head.foreign_wanted, 1)} wanted`;
+  const share = missing(head.foreign_gradient_ratio) ? "" : `, which give ${fixed(100 * head.foreign_gradient_ratio, 0)} % of the gradient`;
+  const brings = missing(head.sharing_per_token_ratio) ? "" : ` Sharing brings ${fixed(head.sharing_per_token_ratio, 1)} times the groups that teach for each token generated.`;
+  return `${trains}${share}.${brings}`;
 }
 
 function alarms({ shown, kinds }) {
