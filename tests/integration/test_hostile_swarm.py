@@ -76,6 +76,7 @@ def bans(node: NodeProcess) -> list[tuple[float, Banned]]:
     return [(time_s, record) for time_s, record in found if isinstance(record, Banned)]
 
 
+@pytest.mark.long
 def test_a_liar_is_banned_and_leaves_no_trace_in_what_the_others_learn(
     make_node: MakeNode, prepared: tuple[Path, Path], liars: list[Liar], tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_three_nodes_find_each_other_share_and_survive_a_kill(make_node: MakeNod
     assert min(fresh) <= resumed + 3, "what it made after the restart was not taken at first"
 
 
+@pytest.mark.long
 def test_an_interrupted_node_leaves_in_order_and_can_be_asked_before_and_after(
     make_node: MakeNode, prepared: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_a_node_interrupted_while_it_starts_ends_without_a_traceback(
     assert "Traceback" not in node.said()
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_killed_comes_back_from_the_last_checkpoint(make_node: MakeNode) -> None:
     first = make_node("a").start()
     other = make_node("b", "--peer", first.address()).start()
@@ -308,6 +310,7 @@ def test_status_without_a_node_is_refused(tmp_path: Path) -> None:
     refused(swarm_node("report", tmp_path, "--out", tmp_path / "out"))
 
 
+@pytest.mark.long
 def test_a_private_swarm_takes_in_the_invited_alone(make_node: MakeNode) -> None:
     first = make_node("a", "--private").start()
     address = first.address()

@@ -22,6 +22,7 @@ def test_a_learner_and_its_worker_keep_all_to_themselves(make_fed: MakeFed) -> N
         assert set(open_to_others(node.data_dir)) <= {CONSOLE}
 
 
+@pytest.mark.long
 def test_a_node_closes_the_directory_of_an_older_one_and_says_so(make_node: MakeNode) -> None:
     node = make_node("a", "--rounds", "1", "--checkpoint-every", "1")
     node.start().process.wait(120)

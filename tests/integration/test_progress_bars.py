@@ -139,6 +139,7 @@ def test_the_warm_up_and_a_report_have_bars(tmp_path: Path) -> None:
     assert ESCAPE not in done.stdout
 
 
+@pytest.mark.long
 def test_a_node_shows_in_a_terminal_what_it_waits_for(make_node: MakeNode) -> None:
     node = make_node("ann")
     words = [*COMMAND, "join", "--run", str(node.run_file)]

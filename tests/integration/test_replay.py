@@ -13,6 +13,7 @@ pytestmark = pytest.mark.integration
 ROUNDS = 6
 
 
+@pytest.mark.long
 def test_a_loss_curve_comes_out_again_of_the_groups_alone(
     make_node: MakeNode, tmp_path: Path
 ) -> None:

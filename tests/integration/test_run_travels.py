@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.integration.nodes import LOOPBACK, MakeNode, NodeProcess, swarm_node
 from tests.integration.test_join import peer_id, refused
 
@@ -33,6 +35,7 @@ def test_the_printed_line_is_enough_and_other_rules_are_refused(
     refused(swarm_node(*other, "--peer", nobody), "sums-000000000000", "nobody handed")
 
 
+@pytest.mark.long
 def test_an_invitation_to_a_private_swarm_brings_the_rules(make_node: MakeNode) -> None:
     first = make_node("a", "--private").start()
     first.address()

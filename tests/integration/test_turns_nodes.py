@@ -45,7 +45,9 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[NodePr
         node.clean_up()
 
 
-@pytest.mark.parametrize("pair", sorted(RUNS), indirect=True)
+@pytest.mark.parametrize(
+    "pair", ["turns", pytest.param("tool", marks=pytest.mark.long)], indirect=True
+)
 def test_nodes_share_transcripts_replay_them_and_train_on_them(pair: list[NodeProcess]) -> None:
     first, second = pair
     first.start()

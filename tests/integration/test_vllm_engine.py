@@ -133,10 +133,8 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
     run(body, timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    "chat",
-    [pytest.param(False, id="plain", marks=pytest.mark.long), pytest.param(True, id="chat")],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("chat", [pytest.param(False, id="plain"), pytest.param(True, id="chat")])
 def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
     """After the same ids as the trainer has between turns, with log-probs of the whole context."""
     directory = model_directory(tmp_path / "model", 1, chat=chat)

@@ -83,6 +83,7 @@ def test_a_model_that_vllm_cannot_run_ends_the_node_at_the_first_answer(
     assert "Traceback" not in node.said()
 
 
+@pytest.mark.long
 def test_a_worker_with_vllm_feeds_a_learner(make_fed: MakeFed) -> None:
     """Over several versions, each swapped into the server; what it says of its tokens is what the
     learner says of them, but for the steps between; in float32, as rounding would hide the rest."""

@@ -32,6 +32,7 @@ def shared(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield found
 
 
+@pytest.mark.long
 def test_what_is_interrupted_is_finished_by_the_next_version(
     shared: SharedVllm, models: list[Path]
 ) -> None:
@@ -56,6 +57,7 @@ def test_what_is_interrupted_is_finished_by_the_next_version(
     shared.run(body)
 
 
+@pytest.mark.long
 def test_enough_that_is_done_already_samples_nothing(shared: SharedVllm) -> None:
     async def body() -> None:
         engine = await shared.reset()

@@ -41,6 +41,7 @@ NOT_OF_A_NODE = ("swarm.transport.memory", "swarm.simulation", "node.simulat")
 UNNAMED_MAX: Final = 8  # entries of a collection that has no line here
 SETTLED_MAX: Final = 4_096  # of what is fixed before a node starts
 HEARD_INSTANCES_MAX: Final = 2  # of one peer, in `Discovery`
+RECENT_ROUNDS_MAX: Final = 200  # of its own that a node keeps, to say what sharing brings
 REFUSALS_MAX: Final = 6  # reasons for which `ConnectionGater` refuses connections
 ADVERTS_MAX: Final = cast(
     "int",
@@ -115,6 +116,7 @@ LIMITS: Final[Mapping[str, int]] = {
     "Reputation._blocks[]": REPUTATION.peers_per_block_max,
     "ReputationRules.*": len(Reject),
     "RoundDone.rejected_total": len(Reject),
+    "Rounds._recent": RECENT_ROUNDS_MAX,
     "RunConfig.*": SETTLED_MAX,
     "ConnectionGater._new": NEW_BANS_MAX,
     "ConnectionGater.refused_connections": REFUSALS_MAX,
