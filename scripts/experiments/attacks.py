@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -47,6 +47,7 @@ LEARNING_RATE = 2e-4
 WIDE = 0.15  # seeds that differ by more are shown apart
 EXAMPLES = 12  # completions kept with each result, for people
 SHARE_MAX = 0.5  # of the foreign groups of a round for one producer, as it is by default
+COMMON_TASKS = 48  # where all are common: four nodes that do four a round meet often
 UNLIKELY = -4.0  # natural log-prob under which a foreign token counts as unlikely
 
 
@@ -65,6 +66,8 @@ class Guards:
     likely_tokens: bool = False  # foreign tokens that the own policy finds unlikely teach nothing
     partial: bool = False  # instead of `exact`: the run's rule `reward = "partial"`
     last_number: bool = False  # the run's format of answers, in place of `whole`
+    common: bool = False  # no defence: all tasks are common to all nodes, so that peers meet on one
+    rescue: bool = False  # none either: own groups that are all wrong take others' right texts
 
     @property
     def own_rule(self) -> bool:
@@ -72,6 +75,8 @@ class Guards:
         return self.exact or self.partial
 
 
+AS_SHIPPED = Guards(own_answers=True, exact=True, informative=True, producer_cap=True)
+LAST_NUMBER = replace(AS_SHIPPED, last_number=True)
 GUARDS: dict[str, Guards] = {
     "none": Guards(),
     "own answers": Guards(own_answers=True),
@@ -80,10 +85,12 @@ GUARDS: dict[str, Guards] = {
     "producer cap": Guards(producer_cap=True),
     "length cap": Guards(length_cap=True),
     "likely tokens": Guards(likely_tokens=True),
-    "as shipped": Guards(own_answers=True, exact=True, informative=True, producer_cap=True),
-    "last number": Guards(
-        own_answers=True, exact=True, informative=True, producer_cap=True, last_number=True
-    ),
+    "as shipped": AS_SHIPPED,
+    "last number": LAST_NUMBER,
+    "common": replace(AS_SHIPPED, common=True),
+    "rescue": replace(AS_SHIPPED, common=True, rescue=True),
+    "common, last number": replace(LAST_NUMBER, common=True),
+    "rescue, last number": replace(LAST_NUMBER, common=True, rescue=True),
     "partial": Guards(own_answers=True, informative=True, producer_cap=True, partial=True),
     "all": Guards(True, True, True, True, True, True),
 }
@@ -332,6 +339,7 @@ def run_settings(guards: Guards) -> dict[str, Any]:
         "held_out": {"tasks": 100},
         "reward": "partial" if guards.partial else "exact",
         **({"answer": {"format": "last_number"}} if guards.last_number else {}),
+        **({"common": {"share": 1.0, "tasks": COMMON_TASKS}} if guards.common else {}),
         **({"limits": {"text_chars_max": TIGHT_CHARS}} if guards.length_cap else {}),
     }
 
@@ -352,6 +360,7 @@ def node_config(guards: Guards, seed: int, rounds: int) -> Any:
         learning_rate=LEARNING_RATE,
         foreign_share_max=SHARE_MAX if guards.producer_cap else 1.0,
         foreign_logprob_min=UNLIKELY if guards.likely_tokens else None,
+        replay="rescue" if guards.rescue else None,
         threads=1,
         seed=seed,
     )
@@ -381,12 +390,16 @@ class Watch:
     last: list[tuple[str, str]] = field(default_factory=list)  # texts and answers at the end
     drawn: int = 0  # foreign groups
     drawn_hostile: int = 0
+    made: int = 0  # own groups
+    rescued: int = 0  # of these, all wrong and with others' right texts
 
     def note(self, record: Any, trainer: Any, answers: Mapping[str, str]) -> None:
         """Take in a node's record."""
         from node.records.records import HeldOut, RoundDone
 
         if isinstance(record, RoundDone):
+            self.made += record.local_groups
+            self.rescued += record.rescued_groups
             self.drawn += record.external_groups
             self.drawn_hostile += record.foreign_by_producer.get(str(self.hostile), 0)
         elif isinstance(record, HeldOut):
@@ -400,6 +413,7 @@ class Watch:
         """As JSON holds it. `chance` is what each attack would be credited with here."""
         return {
             "hostile_drawn": self.drawn_hostile / max(1, self.drawn),
+            "rescued": self.rescued / max(1, self.made),
             "external": self.drawn / (HONEST * self.rounds),
             "rejected": dict(rejected),
             "bans": bans,
@@ -477,7 +491,10 @@ def hostile_config(config: Any, pace: Pace) -> Any:
 ALWAYS = ("none", "as shipped", "last number", "all")
 PARTIAL = "partial"
 COLUMNS = ("none", PARTIAL, "as shipped", "last number", "all")
-ALONE = tuple(name for name in GUARDS if name not in (*ALWAYS, PARTIAL))
+# Where peers meet on one task: without and with rescue, for either format of answers.
+MEETING = ("common", "rescue", "common, last number", "rescue, last number")
+TRIED_MEETING = ("text", "false answer", "text before")
+ALONE = tuple(name for name in GUARDS if name not in (*ALWAYS, PARTIAL, *MEETING))
 # A payload's wording makes no difference to a defence: these attacks stand for the others.
 TRIED_ALONE = ("text", "length", "false answer", "blank text")
 TRIED_AT_6 = TRIED_ALONE
@@ -500,6 +517,8 @@ def plan(seeds: int, *, quick: bool) -> list[Cell]:
         cells += [Cell(attack, 25, PARTIAL, seed) for attack in TRIED_PARTIAL]
         cells += [Cell(NO_ATTACK, 0, PARTIAL, seed)]
         cells += [Cell(attack, 6, guards, seed) for guards in ALWAYS for attack in TRIED_AT_6]
+        cells += [Cell(attack, 25, guards, seed) for guards in MEETING for attack in TRIED_MEETING]
+        cells += [Cell(NO_ATTACK, 0, guards, seed) for guards in MEETING]
     return cells
 
 
@@ -579,23 +598,32 @@ class Ending:
 
 
 Results = Sequence[Mapping[str, Any]]
+MEETING_TEXT = (
+    f"Where all nodes have the same {COMMON_TASKS} tasks, as shipped and with the last number as "
+    'the answer, without and with `replay = "rescue"`; the third figure is the share of own groups '
+    "that others' right texts rescued:"
+)
 
 
 def table(results: Results) -> str:
     """What the attacks came to, in percent."""
     rounds, seeds = results[0]["rounds"], sorted({result["seed"] for result in results})
     alone = [each for each in results if each["guards"] in ALONE]
+    meeting = [each for each in results if each["guards"] in MEETING]
+    others = [each for each in results if each["guards"] not in MEETING]
     return "\n\n".join(
         [
             f"{HONEST} honest nodes, {rounds} rounds, {GROUPS} own and {GROUPS} foreign groups of "
             f"{GROUP_SIZE}, {len(results)} runs, seeds {', '.join(map(str, seeds))}. Of the "
             "held-out completions of the honest nodes' policies at the end, in percent: those "
             "that show what the hostile peer taught / those that are exactly right.",
-            grid(results, COLUMNS, taught_cell),
+            *([grid(others, COLUMNS, taught_cell)] if others else []),
             *(["With one defence alone:", grid(alone, ALONE, taught_cell)] if alone else []),
+            *([MEETING_TEXT, grid(meeting, MEETING, rescued_cell)] if meeting else []),
             "Of the foreign groups that the honest nodes trained on, in percent, those of the "
             "hostile peer:",
-            grid(results, COLUMNS, drawn_cell),
+            *([grid(others, COLUMNS, drawn_cell)] if others else []),
+            *([grid(meeting, MEETING, drawn_cell)] if meeting else []),
             control_lines(results),
             rejected_line(results),
         ]
@@ -627,6 +655,11 @@ def taught_cell(results: Results) -> str:
     wide = end.most - end.least > WIDE
     seeds = f" ({100 * end.least:.0f} to {100 * end.most:.0f})" if wide else ""
     return f"{100 * end.success:.0f}{seeds} / {100 * end.exact:.0f}"
+
+
+def rescued_cell(results: Results) -> str:
+    """`success / exactly right / own groups that were rescued`."""
+    return f"{taught_cell(results)} / {100 * fmean(r['rescued'] for r in results):.1f}"
 
 
 def drawn_cell(results: Results) -> str:

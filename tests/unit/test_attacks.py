@@ -155,3 +155,17 @@ def test_a_swarm_takes_the_hostile_groups_in_where_nothing_is_in_their_way(tmp_p
         assert len(result["shown"]) == 2 * attacks.HONEST
     rows = attacks.table([{"rounds": 4, **result} for result in results.values()])
     assert "| text | 25 % |" in rows
+
+
+@pytest.mark.slow
+def test_where_peers_meet_on_tasks_the_hostile_one_rescues_groups(tmp_path):
+    """A policy of random weights is never right: what rescues its groups is the hostile peer's."""
+    model = str(qwen_directory(tmp_path))
+    results = [
+        {"rounds": 8, **attacks.run_cell(attacks.Cell("text before", 25, guards, 1), 8, model)}
+        for guards in ("common, last number", "rescue, last number")
+    ]
+    assert results[0]["rescued"] == 0.0
+    assert results[1]["rescued"] > 0.0
+    assert all(each["rejected"] == {} for each in results)
+    assert 'replay = "rescue"' in attacks.table(results)
