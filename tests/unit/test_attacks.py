@@ -10,8 +10,9 @@ from tests.support import run, script
 from tests.unit.tasks_support import ALICE, BOB, make_group
 from tests.unit.training_support import qwen_directory
 
-script("attack_kinds")  # which it imports
+script("attack_kinds")  # it imports these three
 script("on_record")
+script("attack_guards")
 attacks = script("attacks")
 PAYLOADS = {name: attack for name, attack in attacks.ATTACKS.items() if attack.payload}
 ANSWERS = ("16", "107", "4")
