@@ -4,27 +4,37 @@ What was kept has the log-probs of the policy of now, like what follows (SPEC-RL
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
-from transformers import DynamicCache
 
-from node.engines.torch_engine import LOGITS_MAX, Generation, SampledRow, in_batches, uniforms_of
+from node.engines.torch_engine import (
+    LOGITS_MAX,
+    Batch,
+    Decoder,
+    Generation,
+    SampledRow,
+    batches_of,
+    in_batches,
+    open_decoder,
+    uniforms_of,
+)
 from node.interfaces.engine import Sampling
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative, speculative
-from node.policies.lean import pad_right
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason, Spans
 
-_WIDTH_MIN = 16  # tokens of each draft in one part, however large the vocabulary is
 _KEEPING = "keep"  # its random numbers are others than those that tokens are drawn by
 
 
 class DraftGeneration(Generation):
-    """One completion of each draft; see `DraftingEngine.redraft`. Drafts are weighed in the first
-    segment, and once more where an older version is loaded."""
+    """One completion of each draft; see `DraftingEngine.redraft`.
+
+    As many drafts as a batch holds are weighed together, sharing their prompts, and what they keep
+    is gone on from before the next ones are weighed.
+    """
 
     def __init__(
         self,
@@ -46,140 +56,109 @@ class DraftGeneration(Generation):
         super().__init__(policy, [each.prompt for each in drafts], 1, sampling, seed)
 
     def _begin(self) -> None:
-        self._batches, self._rows = deque(), []
-        self._kept: list[list[float]] | None = None  # log-probs of what is kept of each draft
-        self._found: list[list[float]] = [[] for _ in self._drafts]  # of whole drafts
-        self._passes = deque(self._in_passes())
+        tokens_max = self._sampling.max_new_tokens
+        drawn = uniforms_of(self._prompts, 1, tokens_max, self._seed)
+        self._rows = [SampledRow(at, uniforms, 0) for at, uniforms in enumerate(drawn)]
+        self._keeping = uniforms_of(self._prompts, 1, tokens_max, self._seed, _KEEPING)
+        self._kept: list[list[float]] = [[] for _ in self._drafts]  # log-probs of what is kept
+        self._kept_versions = [0] * len(self._drafts)
+        self._batches = deque()
+        # Twice: what is not kept stays in the cache while what is kept is gone on from.
+        passes = batches_of(self._policy, self._encoded, self._rows, 2 * tokens_max)
+        self._unweighed = deque([row.owner for row in rows] for rows in passes)
 
     @property
     def done(self) -> bool:
         """Whether every completion has ended."""
-        return self._kept is not None and not self._batches
-
-    def weights_changed(self) -> None:
-        """See `Generation.weights_changed`; drafts that are being weighed are weighed anew."""
-        super().weights_changed()
-        if self._kept is None:
-            self._begin()
+        return not self._batches and not self._unweighed
 
     def advance(self, steps: int, policy_version: int) -> None:
-        """See `Generation.advance`. First, one pass over some of the drafts is a segment."""
+        """See `Generation.advance`. To weigh a batch of drafts counts as a step."""
         if self._version is not None and policy_version < self._version:
             self._begin()
         self._version = policy_version
-        if self._passes:
+        if not self._batches and self._unweighed:
             with torch.inference_mode(), self._policy.autocast():
-                self._weigh(self._passes.popleft())
-            if self._passes:
-                return
-        if self._kept is None:
-            self._kept_version = policy_version
-            self._keep()
+                self._weigh(self._unweighed.popleft(), policy_version)
+            steps -= 1
         super().advance(steps, policy_version)
 
-    def _keep(self) -> None:
-        """Find out what is kept, and set rows up for what is to follow. Rows with the same prompt
-        and nothing kept share that prompt."""
-        tokens_max = self._sampling.max_new_tokens
-        uniforms = uniforms_of(self._prompts, 1, tokens_max, self._seed, _KEEPING)
-        self._kept = []
-        for draft, now, drawn in zip(self._drafts, self._found, uniforms, strict=True):
-            old = draft.logprobs[: len(now)]
-            self._kept.append(now[: speculative(old, now, drawn.tolist(), self._set_to)])
+    def _weigh(self, places: Sequence[int], policy_version: int) -> None:
+        """Find out what is kept of some drafts, and set up what is to follow."""
+        cut = [self._cut(at) for at in places]
+        decoder: Decoder | None = None
+        if any(cut):
+            prompts: dict[tuple[int, ...], int] = {}
+            owners = [prompts.setdefault(tuple(self._encoded[at]), len(prompts)) for at in places]
+            room = self._sampling.max_new_tokens
+            decoder = open_decoder(self._policy, [list(ids) for ids in prompts], owners, room)
+            for at, now in zip(places, self._weighed(decoder, cut), strict=True):
+                old, drawn = self._drafts[at].logprobs[: len(now)], self._keeping[at].tolist()
+                self._kept[at] = now[: speculative(old, now, drawn, self._set_to)]
+                self._kept_versions[at] = policy_version
+        self._go_on(places, decoder)
+
+    def _weighed(self, decoder: Decoder, drafts: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Log-probs of drafts' tokens under the policy of now, at the temperature of sampling.
+        Logits are there for some tokens at a time."""
+        longest = max(map(len, drafts))
+        padded = [[*ids, *[self._policy.eos_id] * (longest - len(ids))] for ids in drafts]
+        tokens = torch.tensor(padded, device=self._policy.device)
+        found = [self._logprobs(decoder.logits[:, None], tokens[:, :1])]
+        width = max(1, LOGITS_MAX // (len(drafts) * self._policy.vocabulary))
+        for first in range(1, longest, width):
+            last = min(first + width, longest)
+            logits = decoder.foretold(tokens[:, first - 1 : last - 1])
+            found.append(self._logprobs(logits, tokens[:, first:last]))
+        rows = torch.cat(found, dim=1).tolist()  # causal: pads change nothing before them
+        return [row[: len(ids)] for row, ids in zip(rows, drafts, strict=True)]
+
+    def _logprobs(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Of tokens (rows, C) by logits (rows, C, V) before them."""
+        scaled = (logits.double() / self._sampling.temperature).log_softmax(-1)
+        return scaled.gather(-1, tokens[..., None]).squeeze(-1)
+
+    def _go_on(self, places: Sequence[int], decoder: Decoder | None) -> None:
+        """Set up the batches of rows that go on from what is kept: with the decoder that has
+        weighed them, or with their prefixes anew, of which equal ones are shared."""
         owners: dict[tuple[int, ...], int] = {}
-        uniforms = uniforms_of(self._prompts, 1, tokens_max, self._seed)
-        self._rows = []
-        for place, kept in enumerate(map(len, self._kept)):
-            prefix = (*self._encoded[place], *self._drafts[place].token_ids[:kept])
-            ended = kept > 0 and prefix[-1] in self._policy.eos_ids
-            room = min(tokens_max - kept, self._policy.context_tokens - len(prefix))
-            owner = owners.setdefault(prefix, len(owners))
-            self._rows.append(SampledRow(owner, uniforms[place], 0 if ended else room))
-        running = [row for row in self._rows if row.running]
-        self._batches = in_batches(
-            self._policy, [list(prefix) for prefix in owners], running, self._sampling
-        )
-
-    def _weigh(self, places: Sequence[int]) -> None:
-        """Log-probs of some drafts' tokens, as far as the limits allow them, under the policy of
-        now, at the temperature of sampling. Logits are there for some tokens at a time."""
-        texts = [[*self._encoded[at], *self._cut(at)] for at in places]
-        ids, _ = pad_right(texts, self._policy.eos_id)  # causal: pads change nothing before
-        ids = ids.to(self._policy.device)
-        begin = (
-            min(len(self._encoded[at]) for at in places) - 1
-        )  # foretells the first draft's first
-        end = ids.shape[1] - 1
-        width = end - begin
-        if not self._policy.stateful:  # whose state is no cache that we know
-            width = max(_WIDTH_MIN, self._logits_max // len(places))
-        cache = None if self._policy.stateful else DynamicCache()
-        if cache is not None and begin > 0:
-            body = getattr(self._policy.model, self._policy.model.base_model_prefix)
-            body(input_ids=ids[:, :begin], past_key_values=cache, use_cache=True)
-        for first in range(begin, end, max(1, width)):
-            last = min(first + width, end)
-            logits = self._logits(ids, first, last, cache)
-            for row, at in enumerate(places):
-                self._note(at, logits[row], first, last)
-
-    def _logits(
-        self, ids: torch.Tensor, first: int, last: int, cache: DynamicCache | None
-    ) -> torch.Tensor:
-        """After the tokens from `first` to before `last`: (rows, last - first, V)."""
-        if cache is None:
-            kept = self._policy.logits_kept(last - first)
-            out = self._policy.model(input_ids=ids[:, :last], use_cache=False, **kept)
+        running: list[tuple[int, SampledRow]] = []
+        for number, at in enumerate(places):
+            length = len(self._kept[at])
+            prefix = (*self._encoded[at], *self._drafts[at].token_ids[:length])
+            room = self._sampling.max_new_tokens - length
+            room = min(room, self._policy.context_tokens - len(prefix))
+            row = self._rows[at]
+            row.limit = 0 if length and prefix[-1] in self._policy.eos_ids else room
+            if row.running:
+                row.owner = owners.setdefault(prefix, len(owners))
+                running.append((number, row))
+        if not running:
+            return
+        prefixes = [list(prefix) for prefix in owners]
+        rows = [row for _, row in running]
+        numbers = [number for number, _ in running]
+        kept = [len(self._kept[places[number]]) for number in numbers]
+        last = [prefixes[row.owner][-1] for row in rows]
+        if decoder is not None and decoder.rewind(numbers, kept, last):
+            batch = Batch(self._policy, prefixes, rows, self._sampling, decoder)
+            self._batches = deque([batch])
         else:
-            part = ids[:, first:last]
-            out = self._policy.model(input_ids=part, past_key_values=cache, use_cache=True)
-        logits: torch.Tensor = out.logits[:, -(last - first) :]
-        return logits
-
-    def _note(self, place: int, logits: torch.Tensor, first: int, last: int) -> None:
-        """Take in what is foretold of one draft after the tokens from `first` to before `last`."""
-        tokens, skipped = self._cut(place), len(self._encoded[place]) - 1
-        here = range(max(first, skipped), min(last, skipped + len(tokens)))
-        if here:
-            values = logits[here.start - first : here.stop - first].double()
-            values = (values / self._sampling.temperature).log_softmax(-1)
-            chosen = torch.tensor(tokens[here.start - skipped : here.stop - skipped])
-            chosen = chosen.to(values.device)[:, None]
-            self._found[place] += values.gather(-1, chosen).squeeze(-1).tolist()
+            self._batches = in_batches(self._policy, prefixes, rows, self._sampling)
 
     def _cut(self, place: int) -> tuple[int, ...]:
         """A draft's tokens, as many as may be sampled and fit."""
         room = self._policy.context_tokens - len(self._encoded[place])
         return self._drafts[place].token_ids[: min(self._sampling.max_new_tokens, room)]
 
-    @property
-    def _logits_max(self) -> int:
-        """Tokens that have logits at a time."""
-        vocabulary: int = self._policy.model.config.get_text_config().vocab_size
-        return max(1, LOGITS_MAX // vocabulary)
-
-    def _in_passes(self) -> Iterator[list[int]]:
-        """Places of drafts that are run together, of similar lengths."""
-        drafted = [at for at in range(len(self._drafts)) if self._cut(at)]
-        passing: list[int] = []
-        longest = 0
-        for at in sorted(drafted, key=lambda at: (len(self._encoded[at]), at)):
-            length = len(self._encoded[at]) + len(self._cut(at))
-            if passing and (len(passing) + 1) * max(longest, length) > self._logits_max:
-                yield passing
-                passing, longest = [], 0
-            passing.append(at)
-            longest = max(longest, length)
-        if passing:
-            yield passing
-
     def completions(self) -> list[tuple[Completion, ...]]:
         """One group of one completion for each draft. A prefix that was kept ends at its splice."""
-        assert self._kept is not None
         found: list[tuple[Completion, ...]] = []
-        for row, draft, kept in zip(self._rows, self._drafts, self._kept, strict=True):
+        for row, draft, kept, version in zip(
+            self._rows, self._drafts, self._kept, self._kept_versions, strict=True
+        ):
             tokens = [*draft.token_ids[: len(kept)], *row.tokens]
-            spans = _after(kept, self._kept_version, row.spans)
+            spans = _after(kept, version, row.spans)
             ended = bool(tokens) and tokens[-1] in self._policy.eos_ids
             found.append(
                 (

@@ -232,19 +232,19 @@ def uniforms_of(
 
 def in_batches(
     policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], sampling: Sampling
-) -> "deque[_Batch]":
+) -> "deque[Batch]":
     """Rows that go on from where their owners' ids end, cut into batches that fit."""
     return deque(
-        _Batch(policy, encoded, some, sampling)
-        for some in _batches(policy, encoded, rows, sampling.max_new_tokens)
+        Batch(policy, encoded, some, sampling)
+        for some in batches_of(policy, encoded, rows, sampling.max_new_tokens)
     )
 
 
-def _batches(
+def batches_of(
     policy: Policy, encoded: Sequence[list[int]], rows: Sequence[SampledRow], tokens_max: int
 ) -> Iterator[list[SampledRow]]:
     """Rows with prompts of similar lengths (of equal ones, for models with a state), as many as
-    memory allows and at least one."""
+    memory allows with `tokens_max` more tokens each, and at least one."""
     rows_max, cached_max = _limits(policy)
     batch: list[SampledRow] = []
     for row in sorted(rows, key=lambda row: len(encoded[row.owner])):
@@ -274,7 +274,7 @@ def _limits(policy: Policy) -> tuple[int, int]:
     )
 
 
-class _Decoder(Protocol):
+class Decoder(Protocol):
     """Rows of a batch, some tokens on."""
 
     logits: torch.Tensor  # (rows, V), of each row's next token
@@ -285,6 +285,16 @@ class _Decoder(Protocol):
 
     def step(self, tokens: torch.Tensor) -> None:
         """Take more tokens (rows, C), as many for each row."""
+        ...
+
+    def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As `step`; the logits (rows, C, V) after each of them."""
+        ...
+
+    def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Go on with these rows alone, each of which takes back all after the first `kept` tokens
+        since its prompt. `tokens`: the last one that each row is left with, be it the prompt's.
+        Whether that can be done; if not, the decoder is of no more use."""
         ...
 
 
@@ -305,7 +315,8 @@ class _HuggingFaceDecoder:
             body = getattr(self._model, self._model.base_model_prefix)
             self._cache = body(input_ids=ids, use_cache=True).past_key_values
         self._select(list(owners))
-        self._last = policy.logits_kept(1)
+        self._policy = policy
+        self._begun = self._mask.shape[1]  # the place of prompts' last tokens
         self.step(torch.tensor([prompts[owner][-1:] for owner in owners], device=policy.device))
 
     def select(self, rows: list[int]) -> None:
@@ -318,6 +329,27 @@ class _HuggingFaceDecoder:
         self._lengths, self._mask = self._lengths[chosen], self._mask[chosen]
 
     def step(self, tokens: torch.Tensor) -> None:
+        self._run(tokens, 1)
+
+    def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._run(tokens, tokens.shape[1])
+
+    def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
+        if any(getattr(layer, "is_sliding", False) for layer in self._cache.layers):
+            return False  # they may have dropped what is to be seen again
+        taken = self._mask.shape[1] - self._begun
+        self._select(rows)
+        left = torch.tensor(kept, device=self._mask.device)
+        width = self._begun + int(left.max())
+        self._cache.crop(width)
+        places = torch.arange(width, device=self._mask.device)
+        self._mask = self._mask[:, :width] & (places < self._begun + left[:, None])
+        self._lengths = self._lengths - taken + left
+        self.step(torch.tensor(tokens, device=self._mask.device)[:, None])
+        return True
+
+    def _run(self, tokens: torch.Tensor, kept: int) -> torch.Tensor:
+        """Logits (rows, kept, V) after the last of the tokens (rows, C)."""
         count = tokens.shape[1]
         self._mask = torch.nn.functional.pad(self._mask, (0, count), value=True)
         out = self._model(
@@ -326,10 +358,12 @@ class _HuggingFaceDecoder:
             position_ids=self._lengths[:, None] + torch.arange(count, device=tokens.device),
             past_key_values=self._cache,
             use_cache=True,
-            **self._last,
+            **self._policy.logits_kept(kept),
         )
         self._lengths = self._lengths + count
         self.logits = out.logits[:, -1]
+        logits: torch.Tensor = out.logits[:, -kept:]
+        return logits
 
 
 class _PlainDecoder:
@@ -338,20 +372,29 @@ class _PlainDecoder:
     length."""
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
-        self._model, self._last = policy.model, policy.logits_kept(1)
+        self._policy = policy
         self._ids = torch.tensor([prompts[owner] for owner in owners], device=policy.device)
-        self.logits = self._run()
+        self.logits = self._run(1)[:, -1]
 
     def select(self, rows: list[int]) -> None:
         self._ids, self.logits = self._ids[rows], self.logits[rows]
 
     def step(self, tokens: torch.Tensor) -> None:
         self._ids = torch.cat([self._ids, tokens], dim=1)
-        self.logits = self._run()
+        self.logits = self._run(1)[:, -1]
 
-    def _run(self) -> torch.Tensor:
-        out = self._model(input_ids=self._ids, use_cache=False, **self._last)
-        logits: torch.Tensor = out.logits[:, -1]
+    def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
+        self._ids = torch.cat([self._ids, tokens], dim=1)
+        return self._run(tokens.shape[1])
+
+    def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
+        return False  # rows are of one length
+
+    def _run(self, kept: int) -> torch.Tensor:
+        """Logits (rows, kept, V) after the last tokens."""
+        last = self._policy.logits_kept(kept)
+        out = self._policy.model(input_ids=self._ids, use_cache=False, **last)
+        logits: torch.Tensor = out.logits[:, -kept:]
         return logits
 
 
@@ -391,13 +434,23 @@ class _LeanDecoder:
         self._next, self._each = self._next[kept], each
 
     def step(self, tokens: torch.Tensor) -> None:
+        self.logits = self._model.logits(self._run(tokens)[:, -1])
+
+    def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(self._run(tokens))
+
+    def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
+        return False  # rows are of one length
+
+    def _run(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Hidden states (rows, C, H) after each of the tokens (rows, C)."""
         prompts, columns = (list(side) for side in zip(*self._cells, strict=True))
         count = tokens.shape[1]
         ids = torch.zeros(len(self._next), self._each, count, dtype=torch.long)
         ids[prompts, columns] = tokens
         hidden, _ = self._model.run(ids, self._next, self._above, self._cache)
         self._next = self._next + count
-        self.logits = self._model.logits(hidden[prompts, columns, -1])
+        return hidden[prompts, columns]
 
 
 def _grid(owners: Sequence[int]) -> tuple[list[tuple[int, int]], int]:
@@ -426,9 +479,9 @@ def _kept_segment(segment: lean.Segment, kept: torch.Tensor) -> lean.Segment:
     return lean.Segment([(keys[kept], values[kept]) for keys, values in segment.layers], bias)
 
 
-def _open_decoder(
+def open_decoder(
     policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int], room: int
-) -> _Decoder:
+) -> Decoder:
     longest = max(len(prompt) for prompt in prompts)
     scores = lean.supports(policy.model) and (
         lean.scores_of_prompts(policy.model, len(prompts), longest)
@@ -440,7 +493,7 @@ def _open_decoder(
     return _HuggingFaceDecoder(policy, prompts, owners)
 
 
-class _Batch:
+class Batch:
     """Rows that are sampled together, from their first tokens to their ends."""
 
     def __init__(
@@ -449,11 +502,14 @@ class _Batch:
         encoded: Sequence[list[int]],
         rows: Sequence[SampledRow],
         sampling: Sampling,
+        decoder: Decoder | None = None,
     ) -> None:
+        """`decoder`: one that stands before the first token of these rows, if there is one."""
         self._policy, self._encoded, self._sampling = policy, encoded, sampling
         self._live = list(rows)  # still in the batch, finished ones perhaps among them
         self._step = 0  # tokens that each running row has
-        self._decoder: _Decoder | None = None
+        self._decoder = decoder
+        self._uniforms = self._drawn()
 
     @property
     def done(self) -> bool:
@@ -476,12 +532,12 @@ class _Batch:
         self._decoder = decoder if self._live else None
         return made
 
-    def _open(self) -> _Decoder:
+    def _open(self) -> Decoder:
         """A decoder that stands before the next token of the rows that run."""
         self._live = [row for row in self._live if row.running]
         owners = sorted({row.owner for row in self._live})
         place = {owner: index for index, owner in enumerate(owners)}
-        decoder = _open_decoder(
+        decoder = open_decoder(
             self._policy,
             [self._encoded[owner] for owner in owners],
             [place[row.owner] for row in self._live],
@@ -492,10 +548,13 @@ class _Batch:
             end = min(begin + width, self._step)
             tokens = [row.tokens[begin:end] for row in self._live]
             decoder.step(torch.tensor(tokens, device=self._policy.device))
-        self._uniforms = torch.stack([row.uniforms for row in self._live]).to(self._policy.device)
+        self._uniforms = self._drawn()
         return decoder
 
-    def _sample(self, decoder: _Decoder) -> None:
+    def _drawn(self) -> torch.Tensor:
+        return torch.stack([row.uniforms for row in self._live]).to(self._policy.device)
+
+    def _sample(self, decoder: Decoder) -> None:
         """One token for each row; and, if any runs on, the logits of the next."""
         sampling = self._sampling
         tokens, logprobs = pick_tokens(

@@ -22,7 +22,12 @@ from tests import support
 from tests.unit.test_training_generation import NEW, OLD, PROMPTS, SAMPLING, Models
 from tests.unit.test_training_generation import models as models
 from tests.unit.test_training_generation import qwen as qwen
-from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
+from tests.unit.training_support import (
+    gpt2_directory,
+    open_policy,
+    qwen_directory,
+    reference_logprobs,
+)
 
 EACH, SEED = 4, 1
 PLAIN = Speculative(lenience=-0.5)  # below 0: so small a change of weights keeps nearly all else
@@ -114,8 +119,7 @@ def test_segments_batches_and_passes_change_nothing_but_rounding(models, monkeyp
     drafts = drafts_of(models)
     whole = redraft(models.new, drafts)
     assert redraft(models.new, drafts, steps=1) == whole
-    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)  # each draft in a pass of its own,
-    monkeypatch.setattr(drafting, "_WIDTH_MIN", 5)  # and in parts of five tokens
+    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)  # a token of each draft at a time
     monkeypatch.setattr(torch_engine, "ROWS_MAX", 3)
     again = redraft(models.new, drafts)
     assert [each.token_ids for each in again] == [each.token_ids for each in whole]
@@ -145,11 +149,11 @@ def test_weights_that_come_meanwhile_make_the_rest(qwen):
     assert mixed
 
 
-def test_weights_that_come_while_drafts_are_weighed_weigh_all_of_them(qwen, monkeypatch):
-    monkeypatch.setattr(drafting, "LOGITS_MAX", 1)
+def test_weights_that_come_between_drafts_weigh_those_that_are_left(qwen, monkeypatch):
+    monkeypatch.setattr(torch_engine, "ROWS_MAX", 4)
     drafts = drafts_of(qwen)
     qwen.become(qwen.old)
-    generation = DraftGeneration(qwen.policy, drafts, PLAIN, SAMPLING, SEED)
+    generation = DraftGeneration(qwen.policy, drafts, KEEPS_ALL, SAMPLING, SEED)
     generation.advance(4, OLD)
     assert not generation.done  # one pass of several
     qwen.become(qwen.new)
@@ -157,9 +161,28 @@ def test_weights_that_come_while_drafts_are_weighed_weigh_all_of_them(qwen, monk
     while not generation.done:
         generation.advance(4, NEW)
     made = [each for (each,) in generation.completions()]
-    expected = redraft(qwen.new, drafts)
-    assert [each.token_ids for each in made] == [each.token_ids for each in expected]
-    assert {each.policy_version for each in made} == {NEW}
+    assert [each.token_ids for each in made] == [draft.token_ids for draft in drafts]
+    assert [each.policy_version for each in made].count(OLD) == 4
+    for draft, ours in zip(drafts, made, strict=True):
+        policy = qwen.by_version(ours.policy_version)
+        said = reference_logprobs(policy, draft.prompt, ours, SAMPLING)
+        assert ours.logprobs == pytest.approx(said, abs=ERROR_MAX)
+
+
+def test_prompts_are_run_once_for_all_their_drafts(tmp_path):
+    """And what was weighed is not run again to go on from it."""
+    policy = open_policy(gpt2_directory(tmp_path / "model"))
+    widths = []
+    policy.model.get_input_embeddings().register_forward_hook(
+        lambda module, inputs, output: widths.append(output.shape[:-1].numel())
+    )
+    prompt = "a long prompt " * 5
+    length = len(policy.encode_prompt(prompt))
+    drafts = [Draft(prompt, (5, 6, 7), (-9.0, -9.0, -9.0)) for _ in range(EACH)]
+    made = redraft(policy, drafts, KEEPS_ALL)
+    assert all(kept(each) == 3 for each in made)
+    most = max(len(each.token_ids) for each in made)
+    assert sum(widths) <= length + EACH * (most + 1)
 
 
 def test_an_older_version_weighs_the_drafts_anew(qwen):

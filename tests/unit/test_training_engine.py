@@ -63,14 +63,14 @@ def test_the_split_of_a_big_batch_does_not_matter(policy, monkeypatch, limit, va
     together = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
     monkeypatch.setattr(torch_engine, limit, value)
     sizes = []
-    batches = torch_engine._batches
+    batches = torch_engine.batches_of
 
     def counted(*arguments):
         for rows in batches(*arguments):
             sizes.append(len(rows))
             yield rows
 
-    monkeypatch.setattr(torch_engine, "_batches", counted)
+    monkeypatch.setattr(torch_engine, "batches_of", counted)
     split = generate(policy, PROMPTS, 3, SAMPLING, 1, 0)
     assert sum(sizes) == 3 * len(PROMPTS)
     assert limit == "CACHE_BYTES_MAX" or max(sizes) <= 4
