@@ -135,4 +135,4 @@ def show_method(name: str, say: Say) -> None:
         if each.used_by:
             of_kind, *others = [each.name, *each.defaults]
             example = f", {others[0]}={each.defaults[others[0]]}" if others else ""
-            say(f"  swarm-node join --{each.family} '{of_kind}{example}'")
+            say(f"  swarm-node join --{each.family.replace('_', '-')} '{of_kind}{example}'")

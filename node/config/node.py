@@ -42,6 +42,8 @@ from node.methods.choices import (
     Loss,
     Replay,
 )
+from node.methods.generate.hints import Hints
+from node.methods.generate.speculative import Speculative
 from node.system.child_environment import PASSPHRASE_VARIABLE
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation
@@ -146,9 +148,10 @@ class NodeConfig(Frozen):
     """How many times I groups a round begins. It takes the first I that are done; the others
     go on in later rounds. It needs the engine `vllm`, or a run with turns."""
     generate: Generate | None = None
-    """How a node that learns by itself makes completions of tasks that come again: `speculative`
-    keeps what the policy would still say of the last ones. It needs the engine `torch`, tasks in
-    common, and no turns. None: from their prompts. `swarm-node methods` lists them."""
+    """How completions of tasks in common begin at a node that learns by itself: `speculative` keeps
+    what the policy would still say of the last ones and needs the engine `torch`; `hints` gives
+    away the beginnings of others' right ones where the node mostly fails. Neither has turns. None:
+    with nothing. `swarm-node methods` lists them."""
     filter_own: bool = False
     """Generate more than I groups, and drop those whose rewards are all equal."""
 
@@ -401,7 +404,8 @@ class NodeConfig(Frozen):
                 f"replay {self.replay}: run {self.run.name} has tasks of several turns, of which "
                 "nothing is replayed"
             )
-        fetching = self.replay or self.draw or self.external_rule
+        hinting = self.generate if self.hears_solutions and self.replay is None else None
+        fetching = self.replay or hinting or self.draw or self.external_rule
         if fetching is not None and self.external_groups == 0:
             raise Conflict("external_groups", f"fetches nothing for {fetching}", "4")
         if self.external_rule is not None:
@@ -415,18 +419,24 @@ class NodeConfig(Frozen):
             )
         return self
 
+    @property
+    def hears_solutions(self) -> bool:
+        """Whether the node keeps others' right completions of tasks in common."""
+        return self.replay is not None or isinstance(self.generate, Hints)
+
     @model_validator(mode="after")
-    def _has_drafts(self) -> Self:
+    def _has_beginnings(self) -> Self:
         if self.generate is None:
             return self
-        if self.engine != "torch":
+        drafts = isinstance(self.generate, Speculative)
+        if drafts and self.engine != "torch":
             raise Conflict("engine", f"generates nothing from drafts for {self.generate}", "torch")
         why_not = None
         if self.run.has_turns:
             why_not = "has tasks of several turns"
         elif not self.run.common.share:
             why_not = "has no tasks that come again: give it common.share"
-        elif self.run.sampling.top_p < 1.0:
+        elif drafts and self.run.sampling.top_p < 1.0:
             why_not = "does not sample by the whole distribution: top_p must be 1"
         if why_not is not None:
             raise ConfigError(f"generate {self.generate}: run {self.run.name} {why_not}")

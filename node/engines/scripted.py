@@ -12,7 +12,7 @@ from random import Random
 import trio
 
 from node.interfaces.engine import Maker, Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import hint_of, question_of
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
 from node.system.pause_gate import Gate
@@ -47,8 +47,9 @@ class ScriptedPolicy:
     async def generate(
         self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
     ) -> list[tuple[Completion, ...]]:
-        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one.
-        All is sampled at the end, with the version of that moment."""
+        """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
+        completion goes on from the prompt's hint where that is the answer's beginning. All is
+        sampled at the end, with the version of that moment."""
         async with self._gate.passing():
             await trio.sleep(self._generate_s)
         rng = Random(seed)
@@ -60,7 +61,8 @@ class ScriptedPolicy:
     def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
         left, right = question_of(prompt).removesuffix("=").split("+")
         wrong = rng.random() >= self.skill
-        tokens = tuple(str(int(left) + int(right) + wrong).encode())[: sampling.max_new_tokens]
+        answer = str(int(left) + int(right) + wrong).removeprefix(hint_of(prompt))
+        tokens = tuple(answer.encode())[: sampling.max_new_tokens]
         return Completion(
             text=bytes(tokens).decode(),
             token_ids=tokens,

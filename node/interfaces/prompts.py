@@ -4,6 +4,8 @@ A question alone is its own text, so that runs without instructions have the pro
 always had. Otherwise the prompt is a mark and the messages as JSON: one text, which pools keep,
 processes pass on and nodes compare. Policies with a chat template read it as messages
 (`messages_of`), others as plain text (`plain_text`).
+
+A prompt may end with a hint: what a completion begins with, which its policy is not to make itself.
 """
 
 import json
@@ -32,10 +34,22 @@ def prompt_of(question: str, system: str = "", examples: Sequence[tuple[str, str
     return MARK + json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
 
 
+def hinted(prompt: str, hint: str) -> str:
+    """A prompt whose completions begin with `hint`."""
+    messages = [*_asked(prompt), ("assistant", hint)]
+    return MARK + json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+
+
+def hint_of(prompt: str) -> str:
+    """What the completions of a prompt begin with; mostly nothing."""
+    role, content = _pairs(prompt)[-1]
+    return content if role == "assistant" else ""
+
+
 def messages_of(prompt: str, *, with_system: bool = True) -> list[Message]:
-    """The messages of a prompt, the question last. Without `with_system` what the system says comes
-    first in the first question, for chat templates that know no such role."""
-    messages = [{"role": role, "content": content} for role, content in _pairs(prompt)]
+    """The messages of a prompt, the question last, without a hint. Without `with_system` what the
+    system says comes first in the first question, for chat templates that know no such role."""
+    messages = [{"role": role, "content": content} for role, content in _asked(prompt)]
     if with_system or messages[0]["role"] != "system":
         return messages
     told, first, *others = messages
@@ -44,13 +58,13 @@ def messages_of(prompt: str, *, with_system: bool = True) -> list[Message]:
 
 def question_of(prompt: str) -> str:
     """The question alone."""
-    return _pairs(prompt)[-1][1]
+    return _asked(prompt)[-1][1]
 
 
 def plain_text(prompt: str) -> str:
-    """The prompt for a policy without a chat template. After worked examples the answer begins on a
-    line of its own, as theirs do."""
-    *before, (_, question) = _pairs(prompt)
+    """The prompt for a policy without a chat template, without a hint. After worked examples the
+    answer begins on a line of its own, as theirs do."""
+    *before, (_, question) = _asked(prompt)
     parts = []
     for role, content in before:
         parts.append(f"{content}\n" if role == "user" else f"{content}\n\n")
@@ -92,6 +106,12 @@ def behind(plain: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
     return ()
 
 
+def _asked(prompt: str) -> list[tuple[str, str]]:
+    """(role, content) of each message up to the question."""
+    messages = _pairs(prompt)
+    return messages[:-1] if messages[-1][0] == "assistant" else messages
+
+
 def _pairs(prompt: str) -> list[tuple[str, str]]:
     """(role, content) of each message."""
     if prompt.startswith(MARK):
@@ -99,6 +119,11 @@ def _pairs(prompt: str) -> list[tuple[str, str]]:
             messages = [(role, content) for role, content in json.loads(prompt[1:])]
         except (ValueError, TypeError, RecursionError):
             messages = []
-        if messages and all(r in _ROLES and isinstance(c, str) for r, c in messages):
+        # An answer alone is none: there is a question before it
+        if (
+            messages
+            and all(r in _ROLES and isinstance(c, str) for r, c in messages)
+            and any(r == "user" for r, _ in messages)
+        ):
             return messages
     return [("user", prompt)]

@@ -30,8 +30,9 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
-from node.environments.turns.replay import said_of
+from node.environments.turns.replay import Said, said_of
 from node.interfaces.engine import DraftingEngine, PartialEngine, RolloutEngine
+from node.interfaces.prompts import NO_TEXT, hint_of, hinted
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
@@ -43,6 +44,8 @@ from node.methods.control.external import ExternalGains, evaluated, groups_of
 from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import SolvedTasks, Success, rescue
 from node.methods.generate.drafts import DraftBank
+from node.methods.generate.hints import BareSuccess, Hints
+from node.methods.generate.speculative import Speculative
 from node.methods.groups import GroupView, view_of
 from node.methods.samplers import distinct, draw_foreign, draw_needed, kept_completions
 from node.records.records import HeldOut, RoundDone, SampledGroup
@@ -126,9 +129,16 @@ class OwnGroup:
     decided: bool = True  # whether it is worth the same everywhere; else nobody would take it
 
     @property
+    def bare(self) -> bool:
+        """Whether the policy made the whole of it, and got no hint."""
+        return not hint_of(self.prompt)
+
+    @property
     def scored(self) -> Scored:
-        """What is counted of it."""
-        return self.task, self.completions, self.rewards
+        """What is counted of it, each completion from its hint on."""
+        hint = hint_of(self.prompt)
+        whole = [replace(c, text=hint + c.text) for c in self.completions] if hint else None
+        return self.task, whole or self.completions, self.rewards
 
 
 def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
@@ -159,6 +169,13 @@ def _sampled(completion: Completion) -> int:
 def _as_sampled(completion: Completion) -> Completion:
     """As others are told of it: all of its log-probs are of the policy that shares it."""
     return replace(completion, splices=()) if completion.splices else completion
+
+
+def _wholes(prompt: str, completions: Sequence[Completion]) -> list[Said]:
+    """What is scored of a group: all that was said, and what a hint said before it."""
+    if hint := hint_of(prompt):
+        return [hint + each.text for each in completions]
+    return [said_of(each) for each in completions]
 
 
 OnSamples = Callable[[Sequence[SampledGroup]], Awaitable[None]]
@@ -216,6 +233,7 @@ class Sapo:
             works = self._player if config.run.has_turns else by_engine
             self._partial = PartialRollouts(works, config.over_provision)
         self._drafts, self._drafted = DraftBank(), 0
+        self._bare = BareSuccess()
         self._trainer = trainer
         self._verifier = verifier
         self._guard = guard
@@ -244,7 +262,9 @@ class Sapo:
             if self._before_share is not None:
                 await self._before_share(next_index)
             shared = [
-                group for group in own if group.decided and _fits_the_wire(group, self._config.run)
+                group
+                for group in own
+                if group.decided and group.bare and _fits_the_wire(group, self._config.run)
             ]
             await self._share(shared, number)
         foreign = await self._draw(number)
@@ -261,8 +281,9 @@ class Sapo:
             paused_s = None
             if self._hand_over is not None:
                 paused_s = await self._hand_over.after_training(report.policy_version)
-            self._choice.learn([(group.task, group.rewards) for group in own if group.decided])
-            self._keep_drafts(own)
+            measured = [each for each in own if each.decided and each.bare]
+            self._choice.learn([(group.task, group.rewards) for group in measured])
+            self._keep_beginnings(own)
             generated = sum(_sampled(c) for group in own for c in group.completions)
             self.progress = replace(
                 start,
@@ -295,7 +316,7 @@ class Sapo:
             assigned, index = await self._guard.assignments(
                 self._peer_id, index, count, choose, self._choice.ahead
             )
-            return assigned
+            return [self._with_hint(each, number) for each in assigned]
 
         for attempt in range(OVER_GENERATION_MAX if self._config.filter_own else 1):
             if wanted == 0:
@@ -311,9 +332,10 @@ class Sapo:
         wanted, each = self._config.local_groups, self._config.group_size
         if self._partial is not None:
             made = await self._partial.groups(wanted, each, self._sampling, seed, assign)
-        elif self._config.generate is not None:
+        elif isinstance(self._config.generate, Speculative):
             assigned = await assign(wanted)
-            made = list(zip(assigned, await self._redrafted(assigned, seed), strict=True))
+            redrafted = await self._redrafted(assigned, self._config.generate, seed)
+            made = list(zip(assigned, redrafted, strict=True))
         else:
             assigned = await assign(wanted)
             made_of = await completions(
@@ -327,7 +349,7 @@ class Sapo:
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._on_phase("scoring")
-        texts = [[said_of(each) for each in group] for _, group in made]
+        texts = [_wholes(its.prompt, group) for its, group in made]
         verdicts = await self._verifier.score([its.task for its, _ in made], texts)
         clock.lap("score")
         return [
@@ -336,23 +358,40 @@ class Sapo:
         ]
 
     async def _redrafted(
-        self, assigned: Sequence[Assignment], seed: int
+        self, assigned: Sequence[Assignment], set_to: Speculative, seed: int
     ) -> list[tuple[Completion, ...]]:
         """G completions of each task, from what the node made of it before where it did."""
-        assert self._config.generate is not None
         each = self._config.group_size
         drafts = [
             draft for its in assigned for draft in self._drafts.drafts(its.task, its.prompt, each)
         ]
         self._drafted += sum(len(draft.token_ids) for draft in drafts)
         engine = cast("DraftingEngine", self._engine)
-        made = await engine.redraft(drafts, self._config.generate, self._sampling, seed)
+        made = await engine.redraft(drafts, set_to, self._sampling, seed)
         return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
 
-    def _keep_drafts(self, own: Sequence[OwnGroup]) -> None:
-        if self._config.generate is not None:
-            for group in own:
-                if is_common(self._config.run, group.task) and _has_logprobs(group):
+    def _with_hint(self, assigned: Assignment, number: int) -> Assignment:
+        """A task with the beginning of what another node got right, if it is hard for this one. A
+        hint takes no more bytes than a completion may have tokens: however a tokenizer cuts it, it
+        is no longer than one."""
+        if not isinstance(self._config.generate, Hints):
+            return assigned
+        most = self._sampling.max_new_tokens
+        texts = [each.completion.text for each in self._solved.of(assigned.task)]
+        fit = [text for text in texts if len(text.encode()) <= most and NO_TEXT not in text]
+        hint = self._bare.hint(assigned.task, fit, number - 1, self._config.generate)
+        return replace(assigned, prompt=hinted(assigned.prompt, hint)) if hint else assigned
+
+    def _keep_beginnings(self, own: Sequence[OwnGroup]) -> None:
+        """Of tasks that come again: what is gone on from the next time, or what is given away."""
+        if self._config.generate is None:
+            return
+        for group in own:
+            if is_common(self._config.run, group.task):
+                if isinstance(self._config.generate, Hints):
+                    if group.decided and group.bare:
+                        self._bare.learn(group.task, group.rewards)
+                elif _has_logprobs(group):
                     self._drafts.keep(group.task, group.completions)
 
     # --- sharing and drawing ---------------------------------------------------------------
@@ -426,7 +465,11 @@ class Sapo:
         """By the place of an own group that is all wrong, right completions of others."""
         if self._config.replay is None:
             return {}
-        known = {at: self._solved.of(group.task) for at, group in enumerate(own) if group.decided}
+        known = {
+            at: self._solved.of(group.task)
+            for at, group in enumerate(own)
+            if group.decided and group.bare
+        }
         rng = Random(self._seed("rescue", number))
         return rescue([group.rewards for group in own], known, rng, self._config.replay)
 
@@ -530,7 +573,8 @@ class Sapo:
         rescued: int,
     ) -> RoundDone:
         """The round as this node saw it; the app adds what only the network knows."""
-        rewards = [reward for group in own for reward in group.rewards]
+        bare = [group for group in own if group.bare]
+        rewards = [reward for group in bare for reward in group.rewards]
         trained = [group.rewards for group in chosen] + [group.rewards for group in foreign]
         producers = Counter(str(verified.group.producer) for verified in foreign)
         return RoundDone(
@@ -544,6 +588,7 @@ class Sapo:
             groups_shared=shared,
             generated_tokens=generated,
             rescued_groups=rescued,
+            hinted_groups=len(own) - len(bare),
             drafted_tokens=self._drafted,
             kept_tokens=sum(
                 len(c.token_ids) - _sampled(c) for group in own for c in group.completions
@@ -576,7 +621,7 @@ class Sapo:
             rate_share=self.progress.validated.rate_share,
             unlikely_tokens=report.unlikely_tokens,
             own_informative=sum(informative(group.rewards) for group in chosen),
-            answers=tally(self._config.run, [group.scored for group in own]),
+            answers=tally(self._config.run, [group.scored for group in bare]),
             weighed_tokens=report.weighed_tokens,
             external_wanted=self._external_wanted,
             foreign_gradient=_known(report.foreign_gradient),

@@ -10,7 +10,7 @@ from node.methods.advantages import contexts, group, robust, unlikely
 from node.methods.control import external, vade
 from node.methods.filters.need import ByNeed
 from node.methods.filters.rescue import Rescue
-from node.methods.generate import speculative
+from node.methods.generate import hints, speculative
 from node.methods.groups import Advantages, GroupView
 from node.methods.losses import settings as losses
 from node.methods.losses import weighing_settings as weighing
@@ -97,7 +97,7 @@ chosen_external = partial(chosen, {"adaptive_external": external.AdaptiveExterna
 chosen_replay = partial(chosen, {"rescue": Rescue})
 
 
-chosen_generate = partial(chosen, {"speculative": speculative.Speculative})
+chosen_generate = partial(chosen, {"speculative": speculative.Speculative, "hints": hints.Hints})
 
 
 def chosen_loss(value: Any) -> LossSettings:
@@ -133,8 +133,8 @@ ExternalRule = Annotated[external.AdaptiveExternal, BeforeValidator(chosen_exter
 Replay = Annotated[Rescue, BeforeValidator(chosen_replay)]
 """Those by which a node's own groups take completions of others."""
 
-Generate = Annotated[speculative.Speculative, BeforeValidator(chosen_generate)]
-"""Those that a node's engine takes."""
+Generate = Annotated[speculative.Speculative | hints.Hints, BeforeValidator(chosen_generate)]
+"""Those by which a node's own completions begin."""
 
 Loss = Annotated[
     losses.SapoLoss

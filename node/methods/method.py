@@ -6,8 +6,18 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Literal
 
+# Those that a loop uses are a setting of that name
 Family = Literal[
-    "generate", "filter", "control", "draw", "replay", "reward", "advantage", "loss", "correction"
+    "generate",
+    "filter",
+    "control",
+    "draw",
+    "external_rule",
+    "replay",
+    "reward",
+    "advantage",
+    "loss",
+    "correction",
 ]
 
 

@@ -115,7 +115,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _alone(admission.Admission, admission.admission, "control", "2505.24298"),
     _alone(admission.Reclamation, admission.reclamation, "control", "ROLL"),
     KnownMethod(
-        external.AdaptiveExternal, external.adaptive_external, "draw",
+        external.AdaptiveExternal, external.adaptive_external, "external_rule",
         "ours, of J in 2509.08721", used_by=("node",),
     ),
     _alone(informative.ZeroAdvantage, informative.zero_advantage, "filter", "2503.14476"),
@@ -148,7 +148,9 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _alone(
         purify.Purify, purify.purify, "generate", "2601.21244", Need.REFERENCE, Need.BEHAVIOUR
     ),
-    _alone(hints.Hints, hints.hints, "generate", "2512.13095", Need.CONTEXTS),
+    KnownMethod(
+        hints.Hints, hints.hints, "generate", "2512.13095", frozenset({Need.REVISITS}), ("node",)
+    ),
     _alone(hints.Nudges, hints.nudges, "generate", "2605.15726", Need.CONTEXTS),
 )  # fmt: skip
 

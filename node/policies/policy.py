@@ -35,6 +35,7 @@ from node.interfaces.prompts import (
     Message,
     around_reply,
     behind,
+    hint_of,
     messages_of,
     placeholder,
     plain_text,
@@ -113,13 +114,18 @@ class Policy:
     def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of a prompt: its messages through the chat template where there is one, else
         its plain text with the tokenizer's own special tokens. Special tokens spelled out in the
-        prompt stay text. At least one token."""
+        prompt stay text. A hint comes last, as far as it leaves room for a token. At least one
+        token."""
         template = self.tokenizer.chat_template
         if template:
             ids = self._encode_chat(messages_of(prompt, with_system=takes_system(template)))
         else:
             ids = list(self.tokenizer(plain_text(prompt), split_special_tokens=True)["input_ids"])
-        return ids or [self.eos_id]
+        ids = ids or [self.eos_id]
+        if not (hint := hint_of(prompt)):
+            return ids
+        room = max(0, self.context_tokens - 1 - len(ids))
+        return [*ids, *self.encode_completion(hint)[:room]]
 
     def encode_turns(self, prompt: str, turns: Iterable[tuple[Iterable[int], str]]) -> list[int]:
         """Token ids of a prompt and what came after it: sampled ids, each with what was said then.

@@ -109,7 +109,7 @@ class Node:
         """See `HeldOutGuard.verify`; what a good group says of its task is heard."""
         prompt, rewards = await self.guard.verify(group)
         self.choice.hear(group)
-        if self._config.replay is not None and is_common(self._config.run, group.task):
+        if self._config.hears_solutions and is_common(self._config.run, group.task):
             scored = zip(group.completions, rewards, strict=True)
             most = self._config.run.completion_chars_max
             fit = [each for each in scored if len(each[0].text) <= most]

@@ -334,7 +334,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "corrections": partial(methods_page, "correction"),
     "controls": partial(methods_page, "control", used=True),
     "generates": partial(methods_page, "generate", used=True),
-    "draws": partial(methods_page, "draw", used=True),
+    "draws": partial(methods_page, "draw", "external_rule", used=True),
     "replays": partial(methods_page, "replay", used=True),
     "functions": partial(methods_page, "control", "filter", "replay", "generate", used=False),
     "rewards": partial(methods_page, "reward"),

@@ -36,9 +36,10 @@ def test_what_loops_take_and_what_is_listed_is_the_same() -> None:
     assert listed["loss"] == set(LOSSES) == set(OBJECTIVES)
     assert listed["correction"] == set(CORRECTIONS) == set(WEIGHINGS)
     assert listed["control"] == {"vade"}
-    assert listed["generate"] == {"speculative"}
+    assert listed["generate"] == {"speculative", "hints"}
     assert listed["replay"] == {"rescue"}
-    assert listed["draw"] == {"need", "adaptive_external"}
+    assert listed["draw"] == {"need"}
+    assert listed["external_rule"] == {"adaptive_external"}
     for family in ("reward", "filter"):
         assert listed[family] == set()
     for union, known in (
@@ -69,6 +70,7 @@ def test_the_list_and_one_of_it() -> None:
     assert "  ratio_max = 5.0" in one
     assert "  needs: behaviour" in one
     assert len([line for line in said("grpo") if not line.startswith(" ")]) == 2  # of each family
+    assert any("--external-rule 'adaptive_external, " in line for line in said("adaptive_external"))
     with pytest.raises(ConfigError, match=r"method gpro: no such method; did you mean gspo\?"):
         show_method("gpro", print)
 
@@ -116,11 +118,13 @@ def test_what_a_node_of_a_run_may_use_and_why_not(tmp_path: Path) -> None:
     assert any("not speculative" in line and "common.share" in line for line in plain)
     assert any(line.startswith("loss, run r, engine torch: sapo, grpo") for line in plain)
     assert not any("two_levels" in line for line in plain)  # no loop uses it
+    assert "external_rule, run r, engine torch: adaptive_external" in plain
     common = usable("[common]\nshare = 0.5\n")
     assert "control, run r, engine torch: vade" in common
-    assert "generate, run r, engine torch: speculative" in common
+    assert "generate, run r, engine torch: speculative, hints" in common
     other = usable("[common]\nshare = 0.5\n", engine="vllm")
-    assert "generate, run r, engine vllm: none" in other
+    assert "generate, run r, engine vllm: hints" in other
+    assert any("not speculative" in line and "nothing from drafts" in line for line in other)
     corrected = usable('[training]\nloss = "tis"\n')
     assert "correction, run r, engine torch: none" in corrected
     assert any("is for the loss sapo, and tis has its" in line for line in corrected)

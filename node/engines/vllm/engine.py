@@ -248,7 +248,7 @@ class VllmEngine:
 
     async def _encode(self, prompt: str) -> list[int]:
         ids = await self._tokenize(self._text.encode_request(prompt))
-        return ids or [self._text.eos_ids[0]]
+        return self._text.with_hint(ids, prompt, self._settings.context_tokens)
 
     async def _tokenize(self, request: dict[str, Any]) -> list[int]:
         ids: list[int] = json.loads(await self._running().post("/tokenize", request))["tokens"]

@@ -18,7 +18,7 @@ from node.engines.vllm.server import (
 )
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import NO_TEXT, messages_of, plain_text, takes_system
+from node.interfaces.prompts import NO_TEXT, hint_of, messages_of, plain_text, takes_system
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
@@ -102,6 +102,14 @@ class ModelText:
             messages = messages_of(prompt, with_system=self._takes_system)
             return {"model": MODEL_NAME, "messages": messages, "add_generation_prompt": True}
         return {"model": MODEL_NAME, "prompt": plain_text(prompt)}
+
+    def with_hint(self, ids: list[int], prompt: str, context_tokens: int) -> list[int]:
+        """A prompt's ids, at least one, and those of its hint as far as there is room for a token
+        more."""
+        ids = ids or [self.eos_ids[0]]
+        hint = hint_of(prompt)
+        room = max(0, context_tokens - 1 - len(ids))
+        return [*ids, *self.encode(hint)[:room]] if hint else ids
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text alone; `special`: special tokens that it spells out are such."""

@@ -1,14 +1,20 @@
 """How much of a solution is given away, and to which rollouts a strategy is named."""
 
 import math
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from node.methods.checked import probability, whole
 from node.methods.method import MethodSettings
+from swarm.rollouts import Task
+
+TASKS_MAX: Final = 2**14  # whose success is kept; of more, those done longest ago are given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,52 @@ def hint_tokens(tokens: int, share: float) -> int:
     """
     wanted = math.floor(probability(share, "share") * whole(tokens, "tokens") + 1e-9)
     return min(wanted, max(0, tokens - 1))
+
+
+def beginning(text: str, share: float) -> str:
+    """The share of a solution's characters from its first on, cut back to a whole word where it
+    has several; never all of it.
+
+    Raises:
+        ValueError: as `hint_tokens`.
+    """
+    count = hint_tokens(len(text), share)
+    if text[count : count + 1].isspace():
+        return text[:count]
+    words = [gap.start() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
+    return text[: words[-1]] if words else text[:count]
+
+
+class BareSuccess:
+    """How well a node last did tasks without a hint. Pure and bounded.
+
+    After a task had a hint there is nothing on it, so that it is done without one the next time.
+    """
+
+    def __init__(self, tasks_max: int = TASKS_MAX) -> None:
+        self._tasks_max = tasks_max
+        self._shares: OrderedDict[Task, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def learn(self, task: Task, rewards: Sequence[float]) -> None:
+        """Take in a group that was made without a hint."""
+        self._shares.pop(task, None)
+        self._shares[task] = sum(reward == 1.0 for reward in rewards) / len(rewards)
+        while len(self._shares) > self._tasks_max:
+            self._shares.popitem(last=False)
+
+    def hint(self, task: Task, solutions: Sequence[str], step: int, set_to: Hints) -> str:
+        """What is given away of the shortest of `solutions`; often nothing."""
+        success = self._shares.get(task)
+        if success is None or not solutions:
+            return ""
+        solution = min(solutions, key=lambda text: (len(text), text))
+        hint = beginning(solution, hints(success, step, set_to))
+        if hint:
+            del self._shares[task]
+        return hint
 
 
 @dataclass(frozen=True, slots=True)

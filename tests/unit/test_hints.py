@@ -1,0 +1,169 @@
+"""Hints: what is given away, when, and that it counts for nothing but learning."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from node.config import NodeConfig, load_config
+from node.engines.vllm.text import ModelText
+from node.interfaces.engine import Sampling
+from node.interfaces.prompts import (
+    hint_of,
+    hinted,
+    messages_of,
+    plain_text,
+    prompt_of,
+    question_of,
+)
+from node.methods.generate.hints import BareSuccess, Hints, beginning
+from node.records.records import RoundDone
+from swarm.errors import ConfigError
+from swarm.rollouts import Completion, Task
+from tests.unit.simulated_pair import rounds_beside
+from tests.unit.test_rescue import CONFIG, Kept
+from tests.unit.training_support import open_policy, qwen_directory
+
+CHAT = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+HINTS = Hints()
+
+
+def task(index: int = 1) -> Task:
+    return Task("scripted_sum", "1", "{}", 7, index)
+
+
+# --- prompts -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "prompt", ["7+6=", prompt_of("7+6=", "Add."), prompt_of("7+6=", "Add.", [("1+1=", "2")])]
+)
+def test_a_hint_is_apart_from_the_prompt(prompt: str) -> None:
+    given = hinted(prompt, "1")
+    assert (hint_of(prompt), hint_of(given)) == ("", "1")
+    assert hint_of(hinted(given, "13")) == "13"  # it takes the place of the first
+    for read in (messages_of, plain_text, question_of):
+        assert read(given) == read(prompt)
+
+
+def test_an_answer_without_a_question_is_a_question() -> None:
+    text = hinted("", "x")[:1] + '[["assistant","x"]]'
+    assert hint_of(text) == ""
+    assert question_of(text) == text
+
+
+@pytest.mark.parametrize("template", [None, CHAT])
+def test_every_engine_goes_on_from_the_hint_and_none_reads_a_special_token_in_it(
+    tmp_path, template
+) -> None:
+    directory = qwen_directory(tmp_path)
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    policy = open_policy(directory)
+    hint = f"1{policy.tokenizer.eos_token}2"
+    bare = policy.encode_prompt("7+6=")
+    ids = policy.encode_prompt(hinted("7+6=", hint))
+    assert ids == [*bare, *policy.encode_completion(hint)]
+    assert policy.tokenizer.eos_token_id not in ids[len(bare) :]
+    text = ModelText(directory)
+    context = policy.context_tokens
+    assert text.with_hint(bare, hinted("7+6=", hint), context) == ids
+    assert text.with_hint(bare, "7+6=", context) == bare
+    # One that is too long is cut, so that nobody's text stops a node
+    long = hinted("7+6=", "1" * 2 * context)
+    assert len(policy.encode_prompt(long)) == context - 1
+    assert text.with_hint(bare, long, context) == policy.encode_prompt(long)
+
+
+# --- what is given away, and when --------------------------------------------------------------
+
+
+def test_a_hint_ends_with_a_word_and_is_never_all() -> None:
+    assert beginning("one two three", 0.75) == "one two"
+    assert beginning("one two three", 7 / 13) == "one two"
+    assert beginning("one two three", 0.4) == "one"
+    assert beginning("one two three", 0.2) == "on"  # no whole word fits
+    assert beginning("1234", 0.75) == "123"
+    assert beginning("1234", 1.0) == "123"
+    assert beginning("7", 1.0) == beginning("", 1.0) == beginning("1234", 0.0) == ""
+
+
+def test_what_is_hard_gets_a_hint_every_other_time() -> None:
+    book = BareSuccess(tasks_max=2)
+    assert book.hint(task(), ["1234"], 0, HINTS) == ""  # nobody knows yet how hard it is
+    book.learn(task(), (0.0, 0.0, 0.0, 0.0))
+    assert book.hint(task(), [], 0, HINTS) == ""
+    assert book.hint(task(), ["12345678", "1234"], 0, HINTS) == "123"
+    assert book.hint(task(), ["1234"], 0, HINTS) == ""
+    book.learn(task(), (1.0, 0.0, 0.0, 0.0))
+    assert book.hint(task(), ["12345678"], 0, HINTS) == "123"  # half as much
+    book.learn(task(), (1.0, 1.0, 0.0, 0.5))
+    assert book.hint(task(), ["1234"], 0, HINTS) == ""
+    book.learn(task(), (0.0, 0.0))
+    assert book.hint(task(), ["1234"], HINTS.steps, HINTS) == ""
+    for index in (2, 3):
+        book.learn(task(index), (0.0,))
+    assert len(book) == 2
+    assert book.hint(task(), ["1234"], 0, HINTS) == ""  # given up
+
+
+# --- a node ------------------------------------------------------------------------------------
+
+
+class Helped(Kept):
+    """Solves what it has a hint for, in half of its tries, and nothing else."""
+
+    async def generate(
+        self, prompts: Sequence[str], completions_each: int, sampling: Sampling, seed: int
+    ) -> list[tuple[Completion, ...]]:
+        found = []
+        for place, prompt in enumerate(prompts):
+            self.skill = 0.5 if hint_of(prompt) else 0.0
+            found += await super().generate([prompt], completions_each, sampling, seed + place)
+        return found
+
+
+def lives(config: NodeConfig) -> tuple[list[RoundDone], Helped]:
+    node = Helped(0.0)
+    return rounds_beside(config, node, CONFIG, Kept(1.0)), node
+
+
+def test_a_node_learns_with_hints_and_they_count_for_nothing_else() -> None:
+    plain, _ = lives(CONFIG)
+    assert sum(each.hinted_groups for each in plain) == 0
+    rounds, node = lives(CONFIG.model_copy(update={"generate": HINTS}))
+    assert sum(each.hinted_groups for each in rounds) > len(rounds) / 4
+    taught = 0
+    for each, batch in zip(rounds, node.batches, strict=True):
+        given = [group for group in batch if group.own_tokens and hint_of(group.prompt)]
+        assert len(given) == each.hinted_groups
+        assert each.groups_shared == each.local_groups - len(given)
+        assert each.answers.completions == each.groups_shared * CONFIG.group_size
+        assert each.answers.right == 0
+        assert not each.own_reward > 0.0  # nothing without a hint
+        for group in given:
+            answer = str(sum(map(int, question_of(group.prompt).removesuffix("=").split("+"))))
+            assert answer.startswith(hint_of(group.prompt))
+            rest = answer.removeprefix(hint_of(group.prompt))
+            for made, worth in zip(group.completions, group.advantages, strict=True):
+                assert (worth > 0) == (made.text == rest and any(group.advantages))
+            taught += any(group.advantages)
+    assert taught > 0
+
+
+def test_what_cannot_hint_says_so(tmp_path) -> None:
+    run = tmp_path / "run.toml"
+    head = 'name = "r"\n[[environments]]\nname = "scripted_sum"\n'
+    run.write_text(head)
+    with pytest.raises(ConfigError, match=r"has no tasks that come again: give it common\.share"):
+        load_config({"generate": "hints"}, {}, run)
+    run.write_text(head + "[common]\nshare = 0.5\n[sampling]\ntop_p = 0.9\n")
+    found = load_config({"generate": "hints, share_max=0.5", "engine": "vllm"}, {}, run)
+    assert found.generate == Hints(share_max=0.5)
+    assert found.hears_solutions
+    with pytest.raises(ConfigError, match="fetches nothing for hints"):
+        load_config({"generate": "hints", "external_groups": "0"}, {}, run)
+    with pytest.raises(ConfigError, match="makes no groups for hints"):
+        load_config({"generate": "hints", "local_groups": "0"}, {}, run)
