@@ -18,7 +18,8 @@ groups alone; losses make four updates of a batch, as with one the ratios are al
 has two that share.
 
 `rescue` has four nodes that share on `unlike.toml`: what they draw alone, and besides for own
-groups that are all wrong others' right completions of the same tasks.
+groups that are all wrong others' right completions of the same tasks. `meeting` has the same, and
+hints of how others solved a task, on `meeting.toml`, whose tasks all nodes do again and again.
 
 `control` has two nodes that share, and `unlike.toml` for a run: tasks as they come, and by `vade`,
 by what the node itself found out or by what both did. `generate` has two that train on their own
@@ -56,6 +57,7 @@ HERE = Path(__file__).parent
 RUNS = {  # of others: `demo`
     "control": HERE / "unlike.toml",
     "rescue": HERE / "unlike.toml",
+    "meeting": HERE / "meeting.toml",
     "generate": HERE / "again.toml",
     "generate_smollm2": HERE / "sums_again.toml",
 }
@@ -71,7 +73,7 @@ AS_IT_WAS = {
 }
 TOTALS = (
     "generated_tokens", "drafted_tokens", "kept_tokens", "local_groups", "own_informative",
-    "rescued_groups",
+    "rescued_groups", "hinted_groups",
 )  # fmt: skip
 ALONE = {"external_groups": 0, "share": "none"}
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
@@ -99,6 +101,12 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "rescued": {"replay": "rescue"},
         "rescued, by the shared map": {"replay": "rescue", "control": "vade"},
     },
+    "meeting": {
+        "drawn alone": {},
+        "rescued": {"replay": "rescue"},
+        "hinted": {"generate": "hints"},
+        "rescued and hinted": {"replay": "rescue", "generate": "hints"},
+    },
     "generate_smollm2": {
         "from prompts": {"model": "smollm2", "local_groups": 8, **ALONE},
         "from drafts": {
@@ -113,9 +121,11 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }  # fmt: skip
-_NODES = {"falls": 4, "foreign": 4, "rescue": 4, "generate_smollm2": 1}
+_NODES = {"falls": 4, "foreign": 4, "rescue": 4, "meeting": 4, "generate_smollm2": 1}
 _ROUNDS = {"falls": 400, "foreign": 60, "generate": 60, "generate_smollm2": 24}
-_EVERY = {"falls": 10, "control": 5, "rescue": 5, "generate": 5, "generate_smollm2": 6}
+_EVERY = {
+    "falls": 10, "control": 5, "rescue": 5, "meeting": 5, "generate": 5, "generate_smollm2": 6,
+}  # fmt: skip
 NODES = {kind: _NODES.get(kind, 2) for kind in ARMS}
 ROUNDS = {kind: _ROUNDS.get(kind, 40) for kind in ARMS}
 EVALUATE_EVERY = {kind: _EVERY.get(kind, 20) for kind in ARMS}
@@ -294,8 +304,8 @@ def costs_of(
     """What an arm's swarms took, in the order of seeds, and how much of what those of the first arm
     (`others`) generated, until their policies were as good as the first arm's at the end."""
     found: dict[str, list[float]] = {
-        "tokens": [], "kept, %": [], "informative, %": [], "rescued, %": [], "processor, s": [],
-        "to the end": [],
+        "tokens": [], "kept, %": [], "informative, %": [], "rescued, %": [], "hinted, %": [],
+        "processor, s": [], "to the end": [],
     }  # fmt: skip
     for mine, first in zip(results, others, strict=True):
         totals = mine["totals"]
@@ -303,6 +313,7 @@ def costs_of(
         found["kept, %"].append(100 * totals["kept_tokens"] / max(1, totals["drafted_tokens"]))
         found["informative, %"].append(100 * totals["own_informative"] / totals["local_groups"])
         found["rescued, %"].append(100 * totals["rescued_groups"] / totals["local_groups"])
+        found["hinted, %"].append(100 * totals["hinted_groups"] / totals["local_groups"])
         found["processor, s"].append(mine["processor_s"])
         goal, whole = _curve(first)[-1]
         found["to the end"].append(reached(_curve(mine), goal) / whole)
@@ -351,7 +362,15 @@ def table(kind: str, results: Sequence[Mapping[str, Any]], rounds: int) -> str:
     figures = {arm: [figures_of(each, rounds) for each in by_arm[arm]] for arm in arms}
     names = list(figures[arms[0]][0])
     heads = ["arm", *names, *(f"{name} less {arms[0]}" for name in names), "falls", "deepest"]
-    heads += ["longest", "steps taken back", "tokens", "kept, %", "informative, %", "rescued, %"]
+    heads += [
+        "longest",
+        "steps taken back",
+        "tokens",
+        "kept, %",
+        "informative, %",
+        "rescued, %",
+        "hinted, %",
+    ]
     heads += ["processor, s", "share of tokens to the first arm's end"]
     heads += [f"sampled less {arms[0]}, at equal tokens"]
     lines = [
