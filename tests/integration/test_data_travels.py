@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.nodes import LOOPBACK, MakeNode, NodeProcess, swarm_node
 from tests.integration.test_join import peer_id, refused
 
@@ -18,6 +20,7 @@ parameters = {path = "items.jsonl", scorer = "numeric"}
 """
 
 
+@pytest.mark.long
 def test_a_newcomer_fetches_the_items_and_no_liar_s(
     make_node: MakeNode, prepared: tuple[Path, Path], tmp_path: Path
 ) -> None:

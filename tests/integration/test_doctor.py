@@ -94,6 +94,7 @@ def test_where_the_port_is_closed_it_says_what_is_left(
     assert found["relay"].level == "warn", "the peer cannot be dialled either"
 
 
+@pytest.mark.long
 def test_a_peer_that_is_not_there_is_a_fault_and_the_exit_status(tmp_path: Path) -> None:
     gone = f"/ip4/127.0.0.1/tcp/1/p2p/{BEN.peer_id}"
     done = swarm_node("doctor", "--data-dir", tmp_path, "--listen", LOOPBACK, "--peer", gone)
@@ -151,6 +152,7 @@ def test_a_broker_that_answers_is_no_fault_and_one_that_refuses_is(tmp_path: Pat
         assert "wrong" not in wrong.text
 
 
+@pytest.mark.long
 def test_a_model_that_cannot_be_read_or_does_not_fit_is_told(tmp_path: Path) -> None:
     model = qwen_directory(tmp_path / "model")
     config = settings(tmp_path, model=str(model))

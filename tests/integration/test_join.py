@@ -44,6 +44,7 @@ def test_two_nodes_join_and_train_on_each_others_groups(make_node: MakeNode) -> 
     assert [node.interrupt() for node in (first, second)] == [0, 0], [first.said(), second.said()]
 
 
+@pytest.mark.long
 def test_three_nodes_find_each_other_share_and_survive_a_kill(make_node: MakeNode) -> None:
     first = make_node("a").start()
     address = first.address()

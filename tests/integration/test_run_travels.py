@@ -15,6 +15,7 @@ def joined(make_node: MakeNode, name: str, run: str, *flags: str) -> NodeProcess
     return node.start()
 
 
+@pytest.mark.long
 def test_the_printed_line_is_enough_and_other_rules_are_refused(
     make_node: MakeNode, tmp_path: Path
 ) -> None:

@@ -131,7 +131,8 @@ def elsewhere(spec: TrainerSpec, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("lora_rank", [0, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("lora_rank", [0, 4])
 def test_a_trainer_of_two_ranks_samples_saves_and_resumes_as_one(
     spec, lora_rank, tmp_path, monkeypatch
 ):

@@ -36,7 +36,7 @@ LONG = Sampling(max_new_tokens=700)
 SHORT = Sampling(max_new_tokens=8)
 PROMPTS = ("3+4=", "what day is it?", "and tomorrow?")
 TIMEOUT_S = 400.0
-pytestmark = [pytest.mark.vllm, pytest.mark.integration]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 import trio
 
 from coordinator.files.fleet import Fleet, LearnerCosts, Machine
@@ -200,6 +201,7 @@ def play(
     return stage
 
 
+@pytest.mark.long
 def test_the_dearest_comes_in_for_one_that_is_lost_and_goes_again(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         async with stage.coordinated():
@@ -262,6 +264,7 @@ def test_who_is_drained_hands_in_and_is_replaced(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
+@pytest.mark.long
 def test_a_machine_that_does_not_start_is_left_alone_for_a_while(tmp_path: Path) -> None:
     async def scene(stage: Stage) -> None:
         stage.machines.broken.add("b")

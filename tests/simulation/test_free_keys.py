@@ -20,6 +20,7 @@ def steps(name: str) -> int:
     return count
 
 
+@pytest.mark.long
 def test_keys_that_never_deliver_take_no_steps_from_a_learner_at_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,6 +37,7 @@ def test_keys_that_never_deliver_take_no_steps_from_a_learner_at_work(
     assert bench.run_siege("rotating, one machine", counted_s=COUNTED_S).steps < 0.5 * alone
 
 
+@pytest.mark.long
 def test_a_learner_under_siege_from_its_first_second_gets_going() -> None:
     """They take all that workers on trial may hold before any honest worker has come, and lose it
     within the life of one short lease."""

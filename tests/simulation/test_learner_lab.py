@@ -41,6 +41,7 @@ def test_a_plan_is_what_comes_and_a_plan_for_other_workers_is_not(
     assert bench.measure(replace(setting, supply=0.5), steps=4, warm_up=4).is_off
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_a_storm_breaks_no_bound_and_a_learner_that_takes_older_groups_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
@@ -73,6 +74,7 @@ def test_a_fault_breaks_no_bound_and_training_goes_on(name: str) -> None:
         assert row.seen.startswith("killed after step 3, resumes at version 1")
 
 
+@pytest.mark.long
 def test_who_claims_a_version_that_was_never_published_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_mismatch_is_told_of_the_whole_distribution_alone(
     assert told == {"plain": (0.5, 0.25), "cool": (0.5, 0.25), "cut": (None, None)}
 
 
+@pytest.mark.long
 def test_workers_die_and_come_back(tmp_path: Path) -> None:
     async def scene(there: SimulatedLearner) -> None:
         for round_ in range(4):

@@ -112,7 +112,7 @@ def posed(count: int) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     return found, {name: [made[i]["question"] for i in range(9)] for name, made in refused.items()}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(24, marks=pytest.mark.long)])
 def test_every_offered_one_is_the_same_in_every_process_and_some_refused_are_not(
     count: int,
 ) -> None:
