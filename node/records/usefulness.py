@@ -13,6 +13,7 @@ from math import inf
 from statistics import fmean
 from typing import Final
 
+from node.methods.checked import probability
 from node.methods.filters.informative import informative_probability
 from node.records.records import RoundDone
 
@@ -54,49 +55,52 @@ class Yield:
         return (self.own + self.foreign) / seconds if seconds else 0.0
 
 
-def expected_alone(passes: Sequence[float], group_size: int, groups: int, cost: GroupCost) -> Yield:
+def expected_alone(share: float, groups: int, cost: GroupCost) -> Yield:
     """Of a node that trains on its own groups alone.
 
     Args:
-        passes: the policy's pass rate on each of a number of tasks, in [0, 1].
-        group_size: G, completions of a task.
+        share: of its groups those that teach, in [0, 1]; see `informative_share`.
         groups: I, own ones in a round.
 
     Raises:
-        ValueError: there is no task, a pass rate is no probability, or G is below 1.
+        ValueError: the share is none.
     """
-    own = groups * informative_share(passes, group_size)
+    own = groups * probability(share, "share of groups that teach")
     return Yield(
         own, 0.0, groups * cost.generate_tokens, groups * cost.generate_s, own * cost.train_s
     )
 
 
 def expected_together(
-    passes: Sequence[float],
-    others: Sequence[Sequence[float]],
-    group_size: int,
+    share: float,
+    others: Sequence[float],
     groups: int,
     foreign: int,
     cost: GroupCost,
+    *,
+    each_max: float = inf,
 ) -> Yield:
-    """Of a node that also takes up to `foreign` (J) groups of other nodes that work as it does, of
-    those that teach, each once. `others`: the pass rates of each of them.
+    """Of a node that also takes up to `foreign` (J) groups of other nodes that make as many, of
+    those that teach, each once. `others`: the share of each of them that teach; `each_max`: how
+    many of one producer a round takes.
 
     Raises:
-        ValueError: see `expected_alone`.
+        ValueError: a share is none.
     """
-    alone = expected_alone(passes, group_size, groups, cost)
-    offered = sum(groups * informative_share(each, group_size) for each in others)
+    alone = expected_alone(share, groups, cost)
+    offered = sum(min(each_max, expected_alone(each, groups, cost).own) for each in others)
     taken = min(float(foreign), offered)
     train_s = (alone.own + taken) * cost.train_s
     return Yield(alone.own, taken, alone.tokens, alone.generate_s, train_s)
 
 
 def informative_share(passes: Sequence[float], group_size: int) -> float:
-    """Of groups of G completions, one for each task, how many have rewards that differ.
+    """Of groups of G completions, one for each task, how many have rewards that differ, by the
+    pass rate of each task, in [0, 1]. Where pass rates were found with few samples this is too low,
+    as one that is found to be 0 is none: groups of G samples themselves tell more.
 
     Raises:
-        ValueError: see `expected_alone`.
+        ValueError: there is no task, a pass rate is no probability, or G is below 1.
     """
     if not passes:
         raise ValueError("no task")

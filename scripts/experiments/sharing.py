@@ -16,8 +16,11 @@ many tokens as both have come to, in pairs of one seed. Intervals are of 95 % fo
 arm and a control in the plan together (Bonferroni), by Student's t over seeds and by a bootstrap
 that draws tasks, each with all of its nodes and seeds. They hold for the policies that the nodes
 begin with: no seed has another warm-up. That the best control is taken, by the same data, works
-against the arms that share. Results are kept under a key of all that decides them: settings,
-policies, code, packages, processor; of seconds also the load of the machine does.
+against the arms that share. Last comes, beside what was found, what the model of when sharing pays
+lets expect (`node/records/usefulness.py`), as a table and a plot.
+
+Results are kept under a key of all that decides them: settings, policies, code, packages,
+processor; of seconds also the load of the machine does.
 """
 
 import argparse
@@ -29,6 +32,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -41,6 +45,8 @@ from on_record import CODE as LIBRARY
 from on_record import code_of, files_of, kept, key_of, run_missing
 from scipy.stats import bootstrap
 from scipy.stats import t as student
+
+from node.records.usefulness import GroupCost, expected_together
 
 HERE: Final = Path(__file__).parent
 PLAN: Final[dict[str, Any]] = tomllib.loads((HERE / "sharing_plan.toml").read_text())
@@ -449,6 +455,109 @@ def table(condition: str, results: Results) -> str:
     return "\n".join(lines)
 
 
+# --- what the model of when it pays says ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Told:
+    """Groups that teach in a round of a node of one swarm: own ones and others'."""
+
+    condition: str
+    arm: str
+    expected: tuple[float, float]
+    found: tuple[float, float]
+
+
+def expectations(results: Results) -> list[Told]:
+    """Of each swarm what is expected of it, by how many groups of its policies taught before the
+    first round and after the last one, in the mean of both, beside what it found. Swarms that
+    leave own groups out are not among them."""
+    found = []
+    for result in results:
+        config = config_of(result["condition"], result["arm"], result["seed"], PLAN["rounds"])
+        if config.filter_own:
+            continue
+        shares = [fmean(map(_teaching, ends)) for ends in ends_of(result)]
+        each_max = math.ceil(config.foreign_share_max * config.external_groups)
+        free = GroupCost(0.0, 0.0, 0.0)
+        expected = [
+            expected_together(
+                share,
+                [*shares[:place], *shares[place + 1 :]],
+                config.local_groups,
+                config.external_groups,
+                free,
+                each_max=each_max,
+            )
+            for place, share in enumerate(shares)
+        ]
+        totals = result["totals"]
+        rounds = len(shares) * max(point["round"] for point in result["points"])
+        foreign = totals["informative_groups"] - totals["own_informative"]
+        found.append(
+            Told(
+                result["condition"],
+                result["arm"],
+                (fmean(each.own for each in expected), fmean(each.foreign for each in expected)),
+                (totals["own_informative"] / rounds, foreign / rounds),
+            )
+        )
+    return found
+
+
+def _teaching(tasks: Sequence[Sequence[Any]]) -> float:
+    """Of one policy's groups, one of each task, those that teach: as large as those of training."""
+    if PLAN["samples"] != PLAN["group_size"]:
+        raise SystemExit("the plan's samples are no group: what is expected would be too low")
+    return fmean(0 < passed < PLAN["samples"] for _, _, passed in tasks)
+
+
+def expected_table(each: Sequence[Told]) -> str:
+    """Means over seeds."""
+    lines = [
+        "Groups that teach in a node's round, as the model of when sharing pays says and as found, "
+        "and how many times as many as alone:",
+        "",
+        "| condition | arm | own, expected | own, found | others', expected | others', found | "
+        "times alone, expected | times alone, found |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for condition, arm in dict.fromkeys((one.condition, one.arm) for one in each):
+        mine = [one for one in each if (one.condition, one.arm) == (condition, arm)]
+        sides = [
+            [fmean(side[place] for side in sides) for place in (0, 1)]
+            for sides in ([one.expected for one in mine], [one.found for one in mine])
+        ]
+        cells = [f"{side[place]:.2f}" for place in (0, 1) for side in sides]
+        cells += [f"{sum(side) / side[0]:.2f}" if side[0] else "–" for side in sides]
+        lines.append(f"| {condition} | {arm} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def plot(each: Sequence[Told], out: Path) -> None:
+    """What was found over what was expected, a point for each swarm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.5))
+    for place, (panel, whose) in enumerate(zip(panels, ("own", "others'"), strict=True)):
+        for condition in dict.fromkeys(one.condition for one in each):
+            mine = [one for one in each if one.condition == condition]
+            xs, ys = [one.expected[place] for one in mine], [one.found[place] for one in mine]
+            panel.scatter(xs, ys, label=condition, alpha=0.7)
+        most = max([1.0, *(max(one.expected[place], one.found[place]) for one in each)])
+        panel.plot([0, most], [0, most], color="grey", linewidth=1)
+        panel.set_title(f"{whose} groups that teach, a round")
+        panel.set_xlabel("expected")
+        panel.set_ylabel("found")
+        panel.legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(out, dpi=100)
+    plt.close(figure)
+
+
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -472,8 +581,14 @@ def main() -> None:
     if options.one:
         run_kept(options, options.conditions[0])
         return
+    told_of: list[Told] = []
     for condition in options.conditions:
-        print(f"\n{table(condition, run_all(options, condition))}\n", flush=True)
+        results = run_all(options, condition)
+        print(f"\n{table(condition, results)}\n", flush=True)
+        told_of += expectations(results)
+    print(expected_table(told_of))
+    plot(told_of, options.out / "expected.png")
+    print(f"plot: {options.out / 'expected.png'}")
 
 
 if __name__ == "__main__":

@@ -92,6 +92,30 @@ def test_without_all_controls_nothing_is_claimed() -> None:
     assert found["the same over tasks"] == ""
 
 
+def test_what_is_expected_stands_beside_what_was_found(tmp_path) -> None:
+    """Of one node half of the groups teach, in the mean of start and end; of the other none do."""
+
+    def teaching(arm: str) -> dict[str, Any]:
+        told = result(arm, 1, 4, 100)
+        for point in told["points"]:
+            for place, task in enumerate(point["tasks"]):
+                task[2] = 0 if point["node"] else 3 * (place < (30 if point["round"] else 10))
+        return told
+
+    told = sharing.expectations([teaching("4/4"), teaching("alone"), teaching("alone, filtered")])
+    assert [each.arm for each in told] == ["4/4", "alone"]
+    shared, alone = told
+    # 4 own groups: 2 of one node and none of the other; of its 2 the other takes both, which are
+    # the half of J that one producer may have at most
+    assert shared.expected == (1.0, 1.0)
+    assert alone.expected == (1.0, 0.0)
+    assert shared.found == (20 / 40, 40 / 40)
+    text = sharing.expected_table(told)
+    assert "| equal | 4/4 | 1.00 | 0.50 | 1.00 | 1.00 | 2.00 | 3.00 |" in text
+    sharing.plot(told, tmp_path / "expected.png")
+    assert (tmp_path / "expected.png").stat().st_size > 0
+
+
 def test_a_control_is_not_compared() -> None:
     assert row("8/0", results())["greedy at equal rounds"].startswith("20.0")
     assert row("8/0", results())[PRIMARY] == ""

@@ -36,23 +36,26 @@ def rounds_with(own: int, foreign: int, train_s: float = 2.0, count: int = ROUND
 
 def test_a_worked_example():
     # p = 1/2, G = 2: half of the groups have one right and one wrong completion.
-    alone = expected_alone([0.5], 2, 4, COST)
+    share = informative_share([0.5], 2)
+    alone = expected_alone(share, 4, COST)
     assert (alone.own, alone.tokens, alone.generate_s, alone.train_s) == (2.0, 400.0, 4.0, 4.0)
     assert alone.per_token == 2 / 400
     assert alone.per_second == 2 / 8
-    together = expected_together([0.5], [[0.5], [0.0]], 2, 4, 8, COST)
+    together = expected_together(share, [share, 0.0], 4, 8, COST)
     assert (together.own, together.foreign) == (2.0, 2.0)  # the second of the others has none
     assert together.per_token == 2 * alone.per_token
     assert together.per_second == 4 / 12
 
 
 def test_no_more_are_taken_than_are_wanted():
-    others = [[0.5]] * 7
-    assert expected_together([0.5], others, 2, 4, 3, COST).foreign == 3.0
+    others = [0.5] * 7
+    assert expected_together(0.5, others, 4, 3, COST).foreign == 3.0
+    assert expected_together(0.5, [1.0, 0.25], 4, 8, COST, each_max=2).foreign == 3.0
 
 
 def test_who_never_passes_learns_from_others_alone():
-    found = expected_together([0.0, 1.0], [[0.5]], 8, 4, 4, COST)
+    shares = [informative_share(passes, 8) for passes in ([0.0, 1.0], [0.5])]
+    found = expected_together(shares[0], shares[1:], 4, 4, COST)
     assert found.own == 0.0
     assert found.foreign == pytest.approx(4 * (1 - 2 * 0.5**8))
 
@@ -69,7 +72,9 @@ def test_the_share_is_what_drawn_groups_have():
 @pytest.mark.parametrize(("passes", "size"), [([], 8), ([1.1], 8), ([0.5], 0)])
 def test_what_is_no_pass_rate_is_refused(passes, size):
     with pytest.raises(ValueError, match=r"task|probability|rollout|success"):
-        expected_alone(passes, size, 4, COST)
+        informative_share(passes, size)
+    with pytest.raises(ValueError, match=r"share of groups that teach 1\.5"):
+        expected_alone(1.5, 4, COST)
 
 
 def test_rounds_tell_what_sharing_brought():
