@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import add_env, add_model
+from node.commands.arguments import Parser, add_env, add_model
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
@@ -49,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="swarm-node",
         description="Train a language model by reinforcement learning in a swarm of peers.",
         epilog="Every setting can also come from SWARM_NODE_<NAME> or a run file's [node] table.",

@@ -1,11 +1,46 @@
-"""The arguments of `swarm-node env` and `swarm-node model`: parse only, hand over."""
+"""What reads the arguments of `swarm-node`, and those of `env` and `model`; it hands them over."""
 
 import argparse
+import difflib
+import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-EXIT_OK, EXIT_FAILED = 0, 1
+EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+_CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, and what was meant where a word is misspelt."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See `ArgumentParser`. A command's own parser refuses what it does not know."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            word = unknown[0].partition("=")[0]
+            if word.startswith("-"):
+                flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+                hint = _meant(word, flags) or f"{self.prog} --help lists them"
+                self.error(f"there is no {word}; {hint}")
+            self.error(f"{word} is one argument too many")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """One line, and the status of wrong input."""
+        if choice := _CHOICE.search(message):
+            word, known = choice[1], re.findall(r"'([^']*)'", choice[2])
+            hint = _meant(word, known) or f"take one of {', '.join(known)}"
+            message = f"there is no {word}; {hint}"
+        elif message.startswith("the following arguments are required: "):
+            message = f"{message}; {self.prog} --help says more"
+        self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    near: Sequence[str] = difflib.get_close_matches(word, list(known), 1)
+    return f"did you mean {near[0]}?" if near else ""
 
 
 def _say(line: str) -> None:

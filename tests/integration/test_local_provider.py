@@ -120,7 +120,7 @@ def test_a_worker_that_died_says_what_it_said_last(provider: LocalProvider) -> N
         await provider.start(bad)
         while not (found := (await provider.look(()))["one"].detail).count("no-such-flag"):  # noqa: ASYNC110
             await trio.sleep(0.05)
-        assert "unrecognized arguments" in found
+        assert "there is no --no-such-flag" in found
         await provider.release("one")
 
     run(main)

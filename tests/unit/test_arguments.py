@@ -1,0 +1,35 @@
+"""What is wrong with a command line is said in one line, and what was meant."""
+
+import pytest
+
+from node.cli import main
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("jion", "swarm-node: there is no jion; did you mean join?"),
+        ("join --ronds 3", "swarm-node join: there is no --ronds; did you mean --rounds?"),
+        ("join --learning_rate=1", "join: there is no --learning_rate; did you mean --learning-r"),
+        ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help lists them"),
+        ("join here", "swarm-node join: here is one argument too many"),
+        ("weights publsh x", "swarm-node weights: there is no publsh; did you mean publish?"),
+        ("model get", "arguments are required: NAME; swarm-node model get --help says more"),
+        ("", "arguments are required: COMMAND; swarm-node --help says more"),
+    ],
+)
+def test_one_line_says_what_was_meant(line: str, said: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert said in error
+
+
+def test_a_word_that_is_like_nothing_gets_the_list(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["zzz"])
+    error = capsys.readouterr().err
+    assert "there is no zzz; take one of join, learn, invite, " in error
+    assert "did you mean" not in error
