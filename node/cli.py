@@ -112,6 +112,7 @@ def _add_join(commands: Any) -> None:
     _add_telemetry(join)
     _add_course(join, "rounds")
     join.set_defaults(run_command=_join)
+    join.shows_settings = True
 
 
 def _add_learn(commands: Any) -> None:
@@ -123,6 +124,7 @@ def _add_learn(commands: Any) -> None:
     _add_telemetry(learn)
     _add_course(learn, "steps")
     learn.set_defaults(run_command=_learn)
+    learn.shows_settings = True
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
@@ -173,12 +175,18 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     )
     parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
-    parser.add_argument("--learning-rate", metavar="LR")
+    parser.add_argument(
+        "--learning-rate", metavar="LR", help="of the trainer (default: by the model)"
+    )
     for family in ("advantage", "loss", "correction"):
         parser.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
     parser.add_argument("--threads", metavar="N", help="torch's threads; 0: a share of the cores")
-    parser.add_argument("--evaluate-every", dest="evaluate_every_rounds", metavar="N")
-    parser.add_argument("--checkpoint-every", dest="checkpoint_every_rounds", metavar="N")
+    parser.add_argument(
+        "--evaluate-every", dest="evaluate_every_rounds", metavar="N", help="rounds; 0: never"
+    )
+    parser.add_argument(
+        "--checkpoint-every", dest="checkpoint_every_rounds", metavar="N", help="rounds"
+    )
 
 
 def _add_policy(parser: argparse.ArgumentParser) -> None:

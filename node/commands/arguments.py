@@ -15,6 +15,31 @@ _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, and what was meant where a word is misspelt."""
 
+    shows_settings = False  # whether its flags are a node's settings
+
+    def format_help(self) -> str:
+        """See `ArgumentParser`. Settings that have a flag say their defaults, the others are
+        named."""
+        if self.shows_settings:
+            from node.config import NodeConfig  # half a second, for who asks alone
+
+            known = NodeConfig.model_fields
+            flags = {action.dest: action for action in self._actions}
+            for name, action in flags.items():
+                default = known[name].default if name in known else None
+                said = action.help or ""
+                if isinstance(default, str | int | float) and action.nargs != 0:
+                    told = said if "default" in said else f"{said} (default: {default})"
+                    action.help = told.replace("%", "%%").strip()
+            others = ", ".join(sorted(known.keys() - flags.keys() - {"run"}))
+            self.epilog = (
+                "Settings without a flag, for SWARM_NODE_<NAME> or the [node] table of a run file: "
+                f"{others}. swarm-node config shows all as they hold; docs/settings.md says what "
+                "they are."
+            )
+            self.shows_settings = False  # once
+        return super().format_help()
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """See `ArgumentParser`. A command's own parser refuses what it does not know."""
         found, unknown = super().parse_known_args(args, namespace)

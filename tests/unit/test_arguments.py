@@ -3,6 +3,7 @@
 import pytest
 
 from node.cli import main
+from node.config import NodeConfig
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,19 @@ def test_a_word_that_is_like_nothing_gets_the_list(capsys) -> None:
     error = capsys.readouterr().err
     assert "there is no zzz; take one of join, learn, invite, " in error
     assert "did you mean" not in error
+
+
+def test_help_says_defaults_and_names_what_has_no_flag(capsys) -> None:
+    for command in ("join", "learn"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        default = NodeConfig.model_fields["evaluate_every_rounds"].default
+        assert f"rounds; 0: never (default: {default})" in said
+        assert "default: swarm-data (default" not in said
+        assert "serve_bytes_per_s_max" in said
+        without = said.partition("Settings without a flag")[2]
+        assert (" coordinator, " in without) is (command == "join")
+    with pytest.raises(SystemExit):
+        main(["status", "--help"])
+    assert "Settings without a flag" not in capsys.readouterr().out
