@@ -63,6 +63,20 @@ def test_a_bar_says_what_and_how_far_and_what_is_over_is_gone() -> None:
     assert drawn(clock, lambda bars: bars.set([])) == ""
 
 
+def test_a_bar_says_how_long_it_may_still_take() -> None:
+    clock = Clock()
+
+    def act(bars: Bars) -> None:
+        for done in (0.0, 10.0, 20.0):  # ten a second, which leaves eight seconds for the rest
+            bars.set([Work("fetching", done, 100.0), Work("warming")])
+            clock.now += 1.0
+
+    text = drawn(clock, act)
+    fetching, warming = text.splitlines()
+    assert "0:00:08 left" in fetching
+    assert "left" not in warming
+
+
 def test_what_is_short_shows_no_bar() -> None:
     clock = Clock()
     console, _ = console_of(clock, terminal=True)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from rich import progress as rich_progress
@@ -21,6 +22,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from node.records.format import amount
 from swarm.weights.broadcast.sessions import Sharing
@@ -41,6 +43,16 @@ class Work:
     done: float = 0.0
     total: float | None = None
     note: str = ""
+
+
+class _Time(TimeElapsedColumn):
+    """How long it may still take, and where nobody knows, how long it has taken."""
+
+    def render(self, task: Task) -> Text:
+        if task.finished or task.time_remaining is None:
+            return super().render(task)
+        left = timedelta(seconds=int(task.time_remaining))
+        return Text(f"{left} left", style="progress.remaining", no_wrap=True)
 
 
 class _Bars(rich_progress.Progress):
@@ -66,7 +78,7 @@ class Bars:
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
+            _Time(),
             console=console,
             transient=True,
             auto_refresh=not drawn_by_caller,
