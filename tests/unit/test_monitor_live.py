@@ -1,4 +1,5 @@
 import io
+from datetime import datetime
 from itertools import pairwise
 
 import pytest
@@ -23,15 +24,24 @@ def terminal() -> tuple[Console, io.StringIO]:
     return Console(file=out, force_terminal=True, width=100, color_system=None), out
 
 
+TIME = "2026-11-26 12:00:00+00:00 "
+
+
+def noon() -> datetime:
+    return datetime.fromisoformat(TIME.strip())
+
+
 def test_without_a_terminal_each_event_is_one_line() -> None:
     out = io.StringIO()
-    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
         for record in (started(), held_out(0, 0.4), round_done(1), Trouble("a\nb")):
             view.update(snapshot(held_out_first=None))
             view.event(record)
         view.event(held_out(10, 0.6))
-    lines = out.getvalue().splitlines()
-    assert len(lines) == 5
+    timed = out.getvalue().splitlines()
+    assert len(timed) == 5
+    assert all(line.startswith(TIME) for line in timed)
+    lines = [line.removeprefix(TIME) for line in timed]
     assert "starts from the beginning" in lines[0]
     assert "40.0 % passed (+0.0 points" in lines[1]
     assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
@@ -41,11 +51,11 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
 
 def test_what_validation_decided_is_told() -> None:
     out = io.StringIO()
-    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
         view.event(held_out(10, 0.4, validation=0.25, validation_tasks=64))
         view.event(WentBack(10, 12, 0.25, 0.5, 8, 0.5))
         view.event(Slowed(60, 0.25))
-    held, back, slow = out.getvalue().splitlines()
+    held, back, slow = (line.removeprefix(TIME) for line in out.getvalue().splitlines())
     assert held.endswith("100 tasks), validation 25.0 %")
     assert back == (
         "! the policy fell to 25.0 % on the validation tasks and went back to that of round 8 "
@@ -83,7 +93,7 @@ def test_what_sharing_brings_is_shown_where_it_can_be_said() -> None:
 
 def test_rescued_groups_and_kept_drafts_are_told_where_there_are_some() -> None:
     out = io.StringIO()
-    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
         view.event(round_done(1, rescued_groups=2))
         view.event(round_done(2, drafted_tokens=80, kept_tokens=1_050, generated_tokens=7))
         view.event(round_done(3))
@@ -97,7 +107,7 @@ def test_rescued_groups_and_kept_drafts_are_told_where_there_are_some() -> None:
 def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:
     out = io.StringIO()
     told = {"local_groups": 1, "local_groups_made": 4, "answers": AnswerCounts(32, 8, 16, 4)}
-    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock()) as view:
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
         view.event(round_done(1, own_informative=1))
         view.event(round_done(2, own_informative=4))
     first, second = out.getvalue().splitlines()
@@ -117,7 +127,7 @@ def test_groups_that_taught_nothing_are_not_told_as_trained_on() -> None:
 
 def test_a_resumed_node_compares_with_its_first_start() -> None:
     out = io.StringIO()
-    with LiveView(Console(file=out), interactive=False, clock=Clock()) as view:
+    with LiveView(Console(file=out), interactive=False, clock=Clock(), now=noon) as view:
         view.update(snapshot(held_out_first=0.25))
         view.event(held_out(50, 0.5))
     assert "+25.0 points" in out.getvalue()

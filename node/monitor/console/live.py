@@ -1,12 +1,13 @@
 """What `swarm-node join` shows while it runs.
 
 In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
-Elsewhere: one plain line for each round, evaluation and trouble, fit for a log file; what takes
-long has bars on standard error, if that is a terminal.
+Elsewhere: one plain line for each round, evaluation and trouble, with the time that it was said at,
+fit for a log file; what takes long has bars on standard error, if that is a terminal.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Final, Self
 
 import trio
@@ -64,7 +65,10 @@ class LiveView:
         interactive: bool,
         *,
         clock: Callable[[], float] = trio.current_time,
+        now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
+        """`now`: for the times of plain lines."""
+        self._now = now
         self._console = console
         self._clock = clock
         self._live = Live(console=console, auto_refresh=False) if interactive else None
@@ -116,8 +120,11 @@ class LiveView:
             return  # there are many, for the log alone
         if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
             # soft_wrap: one event stays one line wherever the output goes
+            line = event_line(record, self._held_out_first())
+            if self._live is None:
+                line = Text.assemble(self._now().isoformat(" ", "seconds"), " ", line)
             self._console.print(
-                event_line(record, self._held_out_first()),
+                line,
                 soft_wrap=True,
                 highlight=False,
             )
