@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,7 @@ def _add_monitor(commands: Any) -> None:
         "--web-name", dest="names", action="append", metavar="NAME", help="a name to call it by"
     )
     monitor.add_argument("--run-id", metavar="ID", help="default: all runs that the broker has")
+    monitor.add_argument("--grafana", action="store_true", help="print a dashboard for Grafana")
     monitor.set_defaults(run_command=_monitor)
 
 
@@ -567,6 +569,9 @@ def _top(options: argparse.Namespace) -> int:
 
 
 def _monitor(options: argparse.Namespace) -> int:
+    if options.grafana:
+        sys.stdout.write((files("swarm.telemetry.dashboard") / "grafana.json").read_text())
+        return EXIT_OK
     from node.monitor.monitoring import MonitorOptions, monitor
 
     names = ("broker", "broker_listen", "broker_ca", "listen", "run_id", "names")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-DASHBOARD = Path(__file__).parents[1] / "scripts" / "grafana" / "swarm.json"
+DASHBOARD = Path(__file__).parents[1] / "swarm" / "telemetry" / "dashboard" / "grafana.json"
 VARIABLES = {"$instance": ".*", "$__rate_interval": "1m"}  # what Grafana puts in
 
 

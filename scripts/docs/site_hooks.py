@@ -27,7 +27,6 @@ ELSEWHERE: Final = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "EXPERIMENTS.md": "experiments.md",
-    "scripts/grafana/README.md": "grafana.md",
     "swarm/PROTOCOL.md": "protocol.md",
     "assets/dashboard.png": "assets/dashboard.png",
     "experiments/sapo.png": "experiments/sapo.png",

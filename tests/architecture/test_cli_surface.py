@@ -31,7 +31,7 @@ SURFACE = {
     "status": "--data-dir --json",
     "samples": "--best --data-dir --foreign --worst -n",
     "top": "--broker --broker-ca --data-dir",
-    "monitor": "--broker --broker-ca --broker-listen --listen --run-id --web-name",
+    "monitor": "--broker --broker-ca --broker-listen --grafana --listen --run-id --web-name",
     "eval": "--against --data-dir --lora-rank --model --run --samples --threads --yes",
     "export": "--adapter --data-dir --lora-rank --model --precision --push --run --threads --yes "
     "out",

@@ -31,7 +31,6 @@ PAGES = {
         *(ROOT / f"{name}.md" for name in TOP),
         *sorted((ROOT / "docs").glob("*.md")),
         ROOT / "swarm" / "PROTOCOL.md",
-        ROOT / "scripts" / "grafana" / "README.md",
     )
 }
 FLAGS = {

@@ -14,6 +14,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models import prometheus, timeseries
 
+from node.cli import main
 from node.monitor.metrics_page import page
 from swarm.telemetry.metrics import METRICS
 from tests.grafana import DASHBOARD, dashboard, plain, queries
@@ -152,3 +153,8 @@ def test_panels_do_not_overlap_and_fit_the_grid() -> None:
         assert max(x for x, _ in cells) < 24
         taken |= cells
     assert DASHBOARD.is_file()
+
+
+def test_the_command_prints_the_dashboard(capsys) -> None:
+    assert main(["monitor", "--grafana"]) == 0
+    assert json.loads(capsys.readouterr().out) == dashboard()

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import httpx
 import pytest
@@ -32,9 +31,9 @@ from swarm.telemetry.reports import (
     NodeReport,
     PeerTraffic,
 )
+from tests.grafana import DASHBOARD
 from tests.support import run
 
-GRAFANA = Path(__file__).parents[2] / "scripts" / "grafana" / "swarm.json"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 HOSTILE = 'a"b\\c\nd<script>'
 
@@ -86,7 +85,7 @@ def test_what_is_not_reported_is_not_there() -> None:
 
 
 def test_a_dashboard_asks_for_nothing_that_is_not_there() -> None:
-    dashboard = json.loads(GRAFANA.read_text())
+    dashboard = json.loads(DASHBOARD.read_text())
     asked = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
     asked += [each["query"]["query"] for each in dashboard["templating"]["list"][1:]]
     used = {name for text in asked for name in re.findall(r"\bswarm_[a-z_]+", text)}
