@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_env, add_model
+from node.commands.arguments import Parser, add_clean, add_env, add_model
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_prepare(commands)
     add_model(commands)
+    add_clean(commands)
     add_env(commands)
     _add_simulate(commands)
     _add_weights(commands)

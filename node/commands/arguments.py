@@ -1,4 +1,4 @@
-"""What reads the arguments of `swarm-node`, and those of `env` and `model`; it hands them over."""
+"""What reads the arguments of `swarm-node`, and those of `env`, `model` and `clean`."""
 
 import argparse
 import difflib
@@ -86,6 +86,22 @@ def add_model(commands: Any) -> None:
         action.add_argument(
             "--cache-dir", type=Path, metavar="DIR", help="default: the user's cache"
         )
+
+
+def add_clean(commands: Any) -> None:
+    """`swarm-node clean`."""
+    clean = commands.add_parser("clean", help="remove models and policies that are kept here")
+    clean.add_argument("--cache-dir", type=Path, metavar="DIR", help="default: the user's cache")
+    clean.add_argument("--yes", action="store_true", help="agree to it")
+    clean.set_defaults(run_command=_clean)
+
+
+def _clean(options: argparse.Namespace) -> int:
+    from node.commands.model import clean
+    from node.hosting.fetched_models import ask
+
+    clean(options.cache_dir, ask(options.yes, by_default=False), _say)
+    return EXIT_OK
 
 
 def _get_model(options: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ SURFACE = {
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
+    "clean": "--cache-dir --yes",
     "model get": "--cache-dir name",
     "model ls": "--cache-dir",
     "env list": "",
