@@ -90,7 +90,7 @@ class DraftGeneration(Generation):
         if any(cut):
             prompts: dict[tuple[int, ...], int] = {}
             owners = [prompts.setdefault(tuple(self._encoded[at]), len(prompts)) for at in places]
-            room = self._sampling.max_new_tokens
+            room = 2 * self._sampling.max_new_tokens
             decoder = open_decoder(self._policy, [list(ids) for ids in prompts], owners, room)
             for at, now in zip(places, self._weighed(decoder, cut), strict=True):
                 old, drawn = self._drafts[at].logprobs[: len(now)], self._keeping[at].tolist()

@@ -414,6 +414,7 @@ class _LeanDecoder:
         )
         self._each = each
         self.logits = self._model.logits(hidden)[torch.tensor(owners)]
+        self._first: torch.Tensor | None = None  # logits after the prompts, once tokens are weighed
 
     def select(self, rows: list[int]) -> None:
         self.logits = self.logits[rows]
@@ -432,15 +433,40 @@ class _LeanDecoder:
             )
         self._above = [_kept_segment(segment, kept) for segment in self._above]
         self._next, self._each = self._next[kept], each
+        if self._next.ndim == 2:
+            self._next = self._next.gather(1, source)
+        if (bias := self._cache.bias) is not None:
+            columns = source[..., None].expand(-1, -1, bias.shape[-1])
+            self._cache.bias = bias[kept].gather(1, columns)
 
     def step(self, tokens: torch.Tensor) -> None:
         self.logits = self._model.logits(self._run(tokens)[:, -1])
 
     def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self._first is None:
+            self._first = self.logits
         return self._model.logits(self._run(tokens))
 
     def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
-        return False  # rows are of one length
+        """The last token that is kept is taken once more, which foretells the next. After a prompt
+        alone that is known; such a row takes any token, and never sees it."""
+        first = (self.logits if self._first is None else self._first)[rows]
+        self._first, self._next = None, self._next - self._cache.used
+        self.select(rows)
+        bare = torch.tensor(kept) == 0
+        left = torch.zeros(len(self._next), self._each, dtype=torch.long)
+        prompts, columns = (list(side) for side in zip(*self._cells, strict=True))
+        left[prompts, columns] = torch.tensor(kept)
+        width = max(0, max(kept) - 1)
+        places = torch.arange(self._cache.layers[0][0].shape[3])
+        hidden = (places >= left[..., None] - 1) & (places < width)
+        hidden |= (left[..., None] == 0) & (places == width)
+        self._cache.bias = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+        self._cache.used = width
+        self._next = self._next[:, None] + left - 1
+        self.step(torch.tensor(tokens)[:, None])
+        self.logits = torch.where(bare[:, None], first, self.logits)
+        return True
 
     def _run(self, tokens: torch.Tensor) -> torch.Tensor:
         """Hidden states (rows, C, H) after each of the tokens (rows, C)."""

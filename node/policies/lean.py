@@ -46,6 +46,7 @@ class RowCache:
 
     layers: KeyValues
     used: int = 0
+    bias: torch.Tensor | None = None  # (P, g, room): 0, or -inf on what a row does not see
 
 
 @dataclass(slots=True)
@@ -222,21 +223,24 @@ class LeanModel:
         above: Sequence[Segment] = (),
         cache: RowCache | None = None,
     ) -> tuple[torch.Tensor, KeyValues]:
-        """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start` (P,), and
-        the rows' keys and values (P, K, g, C, D).
+        """Hidden states (P, g, C, d) of tokens (P, g, C) whose first position is `start`, (P,) or
+        (P, g), and the rows' keys and values (P, K, g, C, D).
 
         Rows see `above`, then themselves causally; with `cache` also what it holds, and they are
         added to it: the keys and values are then those of all that it holds (S for C).
         """
         prompts, each, count = ids.shape
         x = functional.embedding(ids, self._body.embed_tokens.weight).float()
-        positions = start[:, None] + torch.arange(count)
-        cos, sin = self._body.rotary_emb(x, positions)  # (P, C, D)
-        turn = (cos[:, None, :, None], sin[:, None, :, None])
-        causal = None
+        positions = start.view(prompts, -1, 1) + torch.arange(count)  # (P, 1 or g, C)
+        cos, sin = self._body.rotary_emb(x, positions.flatten(0, 1))
+        apart = (*positions.shape, 1, -1)
+        turn = (cos.reshape(apart), sin.reshape(apart))
+        causal, used = None, cache.used if cache is not None else 0
         if count > 1:
-            used = cache.used if cache is not None else 0
             causal = torch.full((count, used + count), _HIDDEN).triu(used + 1)
+        unseen = None
+        if cache is not None and cache.bias is not None:
+            unseen = cache.bias[:, None, :, None, : used + count]
         collected: KeyValues = []
         for index, layer in enumerate(self._layers):
             query, key, value = self._project(layer, x, turn)
@@ -249,6 +253,7 @@ class LeanModel:
                 key,
                 value,
                 causal,
+                unseen,
             )
             x = x + layer.out(mixed.reshape(prompts, each, count, -1))
             normed = functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps)
@@ -349,6 +354,7 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     causal: torch.Tensor | None,
+    unseen: torch.Tensor | None,
 ) -> torch.Tensor:
     """Mixed values (P, g, C, K, r, D) for queries (P, K, g, r, C, D)."""
     prompts, few, each, per, count, size = query.shape
@@ -362,6 +368,8 @@ def _attend(
     own = by_row @ key.transpose(-1, -2)  # (P, K, g, r C, S own)
     if causal is not None:
         own = (own.unflatten(3, (per, count)) + causal).flatten(3, 4)  # causal: (C, S own)
+    if unseen is not None:
+        own = own + unseen  # (P, 1, g, 1, S own)
     scores.append(own.flatten(2, 3))
     shares = torch.softmax(torch.cat(scores, dim=-1), dim=-1)
     pieces: tuple[torch.Tensor, ...] = shares.split([part.shape[-1] for part in scores], dim=-1)
