@@ -414,7 +414,6 @@ class _LeanDecoder:
         )
         self._each = each
         self.logits = self._model.logits(hidden)[torch.tensor(owners)]
-        self._first: torch.Tensor | None = None  # logits after the prompts, once tokens are weighed
 
     def select(self, rows: list[int]) -> None:
         self.logits = self.logits[rows]
@@ -443,17 +442,13 @@ class _LeanDecoder:
         self.logits = self._model.logits(self._run(tokens)[:, -1])
 
     def foretold(self, tokens: torch.Tensor) -> torch.Tensor:
-        if self._first is None:
-            self._first = self.logits
         return self._model.logits(self._run(tokens))
 
     def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
-        """The last token that is kept is taken once more, which foretells the next. After a prompt
-        alone that is known; such a row takes any token, and never sees it."""
-        first = (self.logits if self._first is None else self._first)[rows]
-        self._first, self._next = None, self._next - self._cache.used
+        """The last token that is left is taken once more, which foretells the next. A prompt's own
+        sees itself among the prompt's, and so what it adds to its row is never seen."""
+        self._next = self._next - self._cache.used
         self.select(rows)
-        bare = torch.tensor(kept) == 0
         left = torch.zeros(len(self._next), self._each, dtype=torch.long)
         prompts, columns = (list(side) for side in zip(*self._cells, strict=True))
         left[prompts, columns] = torch.tensor(kept)
@@ -465,7 +460,6 @@ class _LeanDecoder:
         self._cache.used = width
         self._next = self._next[:, None] + left - 1
         self.step(torch.tensor(tokens)[:, None])
-        self.logits = torch.where(bare[:, None], first, self.logits)
         return True
 
     def _run(self, tokens: torch.Tensor) -> torch.Tensor:
