@@ -45,7 +45,8 @@ def _loss(kind: str, source: str, measured: str = "") -> KnownMethod:
 def _correction(kind: str, source: str) -> KnownMethod:
     needs = frozenset({Need.BEHAVIOUR})
     function = WEIGHINGS[kind]
-    return KnownMethod(CORRECTIONS[kind], function, "correction", source, needs, _NODES)
+    measured = "no difference to none at two nodes that share, tiny policy, three seeds"
+    return KnownMethod(CORRECTIONS[kind], function, "correction", source, needs, _NODES, measured)
 
 
 def _alone(
