@@ -355,7 +355,7 @@ class _HuggingFaceDecoder:
         out = self._model(
             input_ids=tokens,
             attention_mask=self._mask.long(),
-            position_ids=self._lengths[:, None] + torch.arange(count, device=tokens.device),
+            position_ids=self._positions(count),
             past_key_values=self._cache,
             use_cache=True,
             **self._policy.logits_kept(kept),
@@ -364,6 +364,13 @@ class _HuggingFaceDecoder:
         self.logits = out.logits[:, -1]
         logits: torch.Tensor = out.logits[:, -kept:]
         return logits
+
+    def _positions(self, count: int) -> torch.Tensor:
+        """Of the next tokens (rows, C). A row that has ended, or whose draft is shorter than
+        others', has some beyond the context, which some models cannot look up: they count for
+        nothing."""
+        ahead = torch.arange(count, device=self._lengths.device)
+        return (self._lengths[:, None] + ahead).clamp_max(self._policy.context_tokens - 1)
 
 
 class _PlainDecoder:

@@ -46,6 +46,18 @@ def hint_of(prompt: str) -> str:
     return content if role == "assistant" else ""
 
 
+def begun(prompt: str) -> str:
+    """What a policy goes on from of a prompt's hint: without the gap that it may end with, as words
+    are tokens together with the gaps before them."""
+    return hint_of(prompt).rstrip()
+
+
+def whole(prompt: str, text: str) -> str:
+    """A completion's text behind its hint, if there is one. Some tokenizers lose the gap that a
+    text begins with; then the hint's own stands there."""
+    return (begun(prompt) if text[:1].isspace() else hint_of(prompt)) + text
+
+
 def messages_of(prompt: str, *, with_system: bool = True) -> list[Message]:
     """The messages of a prompt, the question last, without a hint. Without `with_system` what the
     system says comes first in the first question, for chat templates that know no such role."""

@@ -32,7 +32,7 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.turns.replay import Said, said_of
 from node.interfaces.engine import DraftingEngine, PartialEngine, RolloutEngine
-from node.interfaces.prompts import NO_TEXT, hint_of, hinted
+from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
@@ -136,9 +136,10 @@ class OwnGroup:
     @property
     def scored(self) -> Scored:
         """What is counted of it, each completion from its hint on."""
-        hint = hint_of(self.prompt)
-        whole = [replace(c, text=hint + c.text) for c in self.completions] if hint else None
-        return self.task, whole or self.completions, self.rewards
+        if self.bare:
+            return self.task, self.completions, self.rewards
+        made = [replace(c, text=whole(self.prompt, c.text)) for c in self.completions]
+        return self.task, made, self.rewards
 
 
 def _fits_the_wire(group: OwnGroup, run: RunConfig) -> bool:
@@ -173,8 +174,8 @@ def _as_sampled(completion: Completion) -> Completion:
 
 def _wholes(prompt: str, completions: Sequence[Completion]) -> list[Said]:
     """What is scored of a group: all that was said, and what a hint said before it."""
-    if hint := hint_of(prompt):
-        return [hint + each.text for each in completions]
+    if hint_of(prompt):
+        return [whole(prompt, each.text) for each in completions]
     return [said_of(each) for each in completions]
 
 

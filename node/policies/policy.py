@@ -34,8 +34,8 @@ from node.interfaces.prompts import (
     TWO_TURNS,
     Message,
     around_reply,
+    begun,
     behind,
-    hint_of,
     messages_of,
     placeholder,
     plain_text,
@@ -122,7 +122,7 @@ class Policy:
         else:
             ids = list(self.tokenizer(plain_text(prompt), split_special_tokens=True)["input_ids"])
         ids = ids or [self.eos_id]
-        if not (hint := hint_of(prompt)):
+        if not (hint := begun(prompt)):
             return ids
         room = max(0, self.context_tokens - 1 - len(ids))
         return [*ids, *self.encode_completion(hint)[:room]]

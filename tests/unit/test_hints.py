@@ -8,12 +8,14 @@ from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import (
+    begun,
     hint_of,
     hinted,
     messages_of,
     plain_text,
     prompt_of,
     question_of,
+    whole,
 )
 from node.methods.generate.hints import BareSuccess, Hints, beginning
 from node.records.records import RoundDone
@@ -46,6 +48,14 @@ def test_a_hint_is_apart_from_the_prompt(prompt: str) -> None:
     assert hint_of(hinted(given, "13")) == "13"  # it takes the place of the first
     for read in (messages_of, plain_text, question_of):
         assert read(given) == read(prompt)
+
+
+def test_the_gap_behind_a_hint_is_not_the_policy_s_to_lose() -> None:
+    given = hinted("7+6=", "one two ")
+    assert begun(given) == "one two"
+    assert whole(given, " three") == whole(given, "three") == "one two three"
+    assert whole(hinted("7+6=", "12"), "3") == "123"
+    assert whole("7+6=", " 13") == " 13"
 
 
 def test_an_answer_without_a_question_is_a_question() -> None:
@@ -81,9 +91,11 @@ def test_every_engine_goes_on_from_the_hint_and_none_reads_a_special_token_in_it
 
 
 def test_a_hint_ends_with_a_word_and_is_never_all() -> None:
-    assert beginning("one two three", 0.75) == "one two"
-    assert beginning("one two three", 7 / 13) == "one two"
-    assert beginning("one two three", 0.4) == "one"
+    assert beginning("one two three", 0.75) == "one two "
+    assert beginning("one two three", 7 / 13) == "one two "
+    assert beginning("one two three", 0.4) == "one "
+    assert beginning("one\n\n2", 0.99) == "one\n\n"
+    assert beginning("one ", 0.99) == "one"  # what is left is a gap
     assert beginning("one two three", 0.2) == "on"  # no whole word fits
     assert beginning("1234", 0.75) == "123"
     assert beginning("1234", 1.0) == "123"

@@ -162,3 +162,16 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it():
     tokens, logprobs = pick_tokens(probs.log().expand(1000, -1), uniforms, 1.0, 0.6)
     assert torch.bincount(tokens, minlength=3).tolist() == pytest.approx([0, 625, 375], abs=1)
     assert float(logprobs[tokens == 1][0].exp()) == pytest.approx(0.625)
+
+
+def test_a_row_that_ends_at_the_context_may_stand_beside_others_that_go_on(tmp_path):
+    """A model with learned positions has none beyond its context to look up."""
+    policy = open_policy(gpt2_directory(tmp_path))
+    sampling = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=60)
+    short = [letter * 8 for letter in "abcdefghijklmnop"]
+    long = "z" * (policy.context_tokens - 20)
+    *groups, (last,) = generate(policy, [*short, long], 1, sampling, 3, 0)
+    assert len(last.token_ids) <= 20
+    assert max(len(made.token_ids) for (made,) in groups) > 30
+    (alone,) = generate(policy, [long], 1, sampling, 3, 0)
+    assert last.token_ids == alone[0].token_ids

@@ -18,7 +18,7 @@ from node.engines.vllm.server import (
 )
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import NO_TEXT, hint_of, messages_of, plain_text, takes_system
+from node.interfaces.prompts import NO_TEXT, begun, messages_of, plain_text, takes_system
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
@@ -107,7 +107,7 @@ class ModelText:
         """A prompt's ids, at least one, and those of its hint as far as there is room for a token
         more."""
         ids = ids or [self.eos_ids[0]]
-        hint = hint_of(prompt)
+        hint = begun(prompt)
         room = max(0, context_tokens - 1 - len(ids))
         return [*ids, *self.encode(hint)[:room]] if hint else ids
 

@@ -56,17 +56,16 @@ def hint_tokens(tokens: int, share: float) -> int:
 
 
 def beginning(text: str, share: float) -> str:
-    """The share of a solution's characters from its first on, cut back to a whole word where it
-    has several; never all of it.
+    """The share of a solution's characters from its first on, cut back to whole words and the gap
+    behind them where there are several; never all of it.
 
     Raises:
         ValueError: as `hint_tokens`.
     """
     count = hint_tokens(len(text), share)
-    if text[count : count + 1].isspace():
-        return text[:count]
-    words = [gap.start() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
-    return text[: words[-1]] if words else text[:count]
+    gaps = [gap.end() for gap in re.finditer(r"\s+", text) if 0 < gap.start() <= count]
+    inner = [end for end in gaps if end < len(text)]
+    return text[: inner[-1]] if inner else text[:count].rstrip()
 
 
 class BareSuccess:
