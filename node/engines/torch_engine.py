@@ -337,6 +337,8 @@ class _HuggingFaceDecoder:
     def rewind(self, rows: list[int], kept: Sequence[int], tokens: Sequence[int]) -> bool:
         if any(getattr(layer, "is_sliding", False) for layer in self._cache.layers):
             return False  # they may have dropped what is to be seen again
+        if self._begun + max(kept) == 0:
+            return False  # a cache that is cut to nothing is none that models take
         taken = self._mask.shape[1] - self._begun
         self._select(rows)
         left = torch.tensor(kept, device=self._mask.device)

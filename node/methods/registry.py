@@ -87,7 +87,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     _loss("tis", "verl", "as sapo on own groups"),
     _loss("m2po", "2510.01161", "loses 8 points at eleven steps of staleness"),
     _loss("gspo", "2507.18071", _NOT_AHEAD),
-    _loss("gepo", "2508.17850"),
+    _loss("gepo", "2508.17850", "loses 3 points at eleven steps of staleness, four updates"),
     _loss("cispo", "2506.13585", _NOT_AHEAD),
     _loss("soft_gate", "2511.20347", _NOT_AHEAD),
     _loss("topr", "2503.14286", _NOT_AHEAD),

@@ -127,6 +127,15 @@ def test_segments_batches_and_passes_change_nothing_but_rounding(models, monkeyp
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=ERROR_MAX)
 
 
+def test_a_prompt_of_one_token_without_anything_kept_begins_anew(tmp_path, monkeypatch):
+    policy = open_policy(gpt2_directory(tmp_path / "model"))
+    monkeypatch.setattr(type(policy), "encode_prompt", lambda self, prompt: [ord(prompt[-1])])
+    drafts = [Draft(prompt, (5, 6, 7), (-0.1,) * 3) for prompt in "ab"]
+    for draft, ours in zip(drafts, redraft(policy, drafts, KEEPS_NONE), strict=True):
+        said = reference_logprobs(policy, draft.prompt, ours, SAMPLING)
+        assert ours.logprobs == pytest.approx(said, abs=ERROR_MAX)
+
+
 def test_weights_that_come_meanwhile_make_the_rest(qwen):
     drafts = drafts_of(qwen)
     qwen.become(qwen.old)
