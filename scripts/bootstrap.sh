@@ -29,16 +29,17 @@ find_python() {
   return 1
 }
 
-# One of libp2p's dependencies (fastecdsa) is compiled here, against GMP and Python's headers.
 compiles() {
   local include
   include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
   echo "#include <$1>" | "${CC:-cc}" -I"$include" ${CFLAGS:-} ${CPPFLAGS:-} -fsyntax-only -x c - 2>/dev/null
 }
 
-# What the system lacks, one word each: compiler, venv, python-headers, gmp.
+# What the system lacks, one word each: venv, and with pip also compiler, python-headers, gmp. For it
+# takes a release of libp2p's fastecdsa that is compiled; uv another one (overrides.txt).
 missing_tools() {
   "$python" -c 'import ensurepip, venv' 2>/dev/null || echo venv
+  if [ "$installer" = uv ]; then return; fi
   if ! compiles stddef.h; then
     echo compiler
   else
@@ -116,7 +117,16 @@ torch_index() {
   fi
 }
 
+# The solver of one dataset is compiled: where it cannot be, that dataset is missing.
+add_solver() {
+  if .venv/bin/python -c 'import pycosat' 2>/dev/null; then return; fi
+  if ! compiles Python.h || ! (overrides=() && install --no-deps pycosat) 2>>"$log"; then
+    say "pycosat cannot be compiled here: the dataset zebra_puzzles is missing, and nothing else"
+  fi
+}
+
 python=$(find_python)
+installer=${INSTALLER:-uv}
 require_tools
 started=$SECONDS
 say "Installing into .venv with $("$python" --version) (once; a minute or a few)"
@@ -125,12 +135,16 @@ if ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/d
 fi
 rm -f .venv/.installed-*
 : >"$log"
-if want_uv; then installer=uv; else installer=pip; fi
+if ! want_uv; then
+  installer=pip
+  require_tools
+fi
 index=$(torch_index)
 if [ -n "$index" ]; then
   install --index-url "$index" --no-deps torch
 fi
 install --editable '.[dev]'
+add_solver
 # trio brings its types itself; these stubs, which libp2p pulls in, describe an older trio and would
 # hide them from mypy.
 rm -rf .venv/lib/python*/site-packages/trio-stubs

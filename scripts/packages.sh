@@ -17,27 +17,36 @@ progress() {
   ' >&2
 }
 
+overrides=(--overrides scripts/overrides.txt)
+
+# pip knows no overrides, and takes what libp2p asks for.
 with_pip() {
   .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
-    --constraint constraints.txt "$@" 2>&1 | progress
+    --constraint <(grep -v '^fastecdsa==' constraints.txt) "$@" 2>&1 | progress
 }
 
-# uv reads none of pip's settings, so that they are handed over.
-with_uv() {
+# uv reads none of pip's settings: sets `uv`, the command with them handed over.
+set_uv() {
   local name value
-  local settings=(env UV_LINK_MODE=copy UV_INDEX_STRATEGY=unsafe-best-match) # as pip chooses
+  uv=(env UV_LINK_MODE=copy UV_INDEX_STRATEGY=unsafe-best-match) # as pip chooses
   while IFS='=' read -r name value; do
     value=${value//\'/}
     case ${name##*.} in
-      index-url) settings+=("UV_DEFAULT_INDEX=$value") ;;
-      extra-index-url) settings+=("UV_INDEX=$value") ;;
-      find-links) settings+=("UV_FIND_LINKS=${value// /,}") ;;
-      cert) settings+=("SSL_CERT_FILE=$value") ;;
-      default-timeout | timeout) settings+=("UV_HTTP_TIMEOUT=$value") ;;
+      index-url) uv+=("UV_DEFAULT_INDEX=$value") ;;
+      extra-index-url) uv+=("UV_INDEX=$value") ;;
+      find-links) uv+=("UV_FIND_LINKS=${value// /,}") ;;
+      cert) uv+=("SSL_CERT_FILE=$value") ;;
+      default-timeout | timeout) uv+=("UV_HTTP_TIMEOUT=$value") ;;
     esac
   done < <(.venv/bin/python -m pip config list 2>/dev/null)
-  "${settings[@]}" .venv/bin/uv pip install --python .venv/bin/python --no-progress \
-    --constraint constraints.txt "$@" 2>&1 | progress
+  uv+=(.venv/bin/uv)
+}
+
+with_uv() {
+  local uv
+  set_uv
+  "${uv[@]}" pip install --python .venv/bin/python --no-progress \
+    --constraint constraints.txt ${overrides[@]+"${overrides[@]}"} "$@" 2>&1 | progress
 }
 
 install() {

@@ -1,6 +1,7 @@
 """`swarm-node doctor`: what works from this machine, under these settings."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 from node.config import NodeConfig
 from node.doctor.doctor import examine
@@ -10,7 +11,8 @@ from node.roles.machine import RealNetwork
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
     """Say what works from here. Returns the exit status."""
-    model, _ = resolved_model(config)
     is_worker = config.run.learner is not None and config.role == "worker"
-    spec = None if is_worker else trainer_spec(config, model)
+    spec = None
+    if not is_worker and find_spec("torch") is not None:  # else said among the findings
+        spec = trainer_spec(config, resolved_model(config)[0])
     return examine(config, spec, say, RealNetwork().now_s)

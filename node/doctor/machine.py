@@ -3,6 +3,7 @@
 Every check ends by itself in a bounded time and never raises; `doctor.py` is who asks.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -57,12 +59,12 @@ class Finding:
 def check_software(config: NodeConfig) -> Finding:
     """The versions that matter."""
     found = [f"Python {platform.python_version()}"]
+    if find_spec("torch") is None:
+        advice = "install 'swarm-node[torch]' to train or sample here"
+        return Finding("software", "fail", "torch is not installed", advice)
     for package in ("swarm-node", "libp2p", "torch", "transformers"):
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            if package == "torch":
-                return Finding("software", "fail", "torch is missing", "install swarm-node again")
     return Finding("software", "ok", ", ".join(found))
 
 
@@ -118,7 +120,10 @@ def check_gpu(config: NodeConfig) -> Finding:
 
 def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
     """Whether the model's files can be read, and training it fits in memory. `spec`: what the
-    trainer would be built from; None: the model comes from the run's learner."""
+    trainer would be built from; None: the model comes from the run's learner, or nothing can read
+    it here."""
+    if find_spec("torch") is None:
+        return Finding("model", "?", "not looked at: that takes torch")
     if spec is None:
         return Finding("model", "?", "comes from the run's learner")
     if resolved_model(config)[1]:

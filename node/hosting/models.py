@@ -37,6 +37,7 @@ from node.monitor.console.progress import Work, on_stderr
 from node.policies.presets import PRESETS
 from node.policies.recipe import TinyRecipe, recipe_key
 from node.system.caches import cache_directory
+from node.system.extras import need
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
@@ -55,7 +56,12 @@ def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
 
 
 def resolved_model(config: NodeConfig) -> tuple[str, bool]:
-    """What the trainer is to load, and whether that is still to be made or fetched."""
+    """What the trainer is to load, and whether that is still to be made or fetched.
+
+    Raises:
+        ConfigError: what trains it is not installed.
+    """
+    need("torch")
     cache = cache_directory(config.cache_dir)
     if preset := PRESETS.get(config.model):
         directory = preset_directory(preset, cache)

@@ -31,6 +31,7 @@ from node.records.records import (
 from node.roles.node import Node
 from node.roles.role import RESTART_DELAY_S, RESTARTS_MAX, Needs
 from node.roles.world import Listener, World
+from node.system.extras import need
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.identity import Identity, PeerId
 from swarm.leasing.lease_client import WorkSource
@@ -81,6 +82,7 @@ class WorkerRole:
             raise ConfigError(
                 f"--engine {config.engine}: not for a rollout worker; use torch or vllm"
             )
+        need("torch")
         if config.engine == "vllm" and find_spec("vllm") is None:
             raise ConfigError(NOT_INSTALLED)
         return Needs(policy=False, draws=None)

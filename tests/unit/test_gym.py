@@ -347,3 +347,25 @@ def test_all_of_it_is_posed_and_scored_by_one_verifier() -> None:
             return await verifier.score(tasks, [(each.answer, "no such") for each in posed])
 
     assert trio.run(judged) == [(1.0, 0.0)] * len(OFFERED)
+
+
+def test_without_the_solver_one_dataset_is_missing_and_said() -> None:
+    found = subprocess.run(
+        [
+            sys.executable, "-c",
+            "import sys\n"
+            "sys.modules['pycosat'] = None\n"  # as where it is not installed
+            "from swarm.errors import ConfigError\n"
+            "from tests.unit.test_gym import problem_of\n"
+            "print(problem_of('chain_sum').answer)\n"
+            "try:\n"
+            "    problem_of('zebra_puzzles')\n"
+            "except ConfigError as error:\n"
+            "    print(error)\n",
+        ],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+    ).stdout.splitlines()  # fmt: skip
+    assert found[0].lstrip("-").isdigit()
+    assert "zebra_puzzles" in found[1]
+    assert "pip install pycosat" in found[1]
+    assert problem_of("zebra_puzzles").answer  # here the solver is installed

@@ -6,12 +6,37 @@ which belongs into the verifier's process.
 
 import contextlib
 import decimal
+import importlib
 import io
 import math
+import sys
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import Any
 
 _PRECISION = 28  # decimal digits
+_SOLVER = "pycosat"  # has no wheels: an environment without a compiler lacks it
+_SOLVED = ("zebra_puzzles",)  # what it is needed for
+
+
+def _library() -> Any:
+    """The table of datasets, with or without the solver that the library imports at its start."""
+    try:
+        importlib.import_module(_SOLVER)
+    except ImportError:
+        sys.modules[_SOLVER] = ModuleType(_SOLVER)
+    import reasoning_gym  # noqa: F401 - registers them
+    from reasoning_gym.factory import DATASETS
+
+    return DATASETS
+
+
+def _check_solver(name: str) -> None:
+    if name in _SOLVED and not hasattr(sys.modules[_SOLVER], "itersolve"):
+        raise ValueError(
+            f"it needs the package {_SOLVER}, which is compiled where it is installed: with a "
+            f"compiler at hand add it by pip install {_SOLVER}==0.6.6"
+        )
 
 
 def config_of(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
@@ -20,9 +45,7 @@ def config_of(name: str, seed: int, settings: Mapping[str, Any]) -> Any:
     Raises:
         AssertionError, TypeError, ValueError: the library refuses the settings.
     """
-    from reasoning_gym.factory import DATASETS
-
-    config = DATASETS[name][1](seed=seed, **settings)
+    config = _library()[name][1](seed=seed, **settings)
     if hasattr(config, "validate"):
         config.validate()
     return config
@@ -32,15 +55,14 @@ def build(name: str, config: Any) -> Any:
     """The dataset of a configuration.
 
     Raises:
-        As `config_of`.
+        As `config_of`; ValueError: the dataset needs what is not installed.
     """
-    from reasoning_gym.arithmetic import (
-        basic_arithmetic,
-    )
-    from reasoning_gym.factory import DATASETS
+    datasets = _library()
+    from reasoning_gym.arithmetic import basic_arithmetic
 
+    _check_solver(name)
     basic_arithmetic.find_common_divisors = common_divisors
-    return DATASETS[name][0](config=config)
+    return datasets[name][0](config=config)
 
 
 def common_divisors(one: int, other: int) -> list[int]:
@@ -56,10 +78,7 @@ def common_divisors(one: int, other: int) -> list[int]:
 
 def groups() -> dict[str, str]:
     """The group of each dataset that there is, by its name."""
-    import reasoning_gym  # noqa: F401 - registers them
-    from reasoning_gym.factory import DATASETS
-
-    return {name: made.__module__.split(".")[1] for name, (made, _) in DATASETS.items()}
+    return {name: made.__module__.split(".")[1] for name, (made, _) in _library().items()}
 
 
 def formula_names(dataset: Any, formula: str) -> set[str]:

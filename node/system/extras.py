@@ -1,0 +1,33 @@
+"""What an installation may lack, and how it is had: the extras of pyproject.toml."""
+
+from importlib.util import find_spec
+from typing import Final
+
+from swarm.errors import ConfigError
+
+# The extra that brings a package, by the name under which it is imported.
+EXTRAS: Final = {
+    "torch": "torch",
+    "transformers": "torch",
+    "peft": "torch",
+    "gguf": "torch",
+}
+
+
+def need(package: str) -> None:
+    """Check that a package is installed before work starts.
+
+    Raises:
+        ConfigError: it is not; says what brings it.
+    """
+    if find_spec(package) is None:
+        raise missing(package)
+
+
+def missing(package: str) -> ConfigError:
+    """What to say of one of these packages, or a part of it, that could not be imported."""
+    extra = EXTRAS[package.partition(".")[0]]
+    return ConfigError(
+        f"this takes {package}, which is not installed: install 'swarm-node[{extra}]', as every "
+        "machine needs that trains or samples"
+    )

@@ -1,0 +1,76 @@
+"""A machine without torch: what works there, and what is said where it does not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# As where the extra `torch` is not installed, from the first import on.
+WITHOUT = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {packages}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in {packages} else found(name, *rest)
+from node.cli import main
+sys.exit(main({arguments}))
+"""
+EXTRA = ("torch", "transformers", "peft", "gguf")
+
+
+def run(tmp_path: Path, *arguments: str, packages: tuple[str, ...] = EXTRA) -> tuple[int, str]:
+    """Its exit status and all that it printed."""
+    program = WITHOUT.format(packages=packages, arguments=list(arguments))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["join --model tiny", "prepare --model tiny", "methods"])
+def test_what_takes_torch_says_in_one_line_how_it_is_had(command: str, tmp_path: Path) -> None:
+    status, said = run(tmp_path, *command.split())
+    assert status == 2
+    assert "swarm-node[torch]" in said
+    assert said.count("\n") == 1, said
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("simulate --scenario calm --nodes 3", "replay: swarm-node simulate"),
+        ("config", "run.id = demo"),
+        ("weights list", "weights"),
+        ("env list", "chain_sum"),
+        ("monitor --grafana", "swarm_"),
+    ],
+)
+def test_what_works_without_torch(command: str, says: str, tmp_path: Path) -> None:
+    _, said = run(tmp_path, *command.split())
+    assert "Traceback" not in said
+    assert "swarm-node[torch]" not in said
+    assert says in said
+
+
+def test_a_package_that_no_extra_brings_is_a_fault(tmp_path: Path) -> None:
+    status, said = run(tmp_path, "simulate", "--scenario", "join", packages=("msgpack",))
+    assert status == 1
+    assert "ModuleNotFoundError" in said
+
+
+def test_the_doctor_goes_on_without_torch(tmp_path: Path) -> None:
+    status, said = run(tmp_path, "doctor", "--model", "tiny")
+    assert status == 1
+    assert "fail  software: torch is not installed; install 'swarm-node[torch]'" in said
+    assert "model: not looked at" in said
+    assert "hole punching" in said
