@@ -321,25 +321,29 @@ def costs_of(
 
 
 def ahead(results: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By how many points swarms sample better at their end than those of the first arm (`others`)
-    did when they had generated as many tokens, seed by seed."""
+    """By how many points swarms sample better than those of the first arm (`others`) when they have
+    generated as many tokens, seed by seed: where the one that generated less was at its end."""
     found = []
     for mine, first in zip(results, others, strict=True):
-        passed, tokens = _curve(mine)[-1]
-        there = value_at([(at, other) for other, at in _curve(first)], tokens)
-        found.append(100 * (passed - there))
+        curves = [[(at, passed) for passed, at in _curve(each)] for each in (mine, first)]
+        where = min(curve[-1][0] for curve in curves)
+        here, there = (value_at(curve, where) for curve in curves)
+        found.append(100 * (here - there))
     return found
 
 
 def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
-    """Of one swarm's evaluations the mean pass rate, smoothed over three of them, and the tokens
-    that were generated until then."""
+    """Of one swarm's evaluations the pass rate and the tokens that were generated until then, both
+    in the mean over three evaluations in a row: of the same ones, or what costs less in a round
+    would look better than it is."""
     rounds = sorted({point["round"] for point in result["points"]})
     each = [[p for p in result["points"] if p["round"] == at] for at in rounds]
     passed = [fmean(p["passed"] for p in points) for points in each]
+    tokens = [float(sum(p["generated"] for p in points)) for points in each]
+    if len(each) < 3:
+        return list(zip(passed, tokens, strict=True))
     return [
-        (fmean(passed[max(0, at - 2) : at + 1]), sum(p["generated"] for p in points))
-        for at, points in enumerate(each)
+        (fmean(passed[at : at + 3]), fmean(tokens[at : at + 3])) for at in range(len(each) - 2)
     ]
 
 
