@@ -163,7 +163,7 @@ class DraftGeneration(Generation):
             found.append(
                 (
                     Completion(
-                        text=self._policy.decode(tokens),
+                        text=self._policy.text_of(self._prompts[row.owner], tokens),
                         token_ids=tuple(tokens),
                         logprobs=(*kept, *row.logprobs),
                         finish_reason=FinishReason.STOP if ended else FinishReason.LENGTH,

@@ -150,7 +150,7 @@ class Generation:
         for row in self._rows:
             groups[row.owner].append(
                 Completion(
-                    text=self._policy.decode(row.tokens),
+                    text=self._policy.text_of(self._prompts[row.owner], row.tokens),
                     token_ids=tuple(row.tokens),
                     logprobs=tuple(row.logprobs),
                     finish_reason=FinishReason.STOP if row.stopped else FinishReason.LENGTH,

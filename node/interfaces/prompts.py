@@ -9,7 +9,7 @@ A prompt may end with a hint: what a completion begins with, which its policy is
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 MARK: Final = "\x1e"  # ASCII's record separator, which no question begins with
@@ -17,6 +17,8 @@ NO_TEXT: Final = "\N{REPLACEMENT CHARACTER}"  # in a completion, for a token tha
 _ROLES: Final = frozenset({"system", "user", "assistant"})
 
 Message = dict[str, str]  # `role` and `content`
+Encode = Callable[[str], list[int]]
+Decode = Callable[[list[int]], str]
 
 
 def placeholder(number: int) -> str:
@@ -53,9 +55,19 @@ def begun(prompt: str) -> str:
 
 
 def whole(prompt: str, text: str) -> str:
-    """A completion's text behind its hint, if there is one. Some tokenizers lose the gap that a
-    text begins with; then the hint's own stands there."""
-    return (begun(prompt) if text[:1].isspace() else hint_of(prompt)) + text
+    """A completion's text behind what it went on from, if its prompt has a hint."""
+    return begun(prompt) + text
+
+
+def decoded(prompt: str, ids: Sequence[int], encode: Encode, decode: Decode) -> str:
+    """The text of a completion's ids. Behind a hint it is what these ids add to the hint's: some
+    tokenizers lose the gap that a text begins with, and then tokens alone do not say whether the
+    policy made one."""
+    if not (hint := begun(prompt)):
+        return decode(list(ids))
+    before = list(encode(hint))
+    alone, both = decode(before), decode([*before, *ids])
+    return both.removeprefix(alone) if both.startswith(alone) else decode(list(ids))
 
 
 def messages_of(prompt: str, *, with_system: bool = True) -> list[Message]:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from node.interfaces.prompts import (
     around_reply,
     begun,
     behind,
+    decoded,
     messages_of,
     placeholder,
     plain_text,
@@ -209,6 +210,10 @@ class Policy:
             )
         )
         return text + NO_TEXT * sum(each >= len(self.tokenizer) for each in ids)
+
+    def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
+        """The text of a prompt's completion; see `decode`."""
+        return decoded(prompt, token_ids, self.encode_completion, self.decode)
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 on CUDA, nothing elsewhere."""

@@ -342,9 +342,7 @@ def _curve(result: Mapping[str, Any]) -> list[tuple[float, float]]:
     tokens = [float(sum(p["generated"] for p in points)) for points in each]
     if len(each) < 3:
         return list(zip(passed, tokens, strict=True))
-    return [
-        (fmean(passed[at : at + 3]), fmean(tokens[at : at + 3])) for at in range(len(each) - 2)
-    ]
+    return [(fmean(passed[at : at + 3]), fmean(tokens[at : at + 3])) for at in range(len(each) - 2)]
 
 
 def reached(curve: Sequence[tuple[float, float]], goal: float) -> float:

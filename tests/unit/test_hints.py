@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import (
     begun,
+    decoded,
     hint_of,
     hinted,
     messages_of,
@@ -50,12 +52,44 @@ def test_a_hint_is_apart_from_the_prompt(prompt: str) -> None:
         assert read(given) == read(prompt)
 
 
-def test_the_gap_behind_a_hint_is_not_the_policy_s_to_lose() -> None:
+def word_tokenizer() -> Tokenizer:
+    """As those of SentencePiece: a word is a token with the gap before it, and a text loses the gap
+    that it begins with."""
+    words = ["<unk>", "▁one", "▁two", "▁three", "one", "two", "three"]
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def test_a_gap_behind_a_hint_is_there_if_the_policy_made_it() -> None:
     given = hinted("7+6=", "one two ")
     assert begun(given) == "one two"
-    assert whole(given, " three") == whole(given, "three") == "one two three"
-    assert whole(hinted("7+6=", "12"), "3") == "123"
-    assert whole("7+6=", " 13") == " 13"
+    tokenizer = word_tokenizer()
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text).ids
+
+    def text(prompt: str, word: str) -> str:
+        return whole(prompt, decoded(prompt, [tokenizer.token_to_id(word)], encode, decode))
+
+    decode = tokenizer.decode
+    assert decode([tokenizer.token_to_id("▁three")]) == "three"
+    assert text(given, "▁three") == "one two three"
+    assert text(given, "three") == "one twothree"
+    assert text("7+6=", "▁three") == "three"  # as its tokenizer says it, without a hint
+
+
+@pytest.mark.parametrize(("said", "scored"), [("42", "is42"), (" 42", "is 42"), ("\n42", "is\n42")])
+def test_what_is_scored_is_what_was_said_where_a_tokenizer_keeps_gaps(
+    tmp_path, said, scored
+) -> None:
+    policy = open_policy(qwen_directory(tmp_path))
+    given = hinted("7+6=", "is ")
+    ids = policy.encode_completion(said)
+    assert whole(given, policy.text_of(given, [*ids, policy.eos_id])) == scored
+    text = ModelText(tmp_path)
+    assert text.text_of(given, ids) == policy.text_of(given, ids) == said
 
 
 def test_an_answer_without_a_question_is_a_question() -> None:

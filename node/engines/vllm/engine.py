@@ -199,7 +199,8 @@ class VllmEngine:
         check(sampling, completions_each)
         encoded = await self._encoded(prompts)
         works = []
-        for ids, own in zip(encoded, prompt_seeds(prompts, seed), strict=True):
+        seeds = prompt_seeds(prompts, seed)
+        for prompt, ids, own in zip(prompts, encoded, seeds, strict=True):
             room = self._settings.context_tokens - len(ids)
             if room < 1:
                 raise ConfigError(
@@ -208,7 +209,7 @@ class VllmEngine:
                 )
             tokens_max = min(sampling.max_new_tokens, room)
             rows = Unfinished(ids, completions_each, tokens_max, own)
-            works.append(VllmWork(rows, completions_each, sampling))
+            works.append(VllmWork(rows, completions_each, sampling, prompt))
         return works
 
     async def advance(self, works: Sequence[VllmWork], enough: int) -> None:
@@ -225,9 +226,9 @@ class VllmEngine:
 
     async def collect(self, works: Sequence[VllmWork]) -> list[tuple[Completion, ...]]:
         """See `PartialEngine.collect`."""
-        decode = self._text.decode
+        text_of = self._text.text_of
         return await trio.to_thread.run_sync(
-            lambda: [work.rows.completions(decode) for work in works]
+            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in works]
         )
 
     async def _tend(self, harvest: Harvest) -> None:

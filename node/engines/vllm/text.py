@@ -18,7 +18,14 @@ from node.engines.vllm.server import (
 )
 from node.engines.vllm.unfinished import Ask, Piece
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import NO_TEXT, begun, messages_of, plain_text, takes_system
+from node.interfaces.prompts import (
+    NO_TEXT,
+    begun,
+    decoded,
+    messages_of,
+    plain_text,
+    takes_system,
+)
 from node.interfaces.quantisation import Quantisation
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import FinishReason
@@ -180,6 +187,10 @@ class ModelText:
         """The log-probs of a row's tokens but the first."""
         found = json.loads(answer)["prompt_logprobs"][1:]
         return [each[str(token)]["logprob"] for token, each in zip(row[1:], found, strict=True)]
+
+    def text_of(self, prompt: str, token_ids: Sequence[int]) -> str:
+        """The text of a prompt's completion; see `decode`."""
+        return decoded(prompt, token_ids, self.encode, self.decode)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, as `node.policies.policy.Policy.decode` has it: without the

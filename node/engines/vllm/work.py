@@ -24,6 +24,7 @@ class VllmWork:
     rows: Unfinished
     completions: int
     sampling: Sampling
+    prompt: str = ""
 
     @property
     def done(self) -> bool:
