@@ -48,7 +48,8 @@ def list_methods(say: Say) -> None:
 
     for family, methods in families().items():
         used = [each for each in methods if each.used_by]
-        say(f"{family}, by --{family} NAME:" if used else f"{family}:")
+        flag = family.replace("_", "-")
+        say(f"{family}, by --{flag} NAME:" if used else f"{family}:")
         width = max((len(each.name) for each in used), default=0)
         for each in used:
             say(f"  {each.name:<{width}}  {each.about}")

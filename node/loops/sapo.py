@@ -30,6 +30,7 @@ import trio
 
 from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
+from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
 from node.interfaces.engine import DraftingEngine, PartialEngine, RolloutEngine
 from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
@@ -380,7 +381,10 @@ class Sapo:
         most = self._sampling.max_new_tokens
         texts = [each.completion.text for each in self._solved.of(assigned.task)]
         fit = [text for text in texts if len(text.encode()) <= most and NO_TEXT not in text]
-        hint = self._bare.hint(assigned.task, fit, number - 1, self._config.generate)
+        task = assigned.task
+        rule = self._config.run.answer_rule(task.environment, task.parameters)
+        find = partial(answer_in, rule.format)
+        hint = self._bare.hint(task, fit, number - 1, self._config.generate, find)
         return replace(assigned, prompt=hinted(assigned.prompt, hint)) if hint else assigned
 
     def _keep_beginnings(self, own: Sequence[OwnGroup]) -> None:
@@ -590,6 +594,7 @@ class Sapo:
             generated_tokens=generated,
             rescued_groups=rescued,
             hinted_groups=len(own) - len(bare),
+            hinted_taught=sum(informative(g.rewards) for g in chosen if not g.bare),
             drafted_tokens=self._drafted,
             kept_tokens=sum(
                 len(c.token_ids) - _sampled(c) for group in own for c in group.completions

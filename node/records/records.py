@@ -82,6 +82,7 @@ class RoundDone(RoundFigures):
     answers: AnswerCounts | None = None  # of all own completions of the round
     rescued_groups: int = 0  # own ones, all wrong, that took others' right completions
     hinted_groups: int = 0  # own ones whose completions began with others' beginnings
+    hinted_taught: int = 0  # of these the informative ones that were trained on
     drafted_tokens: int = 0  # of earlier completions that this round's began with
     external_wanted: int | None = None  # what J was in this round; None: an older log
     foreign_gradient: float | None = None  # others' share of what pulls at log-probs, 0 to 1

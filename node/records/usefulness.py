@@ -7,7 +7,7 @@ others is taken to teach as much as an own one, which is so where it is likely e
 policy; where it is not, this says too much.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -21,6 +21,7 @@ ROUNDS_MIN: Final = 10  # before anything is said
 ROUNDS_MAX: Final = 200  # the newest, of which it is said
 WORTH_MIN: Final = 1.1  # times as many as alone: below, it is a draw
 TIMES_MAX: Final = 20  # above that, own groups taught too little to say how many times
+ONE_SIDED_MAX: Final = 0.5  # of rounds: above, it is one node's bound that keeps groups out
 WANTED_SHARE: Final = 0.9  # of the groups of others that a node wants, which it finds nearly always
 
 
@@ -117,20 +118,24 @@ class Usefulness:
     wanted: float  # J
     per_token: float  # times as many groups that teach for each token as alone; inf: alone none
     per_second: float  # the same for each second
+    one_sided: float  # of rounds with groups of several others those with most from one of them
 
 
 def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
     """Of a node's newest rounds, but those of older logs that do not say which own groups taught;
     None: too few to say anything. Alone the node is taken to train as long as its share of the
-    groups that taught. An own group that is all wrong and took others' right completions is theirs.
-    `wanted`: J of rounds whose records do not say it."""
+    groups that taught. An own group that is all wrong and took others' right completions is
+    theirs, and so is one that taught by a hint of what they made. `wanted`: J of rounds whose
+    records do not say it."""
     rounds = [each for each in rounds if each.own_informative is not None][-ROUNDS_MAX:]
     if len(rounds) < ROUNDS_MIN:
         return None
     found = Yield(
-        own=fmean(each.own_taught for each in rounds),
+        own=fmean(each.own_taught - each.hinted_taught for each in rounds),
         foreign=fmean(
-            max(0, each.informative_groups - each.own_taught) + each.rescued_groups
+            max(0, each.informative_groups - each.own_taught)
+            + each.rescued_groups
+            + each.hinted_taught
             for each in rounds
         ),
         tokens=fmean(each.generated_tokens for each in rounds),
@@ -147,6 +152,7 @@ def usefulness(rounds: Sequence[RoundDone], wanted: int) -> Usefulness | None:
         fmean(wanted if e.external_wanted is None else e.external_wanted for e in rounds),
         _ratio(found.per_token, alone.per_token),
         _ratio(found.per_second, alone.per_second),
+        _one_sided([each.foreign_by_producer for each in rounds]),
     )
 
 
@@ -168,16 +174,25 @@ def advice(useful: Usefulness) -> str:
     if useful.per_token < WORTH_MIN:
         return f"{brought}: alone, this node would have found as many."
     if useful.taken < WANTED_SHARE * useful.wanted:
-        return (
-            f"{brought}; it found {useful.taken:.1f} of {useful.wanted:.1f} that it wanted a "
-            "round, so a higher --external would bring nothing."
-        )
+        found = f"it found {useful.taken:.1f} of {useful.wanted:.1f} that it wanted a round"
+        if useful.one_sided > ONE_SIDED_MAX:
+            return (
+                f"{brought}; {found}, most of them from one node, of which it takes no more than "
+                "a part (foreign_share_max): more nodes would bring more."
+            )
+        return f"{brought}; {found}, so a higher --external would bring nothing."
     return f"{brought}: a higher --external may bring more."
 
 
 def times_text(ratio: float) -> str:
     """How many times as many, for people."""
     return f"{ratio:.1f}" if ratio < TIMES_MAX else f"more than {TIMES_MAX}"
+
+
+def _one_sided(each: Sequence[Mapping[str, int]]) -> float:
+    several = [counts for counts in each if len(counts) > 1]
+    most = [2 * max(counts.values()) >= sum(counts.values()) for counts in several]
+    return sum(most) / len(most) if most else 0.0
 
 
 def _ratio(one: float, other: float) -> float:

@@ -113,7 +113,7 @@ class Node:
             scored = zip(group.completions, rewards, strict=True)
             most = self._config.run.completion_chars_max
             fit = [each for each in scored if len(each[0].text) <= most]
-            self.solved.hear(group.task, group.producer, fit)
+            self.solved.hear(group.task, group.producer, fit, self._voice_of(group.producer))
         return prompt, rewards
 
     def enter(self, phase: str) -> None:

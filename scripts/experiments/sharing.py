@@ -478,7 +478,9 @@ def expectations(results: Results) -> list[Told]:
         if config.filter_own:
             continue
         shares = [fmean(map(_teaching, ends)) for ends in ends_of(result)]
-        each_max = math.ceil(config.foreign_share_max * config.external_groups)
+        # Of the only other node a round takes all that it wants.
+        bound = math.ceil(config.foreign_share_max * config.external_groups)
+        each_max = bound if len(shares) > 2 else math.inf
         free = GroupCost(0.0, 0.0, 0.0)
         expected = [
             expected_together(

@@ -33,6 +33,8 @@ def test_an_arm_is_a_share_of_what_is_wanted() -> None:
     assert groups_of(no_gains(THREE), 5, THREE) == 5  # before the first evaluation
     tried = [groups_of(ExternalGains((0,) * 3, (0,) * 3, arm), 5, THREE) for arm in range(3)]
     assert tried == [0, 3, 5]
+    other = ExternalGains((0,) * 9, (0,) * 9, 8)  # of a node that was started with other levels
+    assert [groups_of(other, 5, each) for each in (TWO, THREE)] == [5, 5]
 
 
 def test_the_arm_that_was_tried_gets_what_it_brought() -> None:

@@ -1,12 +1,14 @@
 """Hints: what is given away, when, and that it counts for nothing but learning."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from node.config import NodeConfig, load_config
 from node.engines.vllm.text import ModelText
+from node.environments.answers import answer_in
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import (
     begun,
@@ -153,6 +155,19 @@ def test_what_is_hard_gets_a_hint_every_other_time() -> None:
         book.learn(task(index), (0.0,))
     assert len(book) == 2
     assert book.hint(task(), ["1234"], 0, HINTS) == ""  # given up
+
+
+def test_a_hint_never_has_the_answer_already() -> None:
+    find = partial(answer_in, "last_number")
+    for solution, hint in (
+        ("13.", ""),
+        ("42$", ""),
+        ("it is 42", "it is "),
+        ("1 and 42", "1 and "),
+    ):
+        book = BareSuccess()
+        book.learn(task(), (0.0,))
+        assert book.hint(task(), [solution], 0, HINTS, find) == hint
 
 
 # --- a node ------------------------------------------------------------------------------------

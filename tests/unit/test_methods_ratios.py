@@ -28,7 +28,7 @@ def sigmoid(value: float) -> float:
 def slow_gspo(logs: Sequence[float], old: Sequence[float], adv: Sequence[float]) -> list[float]:
     whole = math.exp(sum(a - b for a, b in zip(logs, old, strict=True)) / len(logs))
     cut = min(max(whole, 1 - 3e-4), 1 + 4e-4)
-    return [-min(whole * a, cut * a) for a in adv]
+    return [min(-min(whole * a, cut * a), 10.0 * -a if a < 0 else math.inf) for a in adv]
 
 
 def slow_gepo(logs: Sequence[float], old: Sequence[float], adv: Sequence[float]) -> list[float]:
@@ -51,10 +51,9 @@ def slow_gate(logs: Sequence[float], old: Sequence[float], adv: Sequence[float])
 
 
 def slow_topr(logs: Sequence[float], old: Sequence[float], adv: Sequence[float]) -> list[float]:
-    return [
-        -a * p * (1.0 if a > 0 else min(math.exp(p - q), 1.0))
-        for p, q, a in zip(logs, old, adv, strict=True)
-    ]
+    """The published weight is that of the whole completion."""
+    whole = min(1.0, math.exp(math.fsum(logs) - math.fsum(old)))
+    return [-a * p * (1.0 if a > 0 else whole) for p, a in zip(logs, adv, strict=True)]
 
 
 SLOW: dict[str, Callable[..., list[float]]] = {
@@ -94,7 +93,7 @@ def test_against_the_definition(name: str, rows: list[tuple[float, float, float]
     [
         # by token d(loss)/d(log p) / -A: what a token's own log-prob is multiplied by
         ("cispo", [math.exp(0.2), math.exp(-0.1), math.exp(1.5), 1.0, math.exp(-1.0)]),
-        ("topr", [1.0, math.exp(-0.1), 1.0, 1.0, 1.0]),
+        ("topr", [1.0, 1.0, 1.0, 1.0, 1.0]),  # all of it is likelier than where it was made
     ],
 )
 def test_gradients_are_those_of_a_policy_gradient_with_weights(
@@ -226,3 +225,14 @@ def test_how_token_losses_become_a_number() -> None:
     assert token_weights([1, 3], "constant_norm", 10) == [1 / 20, 1 / 20]
     assert token_weights([1, 3], "constant_norm") == [1 / 6, 1 / 6]
     assert token_weights([], "constant_norm") == []
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_claimed_log_prob_makes_a_wrong_completion_own_the_update(name: str) -> None:
+    """What a peer says of tokens that the policy finds likely: one in 10^17."""
+    logs, old, adv = columns([-1.0, -1.4], [-40.0, -40.0], [-1.0, -1.0])
+    logs.requires_grad_(True)
+    each = of(name, logs, old, adv).each
+    if each.requires_grad:
+        each.sum().backward()
+    assert logs.grad is None or float(logs.grad.abs().max()) <= 10.0

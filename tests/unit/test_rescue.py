@@ -82,6 +82,15 @@ def test_ten_keys_hold_no_more_places_than_a_task_has_and_old_tasks_leave() -> N
     assert len(solved) == 0
 
 
+def test_keys_of_one_block_displace_each_other_and_nobody_else() -> None:
+    solved = SolvedTasks()
+    for number in (1, 2):
+        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)], f"honest {number}")
+    for number in range(3, 9):
+        solved.hear(task(), peer(number), [(made(f"7 {number}"), 1.0)], "one block")
+    assert [each.producer for each in solved.of(task())] == [peer(n) for n in (1, 2, 7, 8)]
+
+
 # --- which groups are rescued ------------------------------------------------------------------
 
 ONE = (Success(peer(1), made("7")),)

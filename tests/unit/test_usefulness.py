@@ -107,6 +107,28 @@ def test_the_advice_is_one_sentence(own, foreign, train_s, wanted, said):
     assert "inf" not in advice(found)
 
 
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ({"a": 2, "b": 1}, "more nodes would bring more"),
+        ({"a": 1, "b": 1, "c": 1}, "would bring nothing"),
+        ({"a": 3}, "would bring nothing"),  # of the only one there is no bound
+    ],
+)
+def test_the_bound_of_one_node_is_not_taken_for_what_there_is(counts, said):
+    made = [replace(each, foreign_by_producer=counts) for each in rounds_with(1, 3)]
+    found = usefulness(made, 8)
+    assert found is not None
+    assert said in advice(found)
+
+
+def test_what_a_hint_taught_came_of_others():
+    made = [replace(each, hinted_groups=3, hinted_taught=2) for each in rounds_with(3, 1)]
+    found = usefulness(made, 4)
+    assert found is not None
+    assert (found.found.own, found.found.foreign) == (1.0, 3.0)
+
+
 def test_a_node_that_generates_nothing_learns_from_others():
     made = [replace(each, local_groups=0, generated_tokens=0) for each in rounds_with(0, 4)]
     found = usefulness(made, 4)

@@ -57,8 +57,10 @@ def no_gains(set_to: AdaptiveExternal) -> ExternalGains:
 
 def groups_of(state: ExternalGains, wanted: int, set_to: AdaptiveExternal) -> int:
     """How many foreign groups a batch takes under the arm that is tried now, of J wanted; before
-    the first arm all of them."""
-    return wanted if state.arm is None else ceil(wanted * state.arm / set_to.levels)
+    the first arm all of them, and where arms are others than they were."""
+    if state.arm is None or len(state.trials) != set_to.levels + 1:
+        return wanted
+    return ceil(wanted * state.arm / set_to.levels)
 
 
 def evaluated(

@@ -97,9 +97,10 @@ class SharedMap:
         as many are right as the median voice says.
 
         A voice's rate is the median of those of its producers, and it weighs as many rollouts as
-        they had, at most `VOICE_MAX`, as each of them does within its voice. So whoever has less
-        than half of the weight moves the rate no further than to what another voice said, and all
-        liars together bring no more than `others_max` rollouts against those of the node itself.
+        they had, as each of them does within its voice: at most `VOICE_MAX`, and no more than the
+        median voice has, for rollouts are cheap to state. So who is fewer than half of the voices
+        moves the rate no further than to what another voice said, unless most of these have little
+        to tell, and all liars together bring no more than `others_max` rollouts.
         """
         voices: dict[str, list[tuple[float, float]]] = {}
         for report in self._buckets.get(bucket, {}).values():
@@ -108,7 +109,9 @@ class SharedMap:
         if not voices:
             return SuccessCounts()
         medians = [_median(sorted(said)) for said in voices.values()]
-        rate, weight = _median(sorted((rate, min(VOICE_MAX, tries)) for rate, tries in medians))
+        weights = sorted(min(VOICE_MAX, tries) for _, tries in medians)
+        most = weights[(len(weights) - 1) // 2]
+        rate, weight = _median(sorted((rate, min(most, tries)) for rate, tries in medians))
         counted = min(others_max, weight)
         return SuccessCounts(counted * rate, counted * (1.0 - rate))
 

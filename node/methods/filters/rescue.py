@@ -40,6 +40,7 @@ class Success:
 
     producer: PeerId
     completion: Completion
+    voice: str = ""  # in whose name it counts: of an address block; empty: of the producer alone
 
 
 class SolvedTasks:
@@ -54,10 +55,15 @@ class SolvedTasks:
         return len(self._tasks)
 
     def hear(
-        self, task: Task, producer: PeerId, scored: Sequence[tuple[Completion, float]]
+        self,
+        task: Task,
+        producer: PeerId,
+        scored: Sequence[tuple[Completion, float]],
+        voice: str = "",
     ) -> None:
         """Keep the shortest of a group's right completions that ended by themselves, if there is
-        one that nobody else gave: who copies another's takes no place."""
+        one that nobody else gave: who copies another's takes no place. Where there are more than
+        have room, the oldest of the voice with most of them goes: keys are free."""
         known = self._tasks.pop(task, {})
         self._chars -= _chars(known)
         others = {each.completion.text for name, each in known.items() if name != producer}
@@ -73,9 +79,12 @@ class SolvedTasks:
             shortest = min(fresh, key=lambda text: (len(text), text))
             known.pop(producer, None)
             bare = Completion(shortest, (), (), FinishReason.STOP, 0)
-            known[producer] = Success(producer, bare)
+            known[producer] = Success(producer, bare, voice)
             while len(known) > EACH_MAX:
-                del known[next(iter(known))]
+                voices = [each.voice or name for name, each in known.items()]
+                most = max(Counter(voices).values())
+                crowded = next(voice for voice in voices if voices.count(voice) == most)
+                del known[next(name for name, v in zip(known, voices, strict=True) if v == crowded)]
         if known:
             self._tasks[task] = known
             self._chars += _chars(known)

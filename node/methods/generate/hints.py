@@ -3,7 +3,7 @@
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Final, Literal
@@ -88,13 +88,23 @@ class BareSuccess:
         while len(self._shares) > self._tasks_max:
             self._shares.popitem(last=False)
 
-    def hint(self, task: Task, solutions: Sequence[str], step: int, set_to: Hints) -> str:
-        """What is given away of the shortest of `solutions`; often nothing."""
+    def hint(
+        self,
+        task: Task,
+        solutions: Sequence[str],
+        step: int,
+        set_to: Hints,
+        answer_in: Callable[[str], str | None] = str,
+    ) -> str:
+        """What is given away of the shortest of `solutions`; often nothing, and nothing where it
+        has the solution's answer already (`answer_in`; None: a text has none)."""
         success = self._shares.get(task)
         if success is None or not solutions:
             return ""
         solution = min(solutions, key=lambda text: (len(text), text))
         hint = beginning(solution, hints(success, step, set_to))
+        if hint and answer_in(hint) == answer_in(solution):
+            return ""
         if hint:
             del self._shares[task]
         return hint

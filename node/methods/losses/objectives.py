@@ -75,7 +75,8 @@ def _m2po_kept(tokens: Tokens, sources: torch.Tensor, set_to: settings.M2poLoss)
 
 
 def _gspo(tokens: Tokens, set_to: settings.GspoLoss) -> TokenLosses:
-    return ratios.sequence_clipped(*_stale(tokens), set_to.clip_low, set_to.clip_high)
+    bounds = (set_to.clip_low, set_to.clip_high, set_to.dual_clip)
+    return ratios.sequence_clipped(*_stale(tokens), *bounds)
 
 
 def _gepo(tokens: Tokens, set_to: settings.GepoLoss) -> TokenLosses:

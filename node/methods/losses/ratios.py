@@ -92,11 +92,11 @@ def guided(logprobs: torch.Tensor, advantages: torch.Tensor, shaping: float) -> 
 def tapered(
     logprobs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor
 ) -> TokenLosses:
-    """-A log p where A > 0, and -min(r, 1) A log p else, the weight without gradient (TOPR, arXiv
-    2503.14286): what was right is learned however unlikely it is, what was wrong only as far as
-    this policy might still say it."""
-    ratios = log_ratio(logprobs, behaviour).exp().detach().clamp(max=1.0)
-    weights = torch.where(advantages > 0, torch.ones_like(ratios), ratios)
+    """Of one completion -A log p where A > 0, and -min(r, 1) A log p else, r the ratio of the whole
+    of it, without gradient (TOPR, arXiv 2503.14286): what was right is learned however unlikely it
+    is, what was wrong only as far as this policy might still say all of it."""
+    whole = log_ratio(logprobs, behaviour).detach().sum().clamp(max=0.0).exp()
+    weights = torch.where(advantages > 0, torch.ones_like(advantages), whole)
     each = -weights * advantages * logprobs
     nothing = torch.zeros_like(each, dtype=torch.bool)
     return TokenLosses(each, nothing, nothing)

@@ -105,6 +105,8 @@ class GspoLoss(StaleLoss):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
+    dual_clip: Annotated[float, Gt(1)] = 10.0
+    """What is worse than its group counts at most so many times; not published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,8 @@ class SoftGateLoss(StaleLoss):
 
 @dataclass(frozen=True, slots=True)
 class ToprLoss(StaleLoss):
-    """Right answers count in full, without any ratio; of wrong ones a ratio up to 1."""
+    """Right answers count in full, without any ratio; wrong ones as far as the policy might still
+    say the whole of them, by a ratio up to 1."""
 
     kind: Literal["topr"] = "topr"
     unknown_share_max: Share = 1.0

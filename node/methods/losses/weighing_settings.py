@@ -33,7 +33,8 @@ class IcePop(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class Masked(MethodSettings):
-    """A token counts in full where rho is within a band, and not at all outside (MIS)."""
+    """A token counts in full where rho is within a band, and not at all outside: rejection
+    of tokens, as verl has it. With rho itself for a weight it is `icepop`."""
 
     kind: Literal["masked"] = "masked"
     weight_min: Positive = 0.5
