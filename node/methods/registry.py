@@ -141,7 +141,7 @@ METHODS: Final[tuple[KnownMethod, ...]] = (
     KnownMethod(
         speculative.Speculative, speculative.speculative, "generate", "2509.23232",
         frozenset({Need.BEHAVIOUR, Need.REVISITS}), ("node",),
-        "a quarter of the tokens; ahead at equal tokens and behind at equal rounds, tiny policy",
+        "SmolLM2: 44 % of the tokens; 6 points ahead at equal tokens, 6 behind at equal rounds",
     ),
     _alone(noise.WeightNoise, noise.noise, "generate", "2510.11696"),
     _alone(pruning.Pruning, pruning.pruning, "generate", "2603.24840", Need.FEATURES),
