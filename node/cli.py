@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_clean, add_env, add_model
+from node.commands.arguments import Parser, add_clean, add_engine, add_env, add_model
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
@@ -96,14 +96,11 @@ def _add_join(commands: Any) -> None:
     _add_network(join)
     _add_policy(join)
     _add_lora(join)
-    join.add_argument("--engine", help="torch (default) or vllm")
+    add_engine(join)
     join.add_argument(
         "--engine-update",
         metavar="MODE",
         help="keep (default), drain or abort what vLLM has begun when new weights come",
-    )
-    join.add_argument(
-        "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"
     )
     join.add_argument("--local", dest="local_groups", metavar="I", help="own groups a round")
     join.add_argument("--external", dest="external_groups", metavar="J", help="foreign groups")
@@ -228,8 +225,7 @@ def _add_doctor(commands: Any) -> None:
     )
     doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
     doctor.add_argument("--listen", action="append", metavar="ADDR")
-    doctor.add_argument("--engine", help="torch (default) or vllm, which is tried then")
-    doctor.add_argument("--engine-quantization", metavar="KIND", help="fp8 or int8")
+    add_engine(doctor)
     doctor.add_argument("--model", help="test whether it can be read and fits")
     _add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")
@@ -453,6 +449,8 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
         fetch_unknown_run(*_given(options), _say)
     config = load_config(*_given(options))
     withhold(config.passphrase_env)
+    if config.engine_key_env is not None:
+        withhold(config.engine_key_env)
     return config
 
 

@@ -73,6 +73,18 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """What samples, of `join` and `doctor`."""
+    parser.add_argument(
+        "--engine", help="torch (default), vllm, or openai: a server's model, without training"
+    )
+    parser.add_argument("--engine-url", metavar="URL", help="of openai: http://127.0.0.1:8080/v1")
+    parser.add_argument("--engine-key-env", metavar="NAME", help="the variable with its key")
+    parser.add_argument(
+        "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"
+    )
+
+
 def add_model(commands: Any) -> None:
     """`swarm-node model`."""
     model = commands.add_parser("model", help="models that need no hub: smollm2")

@@ -13,6 +13,7 @@ def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:
     """Say what works from here. Returns the exit status."""
     is_worker = config.run.learner is not None and config.role == "worker"
     spec = None
-    if not is_worker and find_spec("torch") is not None:  # else said among the findings
+    trains = not is_worker and config.engine != "openai"
+    if trains and find_spec("torch") is not None:  # else said among the findings
         spec = trainer_spec(config, resolved_model(config)[0])
     return examine(config, spec, say, RealNetwork().now_s)

@@ -23,7 +23,7 @@ def add_methods(commands: Any, say: Say) -> None:
     )
 
     methods.add_argument("--run", metavar="FILE", help="which of them a node of that run may use")
-    methods.add_argument("--engine", help="of that node: torch (default) or vllm")
+    methods.add_argument("--engine", help="of that node: torch (default), vllm or openai")
 
     def run(options: argparse.Namespace) -> int:
         if options.literature:

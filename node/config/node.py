@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,7 @@ from node.config.texts import (
     listen_address,
     peer_address,
     publisher_id,
+    server_url,
     web_name,
 )
 from node.interfaces.adapter_files import ALPHA_MAX, RANK_MAX, TARGETS_MAX, Held
@@ -120,8 +121,24 @@ class NodeConfig(Frozen):
     yes: bool = False
     """Agree beforehand to fetching a model that must be fetched, and to the installed plug-ins and
     the model that a run from a peer names."""
-    engine: Literal["torch", "vllm", "scripted"] = "torch"
-    """What samples the completions. `scripted` is for simulations."""
+    engine: Literal["torch", "vllm", "openai", "scripted"] = "torch"
+    """What samples the completions. `openai`: a model that the server at `engine_url` serves. The
+    node then generates and shares; it trains nothing, and so draws no groups of others and
+    evaluates nothing. `scripted` is for simulations."""
+    engine_url: Annotated[str, AfterValidator(server_url)] | None = None
+    """Where the engine `openai` finds its server, up to and with `/v1`: of llama.cpp, Ollama, vLLM,
+    SGLang, MLX or another that speaks OpenAI's interface."""
+    engine_key_env: Annotated[str, Field(min_length=1)] | None = None
+    """The variable that holds the key of that server. None: it asks for none."""
+    engine_prompts: Literal["chat", "text"] = "chat"
+    """How that server gets prompts: as messages of a chat, or as plain text, for models without a
+    chat template."""
+    engine_tokenizer: Path | None = None
+    """A directory with the tokenizer of the served model. With it, and at temperature 1, log-probs
+    that the server tells go along with what the node shares, for nodes of the same tokenizer. None:
+    its groups are texts alone."""
+    engine_requests_max: Annotated[int, Field(ge=1, le=1024)] = 16
+    """How many completions that server is asked for at a time."""
     engine_update: Literal["keep", "drain", "abort"] = "keep"
     """What vLLM does with unfinished completions when new weights come: `keep` goes on with
     them under the new weights, `drain` finishes them first, `abort` begins them again."""
@@ -330,7 +347,8 @@ class NodeConfig(Frozen):
     def validated_by(self) -> int:
         """How many validation tasks a node that learns by itself has: none where it evaluates
         nothing."""
-        return self.validation_tasks if self.evaluate_every_rounds else 0
+        learns = self.engine != "openai"
+        return self.validation_tasks if self.evaluate_every_rounds and learns else 0
 
     @property
     def key_path(self) -> Path:
@@ -347,6 +365,36 @@ class NodeConfig(Frozen):
         """Peers to join through: those named, then those of the invitation."""
         invited = self.invitation.addresses if self.invitation else ()
         return tuple(dict.fromkeys((*self.peers, *invited)))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trains_nothing(cls, values: Any) -> Any:
+        """A node without a trainer draws nothing and evaluates nothing, as its model never changes,
+        whatever a run file has for all nodes."""
+        if isinstance(values, dict) and values.get("engine") == "openai":
+            return {**values, "external_groups": 0, "evaluate_every_rounds": 0}
+        return values
+
+    @model_validator(mode="after")
+    def _is_served(self) -> Self:
+        if self.engine != "openai":
+            if self.engine_url is not None:
+                raise Conflict("engine", "asks no server of engine_url", "openai")
+            return self
+        if self.engine_url is None:
+            raise ConfigError(
+                "--engine openai: it needs the address of a server: --engine-url "
+                "http://127.0.0.1:8080/v1"
+            )
+        if self.local_groups == 0:
+            raise Conflict("local_groups", "makes nothing to share", "4")
+        if self.run.has_turns:
+            raise Conflict("engine", "samples no tasks of several turns", "torch")
+        if self.generate is not None:
+            raise ConfigError(f"generate {self.generate}: the engine openai begins nothing for it")
+        if self.run.learner is not None and self.role == "worker":
+            raise Conflict("role", "takes the learner's weights, which openai cannot", "node")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -3,6 +3,7 @@
 import ipaddress
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
@@ -92,6 +93,15 @@ def broker_url(text: str) -> str:
     except ConfigError as error:
         raise ValueError(str(error).partition(": ")[2]) from None
     return text
+
+
+def server_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise ValueError("must look like http://127.0.0.1:8080/v1")
+    if parts.username or parts.password:
+        raise ValueError("must hold no key: engine_key_env names the variable that does")
+    return text.rstrip("/")
 
 
 def host_and_port(text: str) -> str:

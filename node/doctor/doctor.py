@@ -21,6 +21,7 @@ from node.doctor.machine import (
     check_gpu,
     check_model,
     check_sandbox,
+    check_server,
     check_software,
     check_vllm,
 )
@@ -73,6 +74,8 @@ def examine(
     ):  # fmt: skip
         tell(check(config))
     tell(check_model(config, spec))
+    if config.engine == "openai":
+        tell(trio.run(check_server, config))
     password = os.environ.get(PASSWORD_VARIABLE)
     tell(trio.run(check_broker, config, password, Random(secrets.randbits(64))))
     trio.run(examine_network, config, tell, now_s)

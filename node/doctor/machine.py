@@ -19,7 +19,7 @@ from typing import Literal
 
 from node.config import NodeConfig
 from node.engines.vllm.server import is_installed
-from node.hosting.models import resolved_model
+from node.hosting.models import resolved_model, served_model
 from node.interfaces.trainer_spec import TrainerSpec
 from node.monitor.telemetry import broker_of
 from node.records.format import amount, printable
@@ -59,7 +59,7 @@ class Finding:
 def check_software(config: NodeConfig) -> Finding:
     """The versions that matter."""
     found = [f"Python {platform.python_version()}"]
-    if find_spec("torch") is None:
+    if find_spec("torch") is None and config.engine != "openai":
         advice = "install 'swarm-node[torch]' to train or sample here"
         return Finding("software", "fail", "torch is not installed", advice)
     for package in ("swarm-node", "libp2p", "torch", "transformers"):
@@ -103,6 +103,18 @@ def check_vllm(config: NodeConfig) -> Finding:
     return Finding("vLLM", "fail", f"{there[0]} does not load: {why}", f"install it again: {how}")
 
 
+async def check_server(config: NodeConfig) -> Finding:
+    """Whether the server of the engine `openai` completes what the node would ask it."""
+    try:
+        async with served_model(config) as served:
+            info = await served.info()
+    except ConfigError as error:
+        return Finding("server", "fail", str(error))
+    precision = f" in {served.maker.precision}" if served.maker.precision else ""
+    told = "with log-probs" if served.tells_logprobs else "texts alone"
+    return Finding("server", "ok", f"{config.engine_url} serves {info.name}{precision}, {told}")
+
+
 def check_gpu(config: NodeConfig) -> Finding:
     """Asked of the driver: importing torch would take longer than all the rest."""
     command = shutil.which("nvidia-smi")
@@ -122,6 +134,8 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
     """Whether the model's files can be read, and training it fits in memory. `spec`: what the
     trainer would be built from; None: the model comes from the run's learner, or nothing can read
     it here."""
+    if config.engine == "openai":
+        return Finding("model", "ok", "the server's; nothing is trained here")
     if find_spec("torch") is None:
         return Finding("model", "?", "not looked at: that takes torch")
     if spec is None:

@@ -7,17 +7,21 @@ nodes of one run that make it get the same weights. The making happens in a chil
 reasoning-gym in the node's own.
 """
 
+import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from node.config import NodeConfig, RunConfig
+from node.engines.openai.engine import ServedModel, open_served_model
+from node.engines.openai.tokenizer import fingerprint_of
 from node.engines.vllm.server import is_cpu_build
 from node.hosting.fetched_models import (
     DONE_FILE,
@@ -61,6 +65,8 @@ def resolved_model(config: NodeConfig) -> tuple[str, bool]:
     Raises:
         ConfigError: what trains it is not installed.
     """
+    if config.engine == "openai":  # the server has it
+        return config.model, False
     need("torch")
     cache = cache_directory(config.cache_dir)
     if preset := PRESETS.get(config.model):
@@ -107,6 +113,37 @@ def trainer_spec(config: NodeConfig, model: str, *, is_learner: bool = False) ->
         seed=config.seed,
         threads=config.threads,
     )
+
+
+@asynccontextmanager
+async def served_model(config: NodeConfig) -> AsyncIterator[ServedModel]:
+    """The model of the engine `openai`, which has answered once.
+
+    Raises:
+        ConfigError: its server is not there or does not serve it, or a setting of it is wrong.
+    """
+    key = None
+    if config.engine_key_env is not None:
+        key = os.environ.get(config.engine_key_env)
+        if not key:
+            raise ConfigError(
+                f"engine_key_env = {config.engine_key_env}: that variable is not set: put the "
+                "server's key there"
+            )
+    tokenizer = ""
+    if config.engine_tokenizer is not None:
+        need("transformers")
+        tokenizer = await fingerprint_of(config.engine_tokenizer)
+    assert config.engine_url is not None  # checked with the settings
+    async with open_served_model(
+        config.engine_url,
+        config.model if "model" in config.model_fields_set else None,
+        key,
+        prompts=config.engine_prompts,
+        tokenizer=tokenizer,
+        requests_max=config.engine_requests_max,
+    ) as served:
+        yield served
 
 
 def _refuse_node_data(model: Path) -> None:

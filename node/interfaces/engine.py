@@ -1,13 +1,14 @@
 """What a rollout engine is: prompts in, sampled completions with their log-probs out.
 
 `scripted` serves tests and simulations, `torch` samples inside the trainer process, `vllm` talks
-to a vLLM server of its own. A contract suite holds them to one behaviour.
+to a vLLM server of its own, `openai` to a server that somebody else runs. A contract suite holds
+them to one behaviour.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
@@ -33,7 +34,7 @@ class Sampling:
 class Maker:
     """What samples, as rollout groups tell it."""
 
-    engine: str  # `torch`, `vllm`, `scripted`
+    engine: str  # `torch`, `vllm`, `openai`, `scripted`
     precision: str = ""  # `float32`, `bfloat16`, or how weights are quantised: `fp8`; empty: unsaid
 
 
@@ -109,6 +110,15 @@ class Serving:
     engine: RolloutEngine
     tokenizer: str  # fingerprint
     version: Callable[[], int]  # that serves now
+
+
+@runtime_checkable
+class CountingEngine(Protocol):
+    """One that knows how many tokens it sampled where its completions carry none."""
+
+    def take_sampled(self) -> int:
+        """How many since the last call."""
+        ...
 
 
 class TurnsEngine(RolloutEngine, Protocol):

@@ -32,7 +32,7 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
-from node.interfaces.engine import DraftingEngine, PartialEngine, RolloutEngine
+from node.interfaces.engine import CountingEngine, DraftingEngine, PartialEngine, RolloutEngine
 from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
 from node.interfaces.trainer import Trainer, TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
@@ -286,7 +286,7 @@ class Sapo:
             measured = [each for each in own if each.decided and each.bare]
             self._choice.learn([(group.task, group.rewards) for group in measured])
             self._keep_beginnings(own)
-            generated = sum(_sampled(c) for group in own for c in group.completions)
+            generated = self._generated(own)
             self.progress = replace(
                 start,
                 round=number,
@@ -298,6 +298,12 @@ class Sapo:
         counts = (generated, len(shared), len(rescued))
         record = self._record(own, chosen, foreign, report, clock, *counts)
         return replace(record, paused_s=paused_s)
+
+    def _generated(self, own: Sequence[OwnGroup]) -> int:
+        """Tokens that were sampled for the round."""
+        if isinstance(self._engine, CountingEngine):
+            return self._engine.take_sampled()
+        return sum(_sampled(c) for group in own for c in group.completions)
 
     # --- tasks, completions, rewards -------------------------------------------------------
 

@@ -18,12 +18,13 @@ from typing import Final
 import trio
 
 from node.config import NodeConfig
+from node.engines.openai.engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
 from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
-from node.hosting.models import trainer_spec, vllm_context_tokens
+from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import HostsPolicy, PolicyHost
 from node.interfaces.engine import RolloutEngine
 from node.loops.learner_checks import Scorer, VersionDirectory
@@ -141,8 +142,12 @@ class RealWorld(RealNetwork):
     @asynccontextmanager
     async def open_trainer(
         self, config: NodeConfig, checkpoint: Path | None
-    ) -> AsyncIterator[TrainerProcess]:
+    ) -> AsyncIterator[SamplingTrainer]:
         """See `World.open_trainer`."""
+        if config.engine == "openai":
+            async with served_model(config) as served:
+                yield served
+            return
         spec = trainer_spec(config, self._model, is_learner=self._is_learner)
         spec = replace(spec, threads=await self.threads(config))
         async with open_trainer(spec, config.data_dir, checkpoint, self._ranks) as trainer:
@@ -166,9 +171,15 @@ class RealWorld(RealNetwork):
     async def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
-        """See `World.open_engine`. The torch engine is the trainer itself and needs no handing
-        over."""
-        if config.engine == "torch":
+        """See `World.open_engine`. The torch engine and a served model are the trainer themselves
+        and need no handing over."""
+        if isinstance(trainer, ServedModel):
+
+            async def tell(text: str) -> None:
+                await listener.tell(Trouble(text))
+
+            trainer.tell = tell
+        if config.engine in ("torch", "openai"):
             yield trainer, None
             return
         if config.engine != "vllm":

@@ -193,7 +193,7 @@ class SapoRole:
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
         """See `Role.needs`: it shares also where it draws nothing."""
-        return Needs(policy=True, draws=config.external_groups)
+        return Needs(policy=config.engine != "openai", draws=config.external_groups)
 
     def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
         self._world = world

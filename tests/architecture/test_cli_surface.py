@@ -8,8 +8,8 @@ from node.cli import _parser
 
 SURFACE = {
     "join": "--advantage --allow --announce --checkpoint-every --control --correction "
-    "--data-dir --draw --engine --engine-quantization --engine-update --evaluate-every --external "
-    "--external-rule --generate --group-size --invite "
+    "--data-dir --draw --engine --engine-key-env --engine-quantization --engine-update "
+    "--engine-url --evaluate-every --external --external-rule --generate --group-size --invite "
     "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
     "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --replay --role "
     "--rounds --run --seed --share --stop-after --telemetry --telemetry-ca --telemetry-interval "
@@ -24,8 +24,8 @@ SURFACE = {
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
     "methods": "--engine --literature --run name",
-    "doctor": "--data-dir --engine --engine-quantization --invite --listen --lora-rank --model "
-    "--peer --run --telemetry --telemetry-ca",
+    "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
+    "--listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "config": "--data-dir --learning-rate --lora-rank --model --run --yes",
     "status": "--data-dir --json",

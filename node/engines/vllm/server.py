@@ -27,6 +27,7 @@ from node.engines.vllm.concurrency import EngineLoad
 from node.interfaces.adapter_files import AdapterShape
 from node.interfaces.quantisation import Quantisation, server_flags
 from node.system.child_environment import child_environ
+from node.system.http_body import WholeBody
 from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed, ConfigError
 
@@ -146,22 +147,6 @@ def gpu_share(total_bytes: int, held_bytes: int, parameters: int, name: str) -> 
     return round(min(free_bytes / total_bytes, GPU_MEMORY_SHARE_ALONE), 3)
 
 
-class _Body(httpx.AsyncByteStream):
-    """The body of a request. httpx would make an async generator of it, and a request that is
-    cancelled leaves such a one to the garbage collector, outside of the loop."""
-
-    def __init__(self, content: bytes) -> None:
-        self._left = [content]
-
-    def __aiter__(self) -> "_Body":
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._left:
-            raise StopAsyncIteration
-        return self._left.pop()
-
-
 class VllmServer:
     """A running server. Made by `start`, ended by `close`."""
 
@@ -258,7 +243,7 @@ class VllmServer:
             headers={"content-type": "application/json"},
             timeout=httpx.Timeout(timeout_s, pool=None),
         )
-        request.stream = _Body(body)
+        request.stream = WholeBody(body)
         return await self._client.send(request)
 
     async def order(self, route: str, body: dict[str, Any] | None = None) -> bytes:

@@ -238,10 +238,14 @@ def _round_line(record: RoundDone) -> Text:
     own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
     rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
     kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
+    what = (
+        f"trained on {own}{record.local_groups} own{rescued} and {record.external_groups} foreign"
+    )
+    if not record.trained_tokens_total:
+        what = f"made {record.local_groups}"
     return Text(
         f"round {record.round}: own reward {record.own_reward:.3f},"
-        f" trained on {own}{record.local_groups} own{rescued} and {record.external_groups} foreign"
-        f" groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"
+        f" {what} groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"
         f" {record.generate_s:.1f}+{record.score_s:.1f}+{record.train_s:.1f} s"
         f" (generate+score+train), {_peers(record.peers)}"
     )
@@ -292,7 +296,9 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
         table.add_row(name, Text.assemble(reward, "  ", (bar_chart(rewards), "cyan")))
     for name, value in (*answer_lines(s), *role_lines(s)):
         table.add_row(name, Text(value))
-    if s.role == "node":
+    if s.role == "node" and s.engine == "openai":
+        table.add_row("made", f"{own_groups(s)} groups, {s.tokens_per_s:,.0f} tokens/s")
+    elif s.role == "node":
         table.add_row(
             "trained on",
             f"{own_groups(s)} own + {s.external_groups} foreign groups"
