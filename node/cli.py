@@ -169,6 +169,9 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--telemetry-interval", dest="telemetry_interval_s", metavar="S", help="default: 2"
     )
+    parser.add_argument(
+        "--report-to", metavar="TRACKER", help="each round's figures: tensorboard, wandb or trackio"
+    )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer Prometheus there")
     parser.add_argument(
         "--web-name", dest="web_names", action="append", metavar="NAME", help="a name to ask by"

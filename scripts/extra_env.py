@@ -1,15 +1,17 @@
-"""An extra in an environment of its own, beside the project's: for tests alone.
+"""Extras in an environment of their own, beside the project's: for tests alone.
 
     python scripts/extra_env.py sky          make it where it is not there yet, and print its Python
     python scripts/extra_env.py verifiers
+    python scripts/extra_env.py trackers     TensorBoard, Weights & Biases, trackio
 
-SkyPilot takes 460 MB, and an older click than the project's; verifiers brings some forty packages.
-What an extra does not bring itself is the project's. SWARM_SKY and SWARM_VERIFIERS name another
-environment's Python, one that has both.
+SkyPilot takes 460 MB, and an older click than the project's; verifiers brings some forty packages;
+trackio wants an older pillow. What an extra does not bring itself is the project's. SWARM_SKY,
+SWARM_VERIFIERS and SWARM_TRACKERS name another environment's Python, one that has both.
 """
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,20 +23,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MAKE_TIMEOUT_S = 900.0
-EXTRAS = ("sky", "verifiers")
+EXTRAS = {
+    "sky": ("sky",),
+    "verifiers": ("verifiers",),
+    "trackers": ("tensorboard", "wandb", "trackio"),
+}
 
 
-def _requirement(extra: str) -> str:
-    """As the extra has it."""
-    table = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    (requirement,) = table["project"]["optional-dependencies"][extra]
-    return str(requirement)
+def _requirements(name: str) -> list[str]:
+    """As the extras have them."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [each for extra in EXTRAS[name] for each in table["optional-dependencies"][extra]]
 
 
 def _cached(extra: str) -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swarm-node"
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return cache / f"{_requirement(extra).replace('==', '-')}-{tag}"
+    name = "-".join(re.sub("[^a-z0-9.]+", "-", each) for each in _requirements(extra))
+    return cache / f"{name}-{tag}"
 
 
 def _python(directory: Path) -> Path:
@@ -92,7 +98,7 @@ def _make(extra: str) -> None:
     # The project's packages are found after its own, and what they have is not installed again.
     (packages / "swarm_node_beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
     install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=0"]
-    _run([str(_python(directory)), *install, "--only-binary=:all:", _requirement(extra)])
+    _run([str(_python(directory)), *install, "--only-binary=:all:", *_requirements(extra)])
     _stamp(extra).touch()
 
 
@@ -105,5 +111,5 @@ if __name__ == "__main__":
         sys.exit(f"usage: python scripts/extra_env.py {'|'.join(EXTRAS)}")
     there = fetch(sys.argv[1])
     if there is None:
-        sys.exit(f"extra_env: {_requirement(sys.argv[1])} could not be installed; see above")
+        sys.exit(f"extra_env: {sys.argv[1]} could not be installed; see above")
     print(there)

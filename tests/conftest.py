@@ -55,6 +55,11 @@ def _no_verifiers() -> str | None:
     return None if there else "no verifiers: python scripts/extra_env.py verifiers says why"
 
 
+def _no_trackers() -> str | None:
+    there = script("extra_env").fetch("trackers") is not None
+    return None if there else "no trackers: python scripts/extra_env.py trackers says why"
+
+
 def _no_browser() -> str | None:
     if importlib.util.find_spec("playwright") is None:
         return "Playwright is not installed"
@@ -90,6 +95,7 @@ NEEDS = {
     "interop": _no_go_daemon,
     "sky": _no_sky,
     "verifiers": _no_verifiers,
+    "trackers": _no_trackers,
     "smollm2": _no_smollm2,
     "netns": missing,
     "nat": missing_for_homes,

@@ -320,6 +320,11 @@ class NodeConfig(Frozen):
     verify_read: Annotated[tuple[Path, ...], BeforeValidator(listed)] = ()
     """Files and folders that plug-ins may read where they score, besides Python and packages."""
 
+    report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """A tracker of experiments to which each round's figures go."""
+    report_project: Annotated[str, Field(min_length=1, max_length=128)] = "swarm-node"
+    """The tracker's project."""
+
     # telemetry
     telemetry: Annotated[str, AfterValidator(broker_url)] | None = None
     """The MQTT broker that gets a report each interval: `mqtt[s]://[user@]host:port`."""

@@ -11,6 +11,7 @@ from typing import Final
 from node.records.event_log import Record
 from node.records.records import (
     AnswerCounts,
+    HeldOut,
     RoundDone,
     Started,
     StatusSnapshot,
@@ -339,6 +340,34 @@ class Reporter:
                 self._returns += 1
             case Trouble():
                 self._errors += 1
+
+    def tracked(
+        self, record: Record, snapshot: StatusSnapshot
+    ) -> tuple[int, dict[str, float]] | None:
+        """A round and its figures, after `record` was noted, for who draws them over rounds; None:
+        it is no round and no evaluation. Evaluations stand where they were made alone: a figure
+        that is carried on looks as if it were measured."""
+        evaluated = (m.HELD_OUT_RATIO, m.VALIDATION_RATIO, m.VALIDATION_BEST_RATIO)
+        known = status_metrics(snapshot)
+        match record:
+            case HeldOut(round=number):
+                found = {name: known[name] for name in evaluated if name in known}
+                # What the record says, whenever the status comes to say it
+                found[m.HELD_OUT_RATIO] = record.passed
+                if record.validation is not None:
+                    found[m.VALIDATION_RATIO] = record.validation
+                return number, finite(found)
+            case RoundDone(round=number):
+                of_record = round_metrics(record, snapshot)
+            case StepDone(step=number):
+                of_record = step_metrics(record)
+            case WorkDone(batch=number):
+                of_record = work_metrics(record)
+            case _:
+                return None
+        rest = {name: value for name, value in known.items() if name not in evaluated}
+        learning = {name: float(count) for name, count in self._learning.items()}
+        return number, finite(rest | learning | of_record)
 
     def note_outcome(self, outcome: Outcome) -> None:
         """A version was fetched, or not."""

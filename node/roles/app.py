@@ -16,7 +16,8 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
 
@@ -33,6 +34,7 @@ from node.monitor.console.progress import Work
 from node.monitor.reporting import Reporter, Traffic
 from node.monitor.status import serve_status
 from node.monitor.telemetry import Sources, Telemetry, broker_of, machine_of
+from node.monitor.trackers.tracker import Tracked, Tracker, open_tracker
 from node.records.event_log import EventLog, Record
 from node.records.records import Banned, SampledGroup, StatusSnapshot, Trouble
 from node.records.samples import keep, sample_log
@@ -110,11 +112,47 @@ async def _run(
         is_learner = makes.KIND == "learner"
         ranks = Ranks.of(os.environ) if is_learner else None
         world = RealWorld(model, nodes_here, say, is_learner=is_learner, ranks=ranks)
-        async with open_node(world, config, identity, membership, draws) as node:
-            app = App(config, world, node, makes, membership, events, samples, view, say)
+        async with (
+            _open_tracker(config, identity, makes.KIND, say) as tracker,
+            open_node(world, config, identity, membership, draws) as node,
+        ):
+            app = App(config, world, node, makes, membership, events, samples, view, say, tracker)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
             await app.run()
+
+
+@asynccontextmanager
+async def _open_tracker(
+    config: NodeConfig, identity: Identity, kind: reports.Role, say: Callable[[str], None]
+) -> AsyncIterator[Tracker | None]:
+    if config.report_to is None:
+        yield None
+        return
+    peer, run = str(identity.peer_id), config.run
+    tracked = Tracked(
+        config.report_to,
+        config.report_project,
+        run=f"{run.name}-{peer[-8:]}",
+        run_id=f"{run.run_id}-{peer[-12:]}",
+        directory=str(config.data_dir.absolute() / "tracking" / config.report_to),
+        settings={
+            "run_id": run.run_id,
+            "peer_id": peer,
+            "role": kind,
+            "agent": AGENT,
+            "model": config.model,
+            "engine": config.engine,
+            "local_groups": config.local_groups,
+            "external_groups": config.external_groups,
+            "group_size": config.group_size,
+            "share": config.share,
+            "learning_rate": config.learning_rate,
+            "seed": config.seed,
+        },
+    )
+    async with open_tracker(tracked, say) as tracker:
+        yield tracker
 
 
 async def _give_memory_back() -> None:
@@ -137,8 +175,10 @@ class App:
         samples: EventLog,
         view: LiveView,
         say: Callable[[str], None],
+        tracker: Tracker | None = None,
     ) -> None:
         self._config = config
+        self._tracker = tracker
         self._world = world
         self._node = node
         self._membership = membership
@@ -223,6 +263,8 @@ class App:
                     "says what to do"
                 )
             self._node.notes.put("reach", unreached)
+            if self._tracker is not None:
+                self._node.notes.put("tracker", self._tracker.note)
             self._view.update(self._snapshot())
             starting = [Work(name) for name in self._world.starting]
             self._view.works([*starting, *self._role.works()])
@@ -299,5 +341,9 @@ class App:
         """See `Listener.tell`."""
         await trio.to_thread.run_sync(self._events.write, record)
         self._telemetry.reporter.note(record)
+        if self._tracker is not None:
+            of_round = self._telemetry.reporter.tracked(record, self._snapshot())
+            if of_round is not None:
+                self._tracker.put(of_round[0], time.time(), of_round[1])
         self._view.update(self._snapshot())
         self._view.event(record)

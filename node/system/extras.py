@@ -11,6 +11,9 @@ EXTRAS: Final = {
     "transformers": "torch",
     "peft": "torch",
     "gguf": "torch",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "trackio": "trackio",
 }
 
 
@@ -27,7 +30,7 @@ def need(package: str) -> None:
 def missing(package: str) -> ConfigError:
     """What to say of one of these packages, or a part of it, that could not be imported."""
     extra = EXTRAS[package.partition(".")[0]]
+    who = ", as every machine needs that trains or samples" if extra == "torch" else ""
     return ConfigError(
-        f"this takes {package}, which is not installed: install 'swarm-node[{extra}]', as every "
-        "machine needs that trains or samples"
+        f"this takes {package}, which is not installed: install 'swarm-node[{extra}]'{who}"
     )

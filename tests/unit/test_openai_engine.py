@@ -319,7 +319,7 @@ def test_the_key_is_sent_and_a_wrong_one_is_said(served, monkeypatch):
 
 
 def test_what_llama_cpp_says_of_a_file_goes_along_but_not_where_it_lies(served):
-    name = "/home/me/models/smol.Q4_1.gguf"
+    name = "/srv/models/models/smol.Q4_1.gguf"
     served.models = [{"id": name, "owned_by": "llamacpp", "meta": {"ftype": "Q4_1"}}]
 
     async def body() -> tuple[PolicyInfo, Maker]:

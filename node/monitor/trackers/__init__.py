@@ -1,0 +1,1 @@
+"""A node's figures, told to a tracker of experiments."""
