@@ -24,7 +24,7 @@ from node.config.texts import publisher_id
 from node.environments.answers import FORMAT_REWARD_MAX, AnswerFormat, AnswerRule, answer_in
 from node.environments.base import Settles
 from node.environments.groups import expanded
-from node.environments.registry import environment, interaction
+from node.environments.registry import environment, how_to_get, interaction
 from node.interfaces.engine import Sampling
 from node.methods.choices import chosen_loss
 from node.methods.losses.settings import DEFAULT_LOSS, LOSSES, Aggregation, LossSettings
@@ -166,7 +166,7 @@ class EnvironmentSpec(Frozen):
         if wanted != installed:
             raise ConfigError(
                 f"environment {value['name']}: this run needs version {wanted}, installed is "
-                f"{installed}; install the former"
+                f"{installed}; {how_to_get(value['name'], wanted)}"
             )
         return {**value, "version": installed}
 

@@ -91,6 +91,18 @@ def packages_of(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def how_to_get(name: str, wanted: str) -> str:
+    """What to do where another version of an environment is installed than a run needs."""
+    release = "take the release of swarm-node that has it, as those who made the run do"
+    if name in OFFERED:
+        _, _, of_library = wanted.partition(f"{LIBRARY}-")
+        library, _, _ = of_library.rpartition("-r")
+        if library and _word(library) == library and library != version(LIBRARY):
+            return f"pip install {LIBRARY}=={library}"
+        return release
+    return release if name in _built_in() else "install that version of the plug-in"
+
+
 def _word(text: str) -> str:
     """As the wire has names and versions of packages."""
     return re.sub(r"[^a-z0-9._+-]", "-", text.lower())[:MADE_BY_CHARS_MAX]

@@ -392,13 +392,20 @@ class Discovery:
         """Note, in one line for each peer, which packages differ: then tasks may differ, and with
         them the run."""
         other = [
-            f"{each.name} {each.version} (this run needs {self._packages[each.name]})"
+            (each, self._packages[each.name])
             for each in theirs
             if self._packages.get(each.name, each.version) != each.version
         ]
         self._other_versions.pop(peer, None)
         if other:
-            self._other_versions[peer] = f"peer {peer} has {', '.join(other)}: shares nothing here"
+            theirs_are = ", ".join(f"{each.name} {each.version}" for each, _ in other)
+            ours = ", ".join(f"{each.name} {own}" for each, own in other)
+            there = " ".join(f"{each.name}=={own}" for each, own in other)
+            here = " ".join(f"{each.name}=={each.version}" for each, _ in other)
+            self._other_versions[peer] = (
+                f"peer {peer} has {theirs_are}, and this run is of {ours}: it shares nothing here "
+                f"until it takes yours (pip install {there}), or all others theirs ({here})"
+            )
         while len(self._other_versions) > VERSION_NOTES_MAX:
             self._other_versions.popitem(last=False)
 

@@ -371,9 +371,10 @@ def test_other_versions_of_a_package_are_told_in_one_line_for_each_peer() -> Non
         await trio.sleep(60)
         (told,) = own.discovery.notes
         assert str(world.peer_id(2)) in told
-        assert "reasoning-gym 0.1.24 (this run needs 0.1.25)" in told
+        assert "has reasoning-gym 0.1.24, and this run is of reasoning-gym 0.1.25" in told
+        assert "pip install reasoning-gym==0.1.25)" in told
         assert not same.discovery.notes or "mine" not in same.discovery.notes[0]
-        assert any("needs 0.1.24" in note for note in other.discovery.notes)
+        assert any("run is of reasoning-gym 0.1.24" in note for note in other.discovery.notes)
 
     simulate(3, body)
 

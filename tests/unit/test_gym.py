@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from node.environments.gym.datasets import GROUPS, OFFERED, OFFERED_BY_GROUP, RE
 from node.environments.gym.datasets import REFUSED_BY_GROUP as REFUSALS
 from node.environments.gym.environment import ReasoningGym, settings_of
 from node.environments.gym.expressions import computed
-from node.environments.registry import environment
+from node.environments.registry import environment, how_to_get
 from node.environments.trial import scored, tasks_of, texts_for, told
 from node.verification.assignment import sample_tasks
 from node.verification.verifier import ProcessVerifier
@@ -369,3 +370,17 @@ def test_without_the_solver_one_dataset_is_missing_and_said() -> None:
     assert "zebra_puzzles" in found[1]
     assert "pip install pycosat" in found[1]
     assert problem_of("zebra_puzzles").answer  # here the solver is installed
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "says"),
+    [
+        ("chain_sum", "reasoning-gym-0.1.24-r3", "pip install reasoning-gym==0.1.24"),
+        ("chain_sum", f"reasoning-gym-{version('reasoning-gym')}-r1", "the release of swarm-node"),
+        ("chain_sum", "reasoning-gym-0.1.24; rm -rf ~-r3", "the release of swarm-node"),
+        ("guess_number", "7", "the release of swarm-node"),
+        ("somebody_elses", "7", "that version of the plug-in"),
+    ],
+)
+def test_another_version_says_how_it_is_had(name: str, wanted: str, says: str) -> None:
+    assert says in how_to_get(name, wanted)
