@@ -13,6 +13,7 @@ from typing import Any
 from node.commands.arguments import Parser, add_clean, add_engine, add_env, add_model
 from node.commands.data import add_data
 from node.commands.methods import add_methods
+from node.service.command import add_service
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_prepare(commands)
     add_model(commands)
     add_clean(commands)
+    add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))
     add_env(commands)
     _add_simulate(commands)
     _add_weights(commands)

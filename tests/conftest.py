@@ -1,7 +1,9 @@
 """What holds for all tests: what a machine cannot run is skipped, counted and explained."""
 
 import importlib.util
+import os
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -60,6 +62,13 @@ def _no_trackers() -> str | None:
     return None if there else "no trackers: python scripts/extra_env.py trackers says why"
 
 
+def _no_systemd() -> str | None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs Linux and root, to give systemd a /run of its own"
+    there = all(map(shutil.which, ("systemd", "systemctl", "unshare", "nsenter")))
+    return None if there else "systemd is not installed: apt-get install systemd"
+
+
 def _no_browser() -> str | None:
     if importlib.util.find_spec("playwright") is None:
         return "Playwright is not installed"
@@ -96,6 +105,7 @@ NEEDS = {
     "sky": _no_sky,
     "verifiers": _no_verifiers,
     "trackers": _no_trackers,
+    "systemd": _no_systemd,
     "smollm2": _no_smollm2,
     "netns": missing,
     "nat": missing_for_homes,

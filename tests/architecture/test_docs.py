@@ -83,6 +83,8 @@ def wrong_commands(text: str) -> list[str]:
     found = []
     for line in re.findall(r"swarm-(?:node|coordinator) .*", code_of(text)):
         words = shlex.split(line.replace("'", ""), comments=True)
+        if words[1:3] == ["service", "install"] and len(words) > 3:  # another command follows it
+            del words[1:3]
         name = next((n for n in FLAGS if words[: len(n.split())] == n.split()), None)
         if name is None:
             is_command = len(words) > 1 and words[1].islower() and words[1].isalpha()
