@@ -14,6 +14,7 @@ from node.commands.arguments import Parser, add_clean, add_engine, add_env, add_
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.service.command import add_service
+from node.service.pausing import add_pausing
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_prepare(commands)
     add_model(commands)
     add_clean(commands)
+    add_pausing(commands)
     add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))
     add_env(commands)
     _add_simulate(commands)

@@ -16,6 +16,7 @@ from node.config.texts import (
     announce_address,
     broker_url,
     host_and_port,
+    hours,
     invitation_text,
     listed,
     listen_address,
@@ -111,6 +112,16 @@ class NodeConfig(Frozen):
     """What the node does in a run that has a learner: work for it, or learn by itself."""
     coordinator: Annotated[str, AfterValidator(publisher_id)] | None = None
     """The peer id of the coordinator that may plan this learner's workers."""
+    busy_share: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    """The share of its time that the node works; after a round it rests in between."""
+    quiet_hours: Annotated[
+        tuple[Annotated[str, AfterValidator(hours)], ...],
+        BeforeValidator(listed),
+        Field(max_length=16),
+    ] = ()
+    """Local hours in which it does nothing, such as 22:00-07:00."""
+    pause_on_battery: bool = False
+    """Do nothing while the machine runs on its battery."""
     tokens_per_s_max: PositiveSeconds | None = None
     """How many tokens a second a worker generates at most, in the mean. None: as many as it can."""
 

@@ -5,6 +5,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from node.system.guest import Hours
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.peers.invite import Invitation
@@ -92,6 +93,11 @@ def broker_url(text: str) -> str:
         Broker.parse(text)
     except ConfigError as error:
         raise ValueError(str(error).partition(": ")[2]) from None
+    return text
+
+
+def hours(text: str) -> str:
+    Hours.of(text)
     return text
 
 

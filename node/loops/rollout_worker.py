@@ -71,8 +71,10 @@ class RolloutWorker:
         now_s: Callable[[], float],
         on_work: OnWork,
         tokens_per_s_max: float | None = None,
+        rest: Callable[[Callable[[str], None]], Awaitable[None]] | None = None,
     ) -> None:
-        """`tokens_per_s_max`: what it generates in the mean; None: as much as it can."""
+        """`tokens_per_s_max`: what it generates in the mean; None: as much as it can. `rest`: waits
+        until the machine may be used, and says why."""
         self._run = run
         self._rules = rules
         self._peer_id = peer_id
@@ -81,6 +83,7 @@ class RolloutWorker:
         self._now_s = now_s
         self._on_work = on_work
         self._tokens_per_s_max = tokens_per_s_max
+        self._rest = rest
         self._places = trio.Semaphore(SUBMISSIONS_MAX)
         self.waiting_for: str | None = "the learner's first policy has not come"
         self.batches = 0
@@ -95,6 +98,8 @@ class RolloutWorker:
         async with trio.open_nursery() as nursery:
             while True:
                 waited_from_s = trio.current_time()
+                if self._rest is not None:
+                    await self._rest(self._wait_for)
                 lease = await self._source.lease(serving.version())
                 if isinstance(lease, Declined):
                     self.waiting_for = IN_WORDS.get(lease.reason, lease.reason)
@@ -103,6 +108,9 @@ class RolloutWorker:
                 self.waiting_for = None
                 wait_s = trio.current_time() - waited_from_s
                 await self._work(lease, serving, nursery, wait_s)
+
+    def _wait_for(self, why: str) -> None:
+        self.waiting_for = why
 
     async def _work(
         self, lease: HeldLease, serving: Serving, nursery: trio.Nursery, wait_s: float

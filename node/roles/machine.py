@@ -34,6 +34,7 @@ from node.roles.peer import Peer
 from node.roles.versions import following, publishing
 from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
 from node.sandbox.confinement import NEEDED, found
+from node.system.guest import Guest, Hours
 from node.system.machine import core_count, threads_of
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
@@ -110,6 +111,7 @@ class RealWorld(RealNetwork):
         self._starting: list[str] = []
         self._threads_said = (0, 0)  # cores and nodes that share them
         self._has_served = False  # a vLLM of this process
+        self._guest: Guest | None = None
 
     @property
     def restarts_trainer(self) -> bool:
@@ -120,6 +122,17 @@ class RealWorld(RealNetwork):
     def starting(self) -> Sequence[str]:
         """See `World.starting`."""
         return self._starting
+
+    async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
+        """See `World.rest`."""
+        if self._guest is None:
+            self._guest = Guest(
+                config.data_dir,
+                [Hours.of(each) for each in config.quiet_hours],
+                pause_on_battery=config.pause_on_battery,
+                busy_share=config.busy_share,
+            )
+        await self._guest.wait(tell)
 
     @asynccontextmanager
     async def open_verifier(self, config: NodeConfig) -> AsyncIterator[ProcessVerifier]:

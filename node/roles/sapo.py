@@ -60,11 +60,13 @@ class Rounds:
         checkpoints: Checkpoints | None = None,
         hand_over: HandOver | None = None,
         on_samples: OnSamples | None = None,
+        rest: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Run rounds from `progress` until the configured number, the time limit or `leaving`.
 
         Leaving abandons a round that has not reached its update; what was trained is saved.
         A run that reaches its end is evaluated once more; one that is interrupted is not.
+        `rest`: waits before each round until the machine may be used.
 
         Raises:
             ExceptionGroup: of `ChildFailed`, where the trainer, engine or verifier failed; start
@@ -98,7 +100,10 @@ class Rounds:
             await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
             await way_back.keep(sapo.progress, None)
         while not leaving.is_set() and not node.is_over(sapo.progress):
-            await unless(leaving, lambda: self._round(sapo, on_record))
+            if rest is not None:
+                await unless(leaving, rest)
+            if not leaving.is_set():
+                await unless(leaving, lambda: self._round(sapo, on_record))
             done = sapo.progress.round
             if every and done % every == 0:
                 await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
@@ -244,6 +249,7 @@ class SapoRole:
                 checkpoints=self._training.checkpoints,
                 hand_over=hand_over,
                 on_samples=listener.show,
+                rest=lambda: self._world.rest(self._config, self._node.enter),
             )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

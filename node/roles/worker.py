@@ -125,6 +125,7 @@ class WorkerRole:
             now_s=world.now_s,
             on_work=self._tell_work,
             tokens_per_s_max=config.tokens_per_s_max,
+            rest=lambda tell: world.rest(config, tell),
         )
 
     async def run(self, leaving: trio.Event) -> None:

@@ -79,6 +79,10 @@ class World(Network, Protocol):
         """What is being started just now and takes long, by name."""
         ...
 
+    async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
+        """Wait until the machine is the node's to use. `tell`: what it waits for."""
+        ...
+
     def open_verifier(self, config: NodeConfig) -> AbstractAsyncContextManager[Verifier]:
         """What judges groups."""
         ...

@@ -257,6 +257,10 @@ class _Machine(SimulatedNetwork):
             actor = there.actors.get(host, Actor(TimedEngine))
             self.engine = actor.engine(there.case.generate_s[host - there.first - 1])
 
+    async def rest(self, config: NodeConfig, tell: Callable[[str], None]) -> None:
+        """See `World.rest`."""
+        await trio.lowlevel.checkpoint()
+
     @asynccontextmanager
     async def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership

@@ -38,6 +38,8 @@ SURFACE = {
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
     "clean": "--cache-dir --yes",
+    "pause": "--data-dir",
+    "resume": "--data-dir",
     "service install": "--name words",
     "service remove": "--name",
     "service logs": "--name",

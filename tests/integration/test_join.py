@@ -146,6 +146,27 @@ def peer_id_in_key(node: NodeProcess) -> str:
     return str(Identity.load(node.data_dir / "identity.pem").peer_id)
 
 
+def test_a_paused_node_does_nothing_serves_on_and_goes_on(make_node: MakeNode) -> None:
+    node = make_node("guest").start()
+    node.until(lambda: node.last_round() >= 1)
+    assert swarm_node("pause", "--data-dir", node.data_dir).stderr == ""
+
+    def phase() -> str:
+        status = node.status()
+        return status.phase if status else ""
+
+    node.until(lambda: phase() == "paused (swarm-node resume)")
+    stood = node.last_round()
+    other = make_node("other", "--peer", node.address()).start()
+    other.until(lambda: peer_id(node) in other.sources())  # of what it had made
+    assert node.last_round() == stood
+    assert swarm_node("resume", "--data-dir", node.data_dir).returncode == 0
+    node.until(lambda: node.last_round() > stood)
+    swarm_node("pause", "--data-dir", node.data_dir)
+    node.until(lambda: phase() == "paused (swarm-node resume)")
+    assert node.interrupt() == 0  # it leaves as ever
+
+
 def test_a_second_interrupt_ends_a_node_at_once(make_node: MakeNode) -> None:
     node = make_node("a").start()
     node.until(lambda: node.last_round() >= 1)

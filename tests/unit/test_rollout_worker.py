@@ -1,8 +1,16 @@
-"""What a worker without work says of it."""
+"""What a worker without work says of it, and that it leaves its machine alone when asked to."""
 
-from node.loops.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import trio
+
+from node.loops.rollout_worker import IN_WORDS, NOTE_AFTER_S, IdleNote, RolloutWorker
 from swarm.leasing.intake import STANDBY
+from swarm.leasing.lease_client import Declined
 from swarm.leasing.staleness import Denial
+from tests.support import run
 
 
 def test_each_reason_of_a_learner_has_words() -> None:
@@ -25,3 +33,37 @@ def test_a_worker_that_gets_no_work_says_so_until_it_does() -> None:
     assert note.look("else", 0, 11.0 + NOTE_AFTER_S) == "no work: else"
     assert note.look(None, 0, 12.0 + NOTE_AFTER_S) is None
     assert note.look("so", 0, 13.0 + NOTE_AFTER_S) is None
+
+
+def test_a_worker_asks_for_no_work_while_its_machine_rests() -> None:
+    async def body() -> None:
+        asked: list[float] = []
+        rests = trio.Event()
+
+        class Source:
+            async def lease(self, version: int) -> Declined:
+                asked.append(trio.current_time())
+                await trio.lowlevel.checkpoint()
+                return Declined(STANDBY, 1.0)
+
+        async def rest(tell: Callable[[str], None]) -> None:
+            if not rests.is_set():
+                tell("paused")
+            await rests.wait()
+
+        nothing = cast("Any", None)
+        worker = RolloutWorker(
+            nothing, nothing, nothing, cast("Any", Source()), nothing,
+            now_s=lambda: 0.0, on_work=nothing, rest=rest,
+        )  # fmt: skip
+        serving = cast("Any", SimpleNamespace(version=lambda: 1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker.run, serving)
+            await trio.sleep(10)
+            assert (asked, worker.waiting_for) == ([], "paused")
+            rests.set()
+            await trio.sleep(2.5)
+            assert len(asked) == 3
+            nursery.cancel_scope.cancel()
+
+    run(body, virtual=True)
