@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -65,8 +66,10 @@ def _no_trackers() -> str | None:
 def _no_systemd() -> str | None:
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs Linux and root, to give systemd a /run of its own"
-    there = all(map(shutil.which, ("systemd", "systemctl", "unshare", "nsenter")))
-    return None if there else "systemd is not installed: apt-get install systemd"
+    if not all(map(shutil.which, ("systemd", "systemctl", "unshare", "nsenter"))):
+        return "systemd is not installed: apt-get install systemd"
+    mounts = subprocess.run(["unshare", "--mount", "true"], check=False, capture_output=True)
+    return "may not mount here" if mounts.returncode else None
 
 
 def _no_browser() -> str | None:

@@ -21,6 +21,7 @@ from node.config import NodeConfig
 from node.hosting.membership import Membership, load_identity
 from node.hosting.policy_weights import STORE_BYTES_MAX, open_weights_service, weights_rules
 from node.monitor.console.progress import Bars, Work, on_stderr, spread_work, version_work
+from node.records.format import amount
 from node.roles.machine import RealNetwork
 from node.roles.peer import ADDRESSES_FILE, Peer, open_peer
 from swarm.errors import ConfigError, RemoteProtocolError, StorageFailed, SwarmError, first_of
@@ -231,16 +232,22 @@ def _tell_published(
 
 def _made_line(published: Published) -> str:
     delta = published.delta_bytes
+    or_less = "" if delta is None else f", or {amount(delta, 'B')} for who has the one before"
     return (
-        f"version {published.version}: size_bytes {published.size_bytes} full_bytes "
-        f"{published.full_bytes} delta_bytes {'-' if delta is None else delta} "
-        f"made_s {published.made_s:.2f} as a {published.strategy}"
+        f"version {published.version} of {amount(published.size_bytes, 'B')} is on offer: "
+        f"{amount(published.full_bytes, 'B')}{or_less}, as a {published.strategy}, "
+        f"made in {published.made_s:.2f} s"
     )
 
 
 def _spread_line(spread: Spread) -> str:
-    over = f" over_bound {spread.time_s / spread.bound_s:.2f}" if spread.bound_s else ""
-    return f"version {spread.version}: at {spread.peers} peers after {spread.time_s:.2f} s{over}"
+    over = _over(spread.time_s, spread.bound_s)
+    peers = "1 peer" if spread.peers == 1 else f"{spread.peers} peers"
+    return f"version {spread.version} is at {peers} after {spread.time_s:.2f} s{over}"
+
+
+def _over(seconds: float, bound_s: float | None) -> str:
+    return f" ({seconds / bound_s:.2f} times the least possible)" if bound_s else ""
 
 
 async def _publish_changes(
@@ -370,12 +377,13 @@ def _summary(outcome: Outcome) -> str:
     if not outcome.bases:
         return f"version {applied.wanted}: here already"
     bases = ",".join("nothing" if base is None else str(base) for base in outcome.bases)
-    over = f"{applied.fetch_s / bound:.2f}" if bound else "-"
+    saved, reused = applied.bytes_saved, outcome.reused_bytes
+    less = f", {amount(saved, 'B')} less than as a whole" if saved > 0 else ""
+    here = f", {amount(reused, 'B')} more were here" if reused else ""
     return (
-        f"version {applied.wanted} from {bases}: fetch_s {applied.fetch_s:.2f} "
-        f"patch_s {applied.patch_s:.2f} paused_s {applied.paused_s:.3f} "
-        f"bytes {applied.bytes_fetched} bytes_saved {applied.bytes_saved} "
-        f"bytes_reused {outcome.reused_bytes} over_bound {over}"
+        f"version {applied.wanted} from {bases}: {amount(applied.bytes_fetched, 'B')} fetched in "
+        f"{applied.fetch_s:.2f} s{_over(applied.fetch_s, bound)}{less}{here}; patched in "
+        f"{applied.patch_s:.2f} s,"
     )
 
 

@@ -14,7 +14,9 @@ import pytest
 
 from node.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, main
 from node.hosting.weights import POLICIES, STORE
+from node.records.format import amount
 from swarm.identity import Identity
+from swarm.weights.format.manifest_wire import decode_manifest
 from tests.integration.nodes import ENVIRON, LOOPBACK, WAIT_S, swarm_node, until
 from tests.integration.stalling import stalling_way
 from tests.weights_files import tree, write_model
@@ -24,9 +26,17 @@ pytestmark = pytest.mark.integration
 WEIGHTS = 2_000_000
 TENSOR_BYTES = 2 * WEIGHTS
 SUMMARY = re.compile(
-    r"version (\d+) from ([\d,a-z]+): fetch_s \S+ patch_s \S+ paused_s \S+ "
-    r"bytes (\d+) bytes_saved (-?\d+) bytes_reused (\d+) over_bound \S+ in (.+)"
+    r"version (\d+) from ([\d,a-z]+): (\S+ \S*B) fetched in \S+ s"
+    r"(?: \(\S+ times the least possible\))?"
+    r"(?:, (\S+ \S*B) less than as a whole)?(?:, (\S+ \S*B) more were here)?; "
+    r"patched in \S+ s, in (.+)"
 )
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6}
+
+
+def bytes_of(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * UNITS[unit]
 
 
 @dataclass
@@ -166,15 +176,15 @@ def test_two_fetchers_get_a_version_and_then_the_delta(
     transfers.publish(source, "--follow")
     one = transfers.fetch("one", "--follow", "--out", tmp_path / "out")
     two = transfers.fetch("two", "--follow")
-    full = [int(each.summary(1)["bytes"]) for each in (one, two)]
+    full = [bytes_of(each.summary(1)["bytes"]) for each in (one, two)]
     assert one.version(1) == two.version(1) == tree(models[1])
     assert tree(tmp_path / "out") == tree(models[1])
     replace(source, models[2])
     for each, before in zip((one, two), full, strict=True):
         summary = each.summary(2)
         assert summary["bases"] == "1"
-        assert int(summary["bytes"]) < before / 10
-        assert int(summary["saved"]) > before / 2
+        assert bytes_of(summary["bytes"]) < before / 10
+        assert bytes_of(summary["saved"]) > before / 2
     assert one.version(2) == two.version(2) == tree(models[2])
     until(lambda: tree(tmp_path / "out") == tree(models[2]))
     assert swarm_node("weights", "verify", tmp_path / "out").returncode == EXIT_OK
@@ -204,9 +214,8 @@ def test_what_was_fetched_before_kill_9_is_not_fetched_again(
     assert fetcher.version(1) == tree(models[1])
     again = {path.name: path.stat().st_mtime_ns for path in _chunk_files(fetcher)}
     assert {name: again[name] for name in before} == written
-    assert int(summary["reused"]) == sum(
-        path.stat().st_size for path in _chunk_files(fetcher) if path.name in before
-    )
+    kept = sum(path.stat().st_size for path in _chunk_files(fetcher) if path.name in before)
+    assert summary["reused"] == amount(kept, "B")
 
 
 def _chunk_files(command: Command) -> list[Path]:
@@ -225,7 +234,10 @@ def test_peers_that_together_hold_every_chunk_finish_without_the_publisher(
     until(lambda: all(each.knows(other) for each in fetchers for other in fetchers))
     before = publisher.chunks()
     replace(source, tmp_path / "other")
-    needed = int(publisher.until_says("version 2").split("delta_bytes ")[1].split()[0])
+    publisher.until_says("version 2 of ")
+    manifest = publisher.directory / "weights/policies/policy/versions/v00000002.manifest"
+    ways = decode_manifest(manifest.read_bytes()).artifacts
+    needed = min(way.size_bytes for way in ways if way.base_version is not None)
 
     def held_bytes() -> int:
         sizes = {path.name: path.stat().st_size for each in fetchers for path in _chunk_files(each)}
@@ -255,7 +267,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_old_version_stays(
     fetcher = transfers.fetch("fetcher", "--follow")
     fetcher.summary(1)
     assert publisher.starts[-1].wait(WAIT_S) == EXIT_OK  # all that came have it
-    assert "version 1: at 1 peers after" in publisher.said()
+    assert "version 1 is at 1 peer after" in publisher.said()
     fetcher.kill(signal.SIGINT)
     assert fetcher.starts[-1].returncode == EXIT_OK
     replace(source, models[2])

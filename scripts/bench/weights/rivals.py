@@ -238,7 +238,7 @@ class Ours:
         start = f"version {self._version}"
         limit_s = self._setting.timeout_s
         announced_s, made = self.children[0].until(
-            lambda line: line.startswith(f"{start}: size_bytes"), READY_TIMEOUT_S
+            lambda line: line.startswith(f"{start} of "), READY_TIMEOUT_S
         )
         arrived = Arrived(announced_s, notes=[made])
         for child in self.children[1:]:
