@@ -159,6 +159,8 @@ class NodeConfig(Frozen):
     """Whether vLLM gives its memory back while the trainer works on the same GPU."""
     engine_gpu_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """The share of a GPU's memory that vLLM takes. None: what the trainer leaves."""
+    engine_gpus: Annotated[int, Field(ge=1, le=64)] = 1
+    """How many GPUs of this machine vLLM cuts the policy over (tensor parallel)."""
     engine_quantization: Quantisation = "none"
     """How vLLM quantises the policy's weights as it loads them. The trainer stays in full
     precision."""
@@ -514,6 +516,8 @@ class NodeConfig(Frozen):
 
     @model_validator(mode="after")
     def _quantises_what_it_can(self) -> Self:
+        if self.engine_gpus > 1 and self.engine != "vllm":
+            raise Conflict("engine_gpus", "needs the engine vllm", "1")
         if self.engine_quantization != "none":
             if self.engine != "vllm":
                 raise Conflict("engine_quantization", "needs the engine vllm", "none")

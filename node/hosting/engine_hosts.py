@@ -264,6 +264,7 @@ async def open_vllm_host(
     merges: bool,
     quantization: Quantisation = "none",
     gpu_memory_share: float | None = None,
+    gpus: int = 1,
     tell: Tell | None = None,
 ) -> VllmHost:
     """As `open_torch_host`. Unless it `merges` adapters, vLLM gets them as they are. The reference
@@ -293,6 +294,7 @@ async def open_vllm_host(
             adapter=adapter,
             quantization=quantization,
             gpu_memory_share=gpu_memory_share or GPU_MEMORY_SHARE_ALONE,
+            gpus=gpus,
             tell=tell,
         )
         await engine.start()

@@ -33,7 +33,7 @@ class DevicePlan:
     """How an engine goes with the trainer's device."""
 
     gpu_memory_share: float  # where the engine is on a GPU
-    shared: bool  # both are on one GPU
+    shared: bool  # both are on one GPU and no other, so that weights can be lent
     sleeps: bool  # the engine, while the trainer trains
 
 
@@ -49,11 +49,16 @@ def device_plan(config: NodeConfig, trainer: PolicyInfo) -> DevicePlan:
         share = config.engine_gpu_share
     elif config.engine_sleep:
         share = gpu_share(
-            trainer.device_bytes, trainer.held_bytes, trainer.parameters, trainer.name
+            trainer.device_bytes,
+            trainer.held_bytes,
+            trainer.parameters,
+            trainer.name,
+            config.engine_gpus,
         )
     else:
         share = GPU_MEMORY_SHARE
-    return DevicePlan(share, True, config.engine_sleep)
+    # Weights that are lent lie on one GPU, and each of several wants its part of them
+    return DevicePlan(share, config.engine_gpus == 1, config.engine_sleep)
 
 
 def share_left(config: NodeConfig) -> float:

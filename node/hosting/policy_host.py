@@ -137,6 +137,7 @@ class PolicyHost:
                         merges=config.merges_adapters,
                         quantization=config.engine_quantization,
                         gpu_memory_share=config.engine_gpu_share,
+                        gpus=config.engine_gpus,
                         tell=self._tell,
                     )
             else:

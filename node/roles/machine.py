@@ -229,6 +229,7 @@ class RealWorld(RealNetwork):
                 quantization=config.engine_quantization,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
                 gpu_memory_share=plan.gpu_memory_share,
+                gpus=config.engine_gpus,
                 sleeps=plan.sleeps,
                 tell=tell,
             )

@@ -5,6 +5,7 @@ will not do when asked to: fail in their sleep.
 """
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import torch
 
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
+from node.engines.vllm import engine, server
 from node.engines.vllm.server import (
     GPU_MEMORY_SHARE_ALONE,
     GPU_RESERVE_BYTES,
     GPU_SHARE_ASLEEP,
+    ServerSettings,
     gpu_share,
 )
 from node.hosting.hand_over import (
@@ -189,6 +192,29 @@ def test_a_trainer_that_leaves_no_room_is_said_before_vllm_starts() -> None:
         gpu_share(24 * GIB, 16 * GIB, 5 * GIB // 2, "a model")
 
 
+def test_of_a_model_that_is_cut_over_gpus_each_has_a_part() -> None:
+    with pytest.raises(ConfigError, match=r"vLLM needs 15.0 beside it: .*more GPUs"):
+        gpu_share(24 * GIB, 16 * GIB, 7 * GIB, "a model")
+    assert gpu_share(24 * GIB, 16 * GIB, 7 * GIB, "a model", gpus=4) == pytest.approx(
+        5 / 24, abs=1e-3
+    )
+
+
+def test_several_gpus_are_told_to_vllm_and_cpus_have_none(monkeypatch, tmp_path) -> None:
+    one = ServerSettings(threads=1, context_tokens=64, cache_bytes=1, start_timeout_s=1.0)
+    monkeypatch.setattr(server, "is_cpu_build", lambda: False)
+    command = " ".join(server._command(tmp_path, replace(one, gpus=4), tmp_path))
+    assert "--tensor-parallel-size 4" in command
+    assert "--distributed-executor-backend mp" in command
+    assert "--tensor-parallel-size" not in server._command(tmp_path, one, tmp_path)
+    monkeypatch.setattr(engine, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(engine, "find_spec", lambda _: True)
+    with pytest.raises(
+        ConfigError, match="engine_gpus = 2: the vLLM that is installed is for CPUs"
+    ):
+        run(partial(engine.make_vllm, tmp_path, tmp_path, gpus=2))
+
+
 def on_gpu(**changes: Any) -> PolicyInfo:
     info = PolicyInfo("model", GIB // 2, "", 0, 1024, clipping_active=False)
     return replace(info, **({"device_bytes": 80 * GIB, "held_bytes": 8 * GIB} | changes))
@@ -199,6 +225,12 @@ def on_gpu(**changes: Any) -> PolicyInfo:
     [
         ({}, {}, DevicePlan(1 - 11 / 80, shared=True, sleeps=True), GPU_SHARE_ASLEEP),
         ({"engine_sleep": False}, {}, DevicePlan(0.4, shared=True, sleeps=False), 0.4),
+        (
+            {"engine_gpus": 2},
+            {},
+            DevicePlan(1 - 11 / 80, shared=False, sleeps=True),
+            GPU_SHARE_ASLEEP,
+        ),
         (
             {"engine_sleep": False, "engine_gpu_share": 0.2},
             {},

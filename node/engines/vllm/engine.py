@@ -631,6 +631,7 @@ async def make_vllm(
     gpu_memory_share: float = GPU_MEMORY_SHARE,
     sleeps: bool = False,
     quantization: Quantisation = "none",
+    gpus: int = 1,
     tell: Tell | None = None,
 ) -> VllmEngine:
     """An engine on a complete model directory, to be started and closed. With an adapter it serves
@@ -646,6 +647,8 @@ async def make_vllm(
     """
     if find_spec("vllm") is None:
         raise ConfigError(NOT_INSTALLED)
+    if gpus > 1 and is_cpu_build():
+        raise ConfigError(f"engine_gpus = {gpus}: the vLLM that is installed is for CPUs; take 1")
     text = await trio.to_thread.run_sync(ModelText, model_directory)
     text.check_quantisation(quantization, cpu=is_cpu_build())
     await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
@@ -661,6 +664,7 @@ async def make_vllm(
         sleeps=sleeps,
         adapter=None if adapter is None else card_of(adapter).shape,
         quantization=quantization,
+        gpus=gpus,
     )
     return VllmEngine(
         model_directory,

@@ -108,6 +108,7 @@ class ServerSettings:
     adapter: AdapterShape | None = None  # of those that it serves on the model; None: none
     sleeps: bool = False  # can give its GPU memory back for a time
     quantization: Quantisation = "none"  # of the weights, as they go in
+    gpus: int = 1  # that the weights are cut over, layer by layer (tensor parallel)
 
 
 def is_installed(package: str) -> bool:
@@ -129,20 +130,24 @@ def dtype(quantization: Quantisation = "none") -> str:
     return "float32" if is_cpu_build() and quantization == "none" else "bfloat16"
 
 
-def gpu_share(total_bytes: int, held_bytes: int, parameters: int, name: str) -> float:
+def gpu_share(
+    total_bytes: int, held_bytes: int, parameters: int, name: str, gpus: int = 1
+) -> float:
     """Of a GPU's memory, for an engine that sleeps while the trainer beside it trains: all but what
-    the trainer holds between updates, and a reserve.
+    the trainer holds between updates, and a reserve. `gpus`: that the model is cut over, of which
+    the trainer is on one; vLLM takes the same of each.
 
     Raises:
         ConfigError: that is too little for the model `name`.
     """
     free_bytes = total_bytes - held_bytes - GPU_RESERVE_BYTES
-    needed_bytes = GPU_PARAMETER_BYTES * parameters + GPU_CACHE_BYTES_MIN
+    needed_bytes = GPU_PARAMETER_BYTES * -(-parameters // gpus) + GPU_CACHE_BYTES_MIN
     if free_bytes < needed_bytes:
         raise ConfigError(
             f"model {name}: on a GPU of {total_bytes / 2**30:.1f} GiB the trainer holds "
             f"{held_bytes / 2**30:.1f}, and vLLM needs {needed_bytes / 2**30:.1f} beside it: train "
-            "an adapter (--lora-rank), take a smaller model, or --engine torch"
+            "an adapter (--lora-rank), take a smaller model, more GPUs (engine_gpus), or --engine "
+            "torch"
         )
     return round(min(free_bytes / total_bytes, GPU_MEMORY_SHARE_ALONE), 3)
 
@@ -348,7 +353,7 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         "logprobs-mode": "processed_logprobs",  # of the distribution that is sampled from
         "chat-template-content-format": "string",
         "worker-extension-cls": WORKER_EXTENSION,
-        "distributed-executor-backend": "uni",
+        "distributed-executor-backend": "uni" if settings.gpus == 1 else "mp",
         "uvicorn-log-level": "warning",
         "dtype": dtype(settings.quantization),
     }
@@ -370,6 +375,8 @@ def _command(directory: Path, settings: ServerSettings, scratch: Path) -> list[s
         switches += ["--enforce-eager", "--no-enable-chunked-prefill"]
     else:
         flags["gpu-memory-utilization"] = str(settings.gpu_memory_share)
+        if settings.gpus > 1:
+            flags["tensor-parallel-size"] = str(settings.gpus)
         if settings.sleeps:
             switches.append("--enable-sleep-mode")
     return [
