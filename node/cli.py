@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_clean, add_engine, add_env, add_model
+from node.commands.arguments import Parser, add_engine, add_tools
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.service.command import add_service
@@ -81,11 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_report(commands)
     _add_prepare(commands)
-    add_model(commands)
-    add_clean(commands)
+    add_tools(commands, parser)
     add_pausing(commands)
     add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))
-    add_env(commands)
     _add_simulate(commands)
     _add_weights(commands)
     add_data(commands, _say)

@@ -1,10 +1,10 @@
-"""What reads the arguments of `swarm-node`, and those of `env`, `model` and `clean`."""
+"""What reads the arguments of `swarm-node`, and those of its smaller commands."""
 
 import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +83,39 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"
     )
+
+
+def add_tools(commands: Any, whole: argparse.ArgumentParser) -> None:
+    """`model`, `clean`, `env` and `completion`. `whole`: all of the command line."""
+    add_model(commands)
+    add_clean(commands)
+    add_env(commands)
+    add_completion(commands, whole)
+
+
+def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:
+    """`swarm-node completion`, of the whole command line."""
+    completion = commands.add_parser("completion", help="what a shell needs to complete commands")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="which one")
+    completion.set_defaults(run_command=lambda options: _completion(options.shell, whole))
+
+
+def _completion(shell: str, whole: argparse.ArgumentParser) -> int:
+    import shtab
+
+    _complete_paths(whole, {"FILE": shtab.FILE, "DIR": shtab.DIRECTORY})
+    _say(shtab.complete(whole, shell))
+    return EXIT_OK
+
+
+def _complete_paths(parser: argparse.ArgumentParser, kinds: Mapping[str, Any]) -> None:
+    """Have arguments complete to names of files that are such."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                _complete_paths(each, kinds)
+        elif (kind := kinds.get(str(action.metavar).upper())) is not None or action.type is Path:
+            action.complete = kind or kinds["FILE"]  # type: ignore[attr-defined]
 
 
 def add_model(commands: Any) -> None:

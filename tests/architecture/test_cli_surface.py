@@ -37,6 +37,7 @@ SURFACE = {
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
+    "completion": "shell",
     "clean": "--cache-dir --yes",
     "pause": "--data-dir",
     "resume": "--data-dir",
