@@ -172,6 +172,9 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
         "--telemetry-interval", dest="telemetry_interval_s", metavar="S", help="default: 2"
     )
     parser.add_argument(
+        "--log-json", dest="log", action="store_const", const="json", help="print JSON lines"
+    )
+    parser.add_argument(
         "--report-to", metavar="TRACKER", help="each round's figures: tensorboard, wandb or trackio"
     )
     parser.add_argument("--metrics-listen", metavar="HOST:PORT", help="answer Prometheus there")
@@ -502,14 +505,11 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_app(config: Any, makes: Any) -> int:
-    from rich.console import Console
-
-    from node.monitor.console.live import LiveView
+    from node.monitor.console.json_lines import view_of
     from node.roles.app import run_node
 
-    console = Console()
-    with LiveView(console, console.is_terminal) as view:
-        return run_node(config, view, lambda line: console.print(line, soft_wrap=True), makes)
+    with view_of(config.log, sys.stdout) as view:
+        return run_node(config, view, view.say, makes)
 
 
 def _invite(options: argparse.Namespace) -> int:

@@ -333,6 +333,8 @@ class NodeConfig(Frozen):
     verify_read: Annotated[tuple[Path, ...], BeforeValidator(listed)] = ()
     """Files and folders that plug-ins may read where they score, besides Python and packages."""
 
+    log: Literal["text", "json"] = "text"
+    """What a node prints: lines for people, or one JSON object a line."""
     report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
     """A tracker of experiments to which each round's figures go."""
     report_project: Annotated[str, Field(min_length=1, max_length=128)] = "swarm-node"

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +95,16 @@ def _ordered(record: Record | SampledGroup) -> dict[str, Any]:
     return found
 
 
+def json_line(
+    what: Record | SampledGroup | str, time_s: float, fields: Mapping[str, Any] | None = None
+) -> bytes:
+    """A line of the log, or of one like it: a record, or `fields` under another name."""
+    name = what if isinstance(what, str) else _NAMES[type(what)]
+    told = dict(fields or {}) if isinstance(what, str) else _ordered(what)
+    head = {"event": name, "time_s": round(time_s, 3)}
+    return json.dumps(plain_json(head | told), allow_nan=False).encode() + b"\n"
+
+
 class EventLog:
     """Appends records. Blocking: on an event loop, call it in a thread; one call at a time runs.
 
@@ -131,9 +141,7 @@ class EventLog:
         Raises:
             OSError: the disk is full or gone; nothing of the record stays in the file.
         """
-        head = {"event": _NAMES[type(record)], "time_s": round(self._clock(), 3)}
-        body = json.dumps(plain_json(head | _ordered(record)), allow_nan=False)
-        line = body.encode() + b"\n"
+        line = json_line(record, self._clock())
         with self._lock:
             if self._size and self._size + len(line) > self._bytes_max:
                 self._rotate()

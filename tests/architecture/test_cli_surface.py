@@ -10,15 +10,16 @@ SURFACE = {
     "join": "--advantage --allow --announce --checkpoint-every --control --correction "
     "--data-dir --draw --engine --engine-key-env --engine-quantization --engine-update "
     "--engine-url --evaluate-every --external --external-rule --generate --group-size --invite "
-    "--key-file --learning-rate --listen --local --lora-rank --loss --metrics-listen --model "
-    "--no-dht --no-lan --no-relay --no-upnp --over-provision --peer --private --replay "
+    "--key-file --learning-rate --listen --local --log-json --lora-rank --loss "
+    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
+    "--private --replay "
     "--report-to --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
     "--telemetry-interval --threads --tokens-per-s-max --web-name --yes",
     "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
-    "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --lora-rank --loss "
-    "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer --private "
-    "--report-to --run --seed --steps --stop-after --telemetry "
-    "--telemetry-ca --telemetry-interval --threads --web-name --yes",
+    "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --log-json "
+    "--lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer "
+    "--private --report-to --run --seed --steps --stop-after --telemetry --telemetry-ca "
+    "--telemetry-interval --threads --web-name --yes",
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",

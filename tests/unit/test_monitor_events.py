@@ -7,6 +7,8 @@ from typing import get_args
 
 import pytest
 
+from node.monitor.console.json_lines import NOTE, SAID
+from node.records import event_log
 from node.records.event_log import FILE_NAME, EventLog, Record, history, read_events
 from node.records.records import Slowed, Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, started
@@ -171,3 +173,10 @@ def test_of_a_repeated_round_the_latest_counts() -> None:
 def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read_events(tmp_path / FILE_NAME))
+
+
+def test_each_event_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    told = page.partition("## Logs")[2].partition("## Grafana")[0]
+    names = {*event_log._NAMES.values(), SAID, NOTE}
+    assert {name for name in names if f"`{name}`" not in told} == set()

@@ -1,12 +1,16 @@
 import io
-from datetime import datetime
+import json
+from datetime import UTC, datetime
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from node.monitor.console.json_lines import JsonView
 from node.monitor.console.live import REDRAW_INTERVAL_S, LiveView, bar_chart
 from node.monitor.status import render_status
+from node.records.event_log import EventLog, read_events
 from node.records.records import AnswerCounts, Slowed, Trouble, WentBack
 from tests.unit.monitor_records import held_out, round_done, snapshot, started
 
@@ -47,6 +51,47 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
     assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
     assert lines[3] == "! a?b"
     assert "60.0 % passed (+20.0 points" in lines[4]
+
+
+def test_without_a_terminal_a_note_is_told_when_it_comes_and_when_it_comes_back() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
+        for notes in (
+            ("the clock is 3.5 s wrong",),
+            ("the clock is 4.1 s wrong", "no room"),  # a figure is no news
+            ("no room",),
+            ("the clock is 9 s wrong", "no room"),
+        ):
+            view.update(snapshot(notes=notes))
+    assert [line.removeprefix(TIME) for line in out.getvalue().splitlines()] == [
+        "! the clock is 3.5 s wrong",
+        "! no room",
+        "! the clock is 9 s wrong",
+    ]
+
+
+def test_json_lines_are_those_of_the_event_log_and_what_was_said(tmp_path: Path) -> None:
+    records = [started(), held_out(0, 0.4), round_done(1), Trouble("a\nb"), WentBack(*range(6))]
+    out = io.StringIO()
+    with JsonView(out, now=lambda: datetime.fromtimestamp(7.25, UTC)) as view:
+        view.say("this node is [red]here[/red]")
+        view.works([])
+        for record in records:
+            view.event(record)
+        view.update(snapshot(notes=("no room",)))
+        view.update(snapshot(notes=("no room",)))
+    first, *lines, last = out.getvalue().splitlines(keepends=True)
+    assert json.loads(first) == {
+        "event": "said", "time_s": 7.25, "text": "this node is [red]here[/red]"
+    }  # fmt: skip
+    assert json.loads(last) == {"event": "note", "time_s": 7.25, "text": "no room"}
+    log = tmp_path / "events.jsonl"
+    log.write_text("".join(lines))
+    assert [record for _, record in read_events(log)] == records
+    with EventLog(tmp_path / "other.jsonl", lambda: 7.25) as kept:
+        for record in records:
+            kept.write(record)
+    assert (tmp_path / "other.jsonl").read_text() == "".join(lines)
 
 
 def test_what_validation_decided_is_told() -> None:

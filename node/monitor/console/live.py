@@ -5,6 +5,7 @@ Elsewhere: one plain line for each round, evaluation and trouble, with the time 
 fit for a log file; what takes long has bars on standard error, if that is a terminal.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -49,6 +50,7 @@ REDRAW_INTERVAL_S: Final = 0.25
 REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
 TROUBLE_CHARS_MAX: Final = 400
 NOTES_SHOWN_MAX: Final = 3
+_FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -77,6 +79,7 @@ class LiveView:
         self._drawn_at: float | None = None
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self._first_held_out: float | None = None
+        self._noted: frozenset[str] = frozenset()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -89,10 +92,33 @@ class LiveView:
             self._draw()
             self._live.stop()
 
+    def say(self, line: str) -> None:
+        """Print it above what is redrawn; one line, however narrow the terminal."""
+        self._console.print(line, soft_wrap=True)
+
     def update(self, snapshot: StatusSnapshot) -> None:
         """Show the node as it is now."""
         self._snapshot = snapshot
+        if self._live is None:
+            self._tell_notes(snapshot.notes)
         self._redraw()
+
+    def note(self, text: str) -> None:
+        """Tell what a node says of its state, such as an alarm, where nothing is redrawn."""
+        self._print(Text(f"! {printable(text, TROUBLE_CHARS_MAX)}"))
+
+    def _tell_notes(self, notes: Iterable[str]) -> None:
+        """Each when it comes, and again where it comes back. Figures in it are no news."""
+        standing = {_FIGURES.sub("#", text): text for text in notes}
+        for text in (standing[each] for each in standing if each not in self._noted):
+            self.note(text)
+        self._noted = frozenset(standing)
+
+    def _print(self, line: Text) -> None:
+        if self._live is None:
+            line = Text.assemble(self._now().isoformat(" ", "seconds"), " ", line)
+        # soft_wrap: one event stays one line wherever the output goes
+        self._console.print(line, soft_wrap=True, highlight=False)
 
     def works(self, works: Iterable[Work]) -> None:
         """Show what takes long."""
@@ -119,15 +145,7 @@ class LiveView:
         if isinstance(record, VersionComing | VersionSpreading):
             return  # there are many, for the log alone
         if self._live is None or not isinstance(record, RoundDone | StepDone | WorkDone):
-            # soft_wrap: one event stays one line wherever the output goes
-            line = event_line(record, self._held_out_first())
-            if self._live is None:
-                line = Text.assemble(self._now().isoformat(" ", "seconds"), " ", line)
-            self._console.print(
-                line,
-                soft_wrap=True,
-                highlight=False,
-            )
+            self._print(event_line(record, self._held_out_first()))
 
     def _held_out_first(self) -> float | None:
         """The figure of the node's first start where it knows that, else of this process."""

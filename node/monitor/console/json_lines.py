@@ -1,0 +1,48 @@
+"""What `swarm-node join --log-json` prints: one JSON object a line, for what collects logs."""
+
+from collections.abc import Iterable
+from typing import Any, Final, TextIO
+
+from rich.console import Console
+
+from node.monitor.console.live import LiveView
+from node.monitor.console.progress import Work
+from node.records.event_log import Record, json_line
+
+SAID: Final = "said"  # what is for people: addresses, what a start takes
+NOTE: Final = "note"  # an alarm, or what a node says of its state
+
+
+class JsonView(LiveView):
+    """As `LiveView` without a terminal; events are the lines of the event log."""
+
+    def __init__(self, file: TextIO, **options: Any) -> None:
+        super().__init__(Console(file=file), interactive=False, **options)
+        self._file = file
+
+    def say(self, line: str) -> None:
+        """See `LiveView`."""
+        self._write(json_line(SAID, self._now().timestamp(), {"text": line}))
+
+    def works(self, works: Iterable[Work]) -> None:
+        """No bars: what has begun and ended is told."""
+
+    def event(self, record: Record) -> None:
+        """See `LiveView`. Nothing is left out."""
+        self._write(json_line(record, self._now().timestamp()))
+
+    def note(self, text: str) -> None:
+        """See `LiveView`."""
+        self._write(json_line(NOTE, self._now().timestamp(), {"text": text}))
+
+    def _write(self, line: bytes) -> None:
+        self._file.write(line.decode())
+        self._file.flush()
+
+
+def view_of(log: str, file: TextIO) -> LiveView:
+    """What shows a node, by its setting `log`."""
+    if log == "json":
+        return JsonView(file)
+    console = Console(file=file)
+    return LiveView(console, console.is_terminal)
