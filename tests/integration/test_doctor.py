@@ -1,5 +1,6 @@
 """`swarm-node doctor` on this machine, with a peer beside it."""
 
+import re
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import trio
 from node.config import NodeConfig
 from node.doctor import doctor
 from node.doctor.doctor import check_addresses, check_clock, examine_network
-from node.doctor.machine import Finding, check_broker, check_congestion, check_model
+from node.doctor.machine import Finding, check_broker, check_congestion, check_model, usual_tokens
 from node.interfaces.trainer_spec import TrainerSpec
 from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
@@ -159,7 +160,14 @@ def test_a_model_that_cannot_be_read_or_does_not_fit_is_told(tmp_path: Path) -> 
     spec = TrainerSpec(str(model), threads=1)
     fits = check_model(config, spec)
     assert fits.level == "ok"
-    assert "training takes about" in fits.text
+    few = settings(tmp_path, model=str(model), local_groups=1, external_groups=0, group_size=2)
+    assert usual_tokens(few) < usual_tokens(config)
+    told = re.search(
+        r"training takes about (\S+) (.B), at most (\S+) (.B); ", check_model(few, spec).text
+    )
+    assert told is not None
+    usual, unit, most, unit_of_most = told.groups()
+    assert (unit != unit_of_most) or float(usual) < float(most)
     small = check_model(config, replace(spec, memory_bytes_max=100_000_000))
     assert small.level == "fail"
     assert "take a smaller model" in small.text
