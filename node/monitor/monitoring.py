@@ -1,5 +1,7 @@
 """`swarm-node monitor`: a web page of the swarm, and a broker for it if there is none."""
 
+import hashlib
+import os
 import secrets
 import signal
 import subprocess
@@ -7,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Final
 
 import trio
 
-from node.system.child_environment import child_environ
+from node.system.caches import cache_directory
+from node.system.child_environment import CACHE_VARIABLE, child_environ
 from swarm.errors import ChildFailed, ConfigError, first_of
+from swarm.storage.files import write_whole
 from swarm.telemetry.broker_address import PORT, Broker
 from swarm.telemetry.dashboard.server import PORT_DEFAULT, serve_broker
 from swarm.telemetry.web_hosts import checked_name
@@ -78,11 +82,35 @@ async def _monitor(options: MonitorOptions, say: Callable[[str], None]) -> None:
                 run_id=options.run_id,
                 names=[checked_name(name) for name in options.names],
                 counters=counters,
+                keep=_KeptFile(broker, options.run_id),
             )
             async with trio.open_nursery() as services:
                 url = await services.start(page)
                 say(f"nodes report here when they are started with --telemetry {broker}")
                 say(f"the page is at {url}")
+
+
+class _KeptFile:
+    """See `Keep`: what the page of a broker and a run has seen, in the user's cache."""
+
+    def __init__(self, broker: Broker, run_id: str | None) -> None:
+        name = hashlib.sha256(f"{broker} {run_id or ''}".encode()).hexdigest()[:16]
+        named = os.environ.get(CACHE_VARIABLE)
+        cache = cache_directory(Path(named) if named else None)
+        self._path = cache / "monitor" / f"{name}.json"
+
+    def read(self) -> bytes | None:
+        """See `Keep.read`."""
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return None
+
+    def write(self, content: bytes) -> None:
+        """See `Keep.write`."""
+        with suppress(OSError):
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(self._path, content)
 
 
 async def _leave_when_asked(scope: trio.CancelScope) -> None:

@@ -78,6 +78,7 @@ class _Entry:
     lost: int = 0
     connection: int = 0  # the highest that was online
     offline: bool = False
+    remembered: bool = False  # from before nobody listened
     window_from_s: float = 0.0
     window_reports: int = 0
     window_failures: int = 0
@@ -132,6 +133,19 @@ class Watch:
         except RemoteProtocolError as error:
             self.dropped[_DROPS.get(error.reason, Drop.MALFORMED)] += 1
         return None
+
+    def remember(self, report: NodeReport, heard_at_s: float, now_s: float, *, gone: bool) -> None:
+        """A node's last report as it was known before; what comes of the node is newer. `gone`: it
+        had left."""
+        size_bytes = len(report.model_dump_json())
+        key = report.run_id, PeerId(report.peer_id)
+        if self._run_id not in (None, report.run_id) or key in self._entries:
+            return
+        if self._make_room(key, None, size_bytes, now_s):
+            entry = _Entry(report, size_bytes, heard_at_s, offline=gone, remembered=True)
+            entry.window_from_s = now_s
+            self._entries[key] = entry
+            self._held_bytes += size_bytes
 
     def nodes(self, now_s: float) -> list[NodeView]:
         """All nodes, those heard last first."""
@@ -251,7 +265,8 @@ class Watch:
         if last.instance != report.instance:
             self._lost_before += before.lost
             return
-        entry.lost = before.lost + min(GAP_MAX, report.sequence - last.sequence - 1)
+        missed = 0 if before.remembered else report.sequence - last.sequence - 1
+        entry.lost = before.lost + min(GAP_MAX, missed)
         entry.connection = before.connection
         entry.offline = before.offline and retained
 

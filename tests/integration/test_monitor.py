@@ -55,6 +55,12 @@ def report(sequence: int) -> Outgoing:
     return Outgoing(str(Topic(RUN, NODE.peer_id, "report")), encode_report(made, NODE))
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one page has seen is not the next one's, where both have one port after the other."""
+    monkeypatch.setenv("SWARM_NODE_CACHE_DIR", str(tmp_path))
+
+
 @contextmanager
 def monitor(*flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """The process and the page's address."""
@@ -107,6 +113,26 @@ def test_the_page_shows_who_reports_to_its_own_broker() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_S) == 0
         assert all_gone(children)
+
+
+def test_what_it_has_seen_is_there_after_a_restart() -> None:
+    flags = ("--broker-listen", f"127.0.0.1:{free_port()}")
+    with monitor(*flags) as (process, url):
+        publish(Broker.parse(f"mqtt://{flags[1]}"))
+        until(lambda: state(url)["headline"]["nodes"] == 1)
+        until(lambda: len(state(url)["history"]["recent"]["t"]) > 2)
+        seen = state(url)["history"]["recent"]["t"][:2]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0
+    with monitor(*flags) as (_, url):
+        until(lambda: httpx.get(f"{url}api/state").status_code == 200)
+        again = state(url)
+        assert again["history"]["recent"]["t"][:2] == seen
+        assert again["headline"]["nodes"] == 1  # its broker has forgotten it
+        assert again["runs"] == [RUN]
+    with monitor(*flags, "--run-id", "another-0123456789ab") as (_, url):
+        until(lambda: httpx.get(f"{url}api/state").status_code == 200)
+        assert state(url)["headline"]["nodes"] == 0
 
 
 def test_its_broker_ends_when_it_is_killed() -> None:

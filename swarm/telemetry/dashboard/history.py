@@ -5,7 +5,7 @@ Both are kept by the server, so that whoever opens the page sees what was before
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 RECENT_POINTS: Final = 180
 FOLDED_POINTS_MAX: Final = 256
@@ -41,10 +41,32 @@ class Fold:
         self._rows.append(merged(self._open))
         self._open = []
 
+    def as_kept(self) -> dict[str, Any]:
+        """All that `go_on` needs."""
+        return {"rows": self._rows, "open": self._open, "per_point": self._per_point}
+
+    def go_on(self, told: Mapping[str, Any]) -> None:
+        """
+        Raises:
+            ValueError, TypeError, KeyError: it is not what `as_kept` gave.
+        """
+        rows, opened = (_rows(told[name], self._columns) for name in ("rows", "open"))
+        per_point = int(told["per_point"])
+        if len(rows) > self._points_max or not len(opened) < max(1, per_point):
+            raise ValueError("more points than there may be")
+        self._rows, self._open, self._per_point = rows, opened, per_point
+
     @property
     def rows(self) -> tuple[Row, ...]:
         """Oldest first; the last one may stand for fewer rows than the others."""
         return (*self._rows, merged(self._open)) if self._open else tuple(self._rows)
+
+
+def _rows(told: Sequence[Sequence[float | None]], columns: int) -> list[Row]:
+    rows = [tuple(None if v is None else float(v) for v in row) for row in told]
+    if any(len(row) != columns for row in rows):
+        raise ValueError("a row of other columns")
+    return rows
 
 
 def merged(rows: Sequence[Row]) -> Row:
@@ -72,6 +94,22 @@ class Series:
         row = (unix_s, *(values[name] for name in self._names[1:]))
         self._recent.append(row)
         self._all.add(row)
+
+    def as_kept(self) -> dict[str, Any]:
+        """All that `go_on` needs, in values of JSON."""
+        return {"names": self._names, "recent": list(self._recent), "all": self._all.as_kept()}
+
+    def go_on(self, told: Mapping[str, Any]) -> None:
+        """With what a series of the same names had.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is not what `as_kept` gave.
+        """
+        if tuple(told["names"]) != self._names:
+            raise ValueError("other curves")
+        recent = _rows(told["recent"], len(self._names))
+        self._all.go_on(told["all"])
+        self._recent.extend(recent)
 
     def as_json(self) -> dict[str, dict[str, list[float | None]]]:
         """`recent` and `all`: each a list of values for each name, `t` their times."""

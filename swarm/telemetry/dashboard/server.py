@@ -27,11 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import ConfigError
 from swarm.telemetry.broker_address import Broker
+from swarm.telemetry.dashboard.keeping import Keep, kept, restore
 from swarm.telemetry.dashboard.listening import Listening
 from swarm.telemetry.dashboard.state import DashboardState, ReportSource
 from swarm.telemetry.fleet_view import NodeView, Watch
 from swarm.telemetry.web_hosts import WebHosts
 
+KEEP_EVERY_S: Final = 20.0
 STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
 CONNECTIONS_MAX: Final = 128
 ACTION_BYTES_MAX: Final = 4_096
@@ -310,20 +312,27 @@ async def serve(
     counters: Callable[[], Mapping[str, int]] = dict,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
+    keep: Keep | None = None,
     interval_s: float = INTERVAL_S,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Show what is watched until cancelled; reports the page's address once it answers.
 
     `watch` is read on the caller's loop; `counters` are further ones to show, by name; `names`:
-    further ones of the page, as of `WebHosts`.
+    further ones of the page, as of `WebHosts`; `keep`: where what the page has seen is
+    kept, with which the next start goes on.
 
     Raises:
         ConfigError: it cannot listen there, as itself or in a group.
     """
     listener, board = listen_on(listen), Board()
-    frames = Frames(DashboardState(can_act=guarded is not None))
+    state = DashboardState(can_act=guarded is not None)
+    frames = Frames(state)
+    keeper = None if keep is None else _Keeper(keep, watch, state, unix_s)
     async with trio.open_nursery() as nursery:
+        if keeper is not None:
+            await keeper.begin()
+            nursery.start_soon(keeper.run)
         served = functools.partial(serve_board, listener, board, guarded=guarded, names=names)
         url = await nursery.start(served)
         task_status.started(url)
@@ -339,6 +348,34 @@ async def serve(
             await trio.sleep(max(interval_s - took_s, LEISURE * took_s))
 
 
+class _Keeper:
+    """Has what the page has seen kept, every now and then and at the end."""
+
+    def __init__(
+        self, keep: Keep, watch: Watch, state: DashboardState, unix_s: Callable[[], float]
+    ) -> None:
+        self._keep, self._watch, self._state, self._unix_s = keep, watch, state, unix_s
+
+    async def begin(self) -> None:
+        """With what the start before has left."""
+        content = await trio.to_thread.run_sync(self._keep.read)
+        if content is not None:
+            restore(content, self._watch, self._state, self._unix_s())
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await trio.sleep(KEEP_EVERY_S)
+                await self._write()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._write()
+
+    async def _write(self) -> None:
+        content = kept(self._watch, self._state, self._unix_s())
+        await trio.to_thread.run_sync(self._keep.write, content)
+
+
 async def serve_broker(
     broker: Broker,
     listen: str,
@@ -349,6 +386,7 @@ async def serve_broker(
     counters: Mapping[str, int] | None = None,
     guarded: Guarded | None = None,
     names: Sequence[str] = (),
+    keep: Keep | None = None,
     task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """As `serve`, of what nodes report to a broker. `run_id` None: all runs that it knows of.
@@ -363,7 +401,9 @@ async def serve_broker(
     def counted() -> dict[str, int]:
         return {**listening.counters(), **(counters or {})}
 
-    page = functools.partial(serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names)
+    page = functools.partial(
+        serve, unix_s=unix_s, counters=counted, guarded=guarded, names=names, keep=keep
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listening.run)
         task_status.started(await nursery.start(page, watch, listen, listening.source))

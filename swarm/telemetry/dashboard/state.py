@@ -86,6 +86,20 @@ class DashboardState:
         self._number = 0
         self._sampled_s = -math.inf
 
+    def curves(self) -> dict[str, Any]:
+        """What is drawn over time, for `go_on`."""
+        return self._series.as_kept()
+
+    def go_on(self, curves: Mapping[str, Any], until_s: float, now_s: float) -> None:
+        """With the curves of a start that ended at `until_s`.
+
+        Raises:
+            ValueError, TypeError, KeyError: they are none.
+        """
+        self._series.go_on(curves)
+        for nobody_listened_s in (until_s, now_s):
+            self._outages.note(nobody_listened_s, connected=False, away_s=0.0)
+
     # Long: one page, part by part.
     def look(
         self,
