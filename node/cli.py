@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_engine, add_tools
+from node.commands.arguments import Parser, add_engine, add_runs, add_tools
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.service.command import add_service
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_report(commands)
     _add_prepare(commands)
+    add_runs(commands, _config)
     add_tools(commands, parser)
     add_pausing(commands)
     add_service(commands, lambda words: _config(_parser().parse_args(words), joins=True))

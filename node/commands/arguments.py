@@ -4,7 +4,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,6 +91,22 @@ def add_tools(commands: Any, whole: argparse.ArgumentParser) -> None:
     add_clean(commands)
     add_env(commands)
     add_completion(commands, whole)
+
+
+def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> None:
+    """`swarm-node runs`. `config_of`: the settings by flags."""
+
+    def run_command(options: argparse.Namespace) -> int:
+        from node.commands.doctor import list_runs
+
+        return list_runs(config_of(options), _say)
+
+    runs = commands.add_parser("runs", help="which runs peers take part in, and what each needs")
+    runs.add_argument(
+        "--peer", dest="peers", action="append", metavar="ADDR", help="a node to ask; repeatable"
+    )
+    runs.add_argument("--invite", metavar="TEXT", help="ask the nodes of an invitation")
+    runs.set_defaults(run_command=run_command, run=None)
 
 
 def add_completion(commands: Any, whole: argparse.ArgumentParser) -> None:

@@ -5,8 +5,14 @@ from importlib.util import find_spec
 
 from node.config import NodeConfig
 from node.doctor.doctor import examine
+from node.doctor.runs import show_runs
 from node.hosting.models import resolved_model, trainer_spec
 from node.roles.machine import RealNetwork
+
+
+def list_runs(config: NodeConfig, say: Callable[[str], None]) -> int:
+    """Say which runs the peers of these settings take part in. Returns the exit status."""
+    return show_runs(config, say, RealNetwork().now_s)
 
 
 def examine_here(config: NodeConfig, say: Callable[[str], None]) -> int:

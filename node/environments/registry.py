@@ -69,6 +69,11 @@ def environment_names() -> tuple[str, ...]:
     return tuple(sorted({*_built_in(), *_plugged_in()}))
 
 
+def is_known(name: str) -> bool:
+    """Whether there is an environment of that name here. Nothing is imported for it."""
+    return name in _built_in() or name in _plugged_in()
+
+
 def is_plug_in(name: str) -> bool:
     """Whether the environment of that name would be made by code of another package."""
     return name not in _built_in() and name in _plugged_in()

@@ -38,6 +38,7 @@ SURFACE = {
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
+    "runs": "--invite --peer",
     "completion": "shell",
     "clean": "--cache-dir --yes",
     "pause": "--data-dir",

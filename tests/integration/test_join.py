@@ -146,6 +146,25 @@ def peer_id_in_key(node: NodeProcess) -> str:
     return str(Identity.load(node.data_dir / "identity.pem").peer_id)
 
 
+def test_runs_of_peers_are_told_and_can_be_joined(make_node: MakeNode, tmp_path: Path) -> None:
+    assert "of whom?" in swarm_node("runs").stderr
+    node = make_node("one").start()
+    address = node.address()
+    nobody = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_id(node)}"
+    done = swarm_node("runs", "--peer", nobody, "--peer", address)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"! {nobody}: ")
+    run_id = node.until(node.status).run_id
+    assert lines[1].startswith(f"{run_id}: 1 node, ")
+    assert lines[-1] == f"  swarm-node join --peer {address} --run {run_id}"
+    assert swarm_node("runs", "--peer", nobody).returncode == 1
+    words = lines[-1].split()[1:]
+    assert words[0] == "join"
+    config = swarm_node("config", "--run", run_id, "--data-dir", tmp_path / "new")
+    assert config.returncode == 2  # its rules are not here yet
+
+
 def test_a_paused_node_does_nothing_serves_on_and_goes_on(make_node: MakeNode) -> None:
     node = make_node("guest").start()
     node.until(lambda: node.last_round() >= 1)

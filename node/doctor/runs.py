@@ -1,0 +1,209 @@
+"""`swarm-node runs`: which runs peers take part in, and what each needs of a machine.
+
+Peers are asked as a node that joins would ask them. What they answer is shown, not believed: rules
+are read as a table of texts, and nothing that they name is imported.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from node.config import NodeConfig
+from node.environments.registry import is_known, needs_sandbox
+from node.hosting.handed_on_runs import CONNECT_TIMEOUT_S
+from node.hosting.membership import JOIN_KEY_FILE
+from node.records.format import printable
+from node.sandbox.confinement import found
+from swarm.errors import ConfigError, RemoteProtocolError, TransportError, first_of
+from swarm.identity import Identity, PeerId
+from swarm.peers.invite import JoinKey
+from swarm.peers.run_rules import ask_for_rules
+from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
+from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.wire import codec
+from swarm.wire.messages import (
+    GREETING_PROTOCOL,
+    GREETING_REPLY_BYTES_MAX,
+    HELLO_REPLY_BYTES_MAX,
+    Greeting,
+    GreetingReply,
+    Hello,
+    HelloReply,
+)
+
+NOBODYS_RUN: Final = "nobody-000000000000"  # of who only asks
+PEERS_MAX: Final = 16
+ASK_TIMEOUT_S: Final = 10.0
+NAMES_SHOWN: Final = 6
+NAME_CHARS: Final = 64
+
+
+@dataclass(slots=True)
+class FoundRun:
+    """A run as its nodes tell of it."""
+
+    run_id: str
+    address: str  # of a node of it
+    release: str
+    packages: dict[str, str]  # what makes its tasks there
+    nodes: set[PeerId] = field(default_factory=set)
+    rules: Mapping[str, Any] | None = None  # None: no node handed them on
+
+
+async def look(
+    addresses: Sequence[str], key: JoinKey | None, now_s: Callable[[], float]
+) -> tuple[list[FoundRun], list[str]]:
+    """The runs of the peers at these addresses, and what went wrong with the others."""
+    runs: dict[str, FoundRun] = {}
+    troubles: list[str] = []
+    identity = Identity.generate()
+    async with open_libp2p(
+        identity, ["/ip4/127.0.0.1/tcp/0"],
+        network_key=key.handshake_key() if key else None, reach=ReachRules(relay=False),
+    ) as transport:  # fmt: skip
+        asking = _Asking(transport, identity, now_s)
+        for address in list(dict.fromkeys(addresses))[:PEERS_MAX]:
+            try:
+                peer = await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+                await asking.ask(peer, address, runs)
+            except (TransportError, RemoteProtocolError) as error:
+                troubles.append(f"{address}: {error}")
+    return sorted(runs.values(), key=lambda run: (-len(run.nodes), run.run_id)), troubles
+
+
+class _Asking:
+    def __init__(
+        self, transport: Libp2pTransport, identity: Identity, now_s: Callable[[], float]
+    ) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._now_s = now_s
+
+    async def ask(self, peer: PeerId, address: str, runs: dict[str, FoundRun]) -> None:
+        """Which run it takes part in, who else does, and what the run's rules are."""
+        said = await self._greet(peer)
+        reply = codec.decode(said.reply, HelloReply, HELLO_REPLY_BYTES_MAX)
+        packages = {each.name: each.version for each in said.packages}
+        found_now = FoundRun(reply.run_id, address, said.release, packages)
+        run = runs.setdefault(reply.run_id, found_now)
+        run.nodes.add(peer)
+        run.nodes |= {PeerId(each.peer_id) for each in reply.known_peers}
+        if run.rules is None:
+            run.rules = _table(await ask_for_rules(self._transport, peer, reply.run_id))
+
+    async def _greet(self, peer: PeerId) -> GreetingReply:
+        now_s = int(self._now_s())
+        hello = Hello(
+            type="hello",
+            run_id=NOBODYS_RUN,
+            instance=bytes(16),
+            started_at_s=now_s,
+            sent_at_s=now_s,
+            agent="swarm-node-runs",
+            addresses=(),
+        )
+        record = codec.sign_hello(hello, self._identity)
+        greeting = Greeting(type="greeting", hello=record, release="swarm-node-runs", packages=())
+        answer = await self._transport.request(
+            peer, GREETING_PROTOCOL, codec.encode(greeting),
+            timeout_s=ASK_TIMEOUT_S, response_bytes_max=GREETING_REPLY_BYTES_MAX,
+        )  # fmt: skip
+        return codec.decode(answer, GreetingReply, GREETING_REPLY_BYTES_MAX)
+
+
+def _table(rules: bytes) -> Mapping[str, Any] | None:
+    try:
+        table = json.loads(rules)
+    except (ValueError, RecursionError):
+        return None
+    return table if isinstance(table, dict) else None
+
+
+# --- in words ------------------------------------------------------------------------------------
+
+
+def described(run: FoundRun) -> list[str]:
+    """Some lines about a run, the last of which joins it."""
+    nodes = "1 node" if len(run.nodes) == 1 else f"at least {len(run.nodes)} nodes"
+    release = printable(run.release, NAME_CHARS)
+    lines = [f"{printable(run.run_id, NAME_CHARS)}: {nodes}, {release}"]
+    if run.rules is None:
+        lines.append("  rules: nobody handed them on")
+    else:
+        lines += [f"  {name}: {text}" for name, text in _told(run.rules).items()]
+    if needs := _needs(run):
+        lines.append(f"  needs: {'; '.join(needs)}")
+    return [*lines, f"  swarm-node join --peer {run.address} --run {run.run_id}"]
+
+
+def _told(rules: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    names = _names(rules)
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    found["tasks"] = ", ".join(names[:NAMES_SHOWN]) + more
+    sampling = rules.get("sampling")
+    tokens = sampling.get("max_new_tokens", 64) if isinstance(sampling, dict) else 64
+    found["completions"] = f"up to {printable(str(tokens), 12)} tokens"
+    learner = rules.get("learner")
+    if isinstance(learner, dict):
+        model = printable(str(learner.get("model", "tiny")), NAME_CHARS)
+        found["model"] = f"{model}, which a central learner trains: nodes work for it"
+    else:
+        models = rules.get("models")
+        named = [printable(str(each), NAME_CHARS) for each in models] if models else []
+        found["model"] = ", ".join(named[:NAMES_SHOWN]) or "any: each node trains its own"
+    return found
+
+
+def _names(rules: Mapping[str, Any]) -> list[str]:
+    """Of its environments, each once."""
+    environments = rules.get("environments")
+    listed = environments if isinstance(environments, list) else []
+    counted = Counter(str(each.get("name")) for each in listed if isinstance(each, dict))
+    return [printable(name, NAME_CHARS) for name in counted]
+
+
+def _needs(run: FoundRun) -> list[str]:
+    """What a machine must have for it, and whether this one has that."""
+    needs = []
+    for name, wanted in run.packages.items():
+        try:
+            here = version(name)
+        except PackageNotFoundError:
+            here = ""
+        state = "here" if here == wanted else f"here is {here}" if here else "not installed here"
+        needs.append(f"{printable(name, NAME_CHARS)} {printable(wanted, NAME_CHARS)} ({state})")
+    names = _names(run.rules or {})
+    needs += [f"the environment {name} (not here)" for name in names if not is_known(name)]
+    if any(is_known(name) and needs_sandbox(name) for name in names):
+        state = "here" if found().is_sandbox else "not here"
+        needs.append(f"a sandbox ({state})")
+    return needs
+
+
+def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[], float]) -> int:
+    """Say which runs there are. 0 if there is one, else 1.
+
+    Raises:
+        ConfigError: no peer is named, or not by an address.
+    """
+    if not config.bootstrap:
+        raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
+    invited = config.invitation
+    key = invited.key if invited else JoinKey.load(Path(config.data_dir) / JOIN_KEY_FILE)
+    try:
+        runs, troubles = trio.run(look, config.bootstrap, key, now_s)
+    except* ConfigError as group:
+        raise first_of(group) from None
+    for trouble in troubles:
+        say(f"! {trouble}")
+    for run in runs:
+        for line in described(run):
+            say(line)
+    return 0 if runs else 1
