@@ -3,6 +3,7 @@
     python sharing.py                                   # the default ones; resumable
     python sharing.py --conditions smollm2 --seeds 3 --parallel 1
     python sharing.py --conditions "near zero" --arms 8/0 6/2 4/4 2/6 --seeds 5
+    python sharing.py --recorded experiments/results/sharing-*.tar.xz   # runs nothing
 
 Production nodes in one process, on the in-memory network under a virtual clock, as in
 `experiment_sapo.py`; nodes of a condition may begin with unlike policies, made here by warming the
@@ -29,6 +30,7 @@ import math
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -262,6 +264,36 @@ def run_all(options: argparse.Namespace, condition: str) -> list[dict[str, Any]]
     missing = [cell for cell in keys if not (options.out / f"{keys[cell]}.json").exists()]
     run_missing(missing, start, options.parallel, condition)
     return [json.loads((options.out / f"{key}.json").read_text()) for key in keys.values()]
+
+
+def recorded(files: Sequence[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Results in such files of `experiments/results`, of each condition those of the seeds that all
+    of its arms have, in the plan's order.
+
+    Raises:
+        SystemExit: one is twice in them.
+    """
+    found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for file in files:
+        with tarfile.open(file) as archive:
+            for member in archive.getmembers():
+                content = archive.extractfile(member) if member.name.endswith(".json") else None
+                if content is None:
+                    continue
+                result = json.load(content)
+                cell = result["condition"], result["arm"], result["seed"]
+                if cell in found:
+                    raise SystemExit(f"{file}: {', '.join(map(str, cell))} is there already")
+                found[cell] = result
+    by_condition: dict[str, list[dict[str, Any]]] = {}
+    for condition in (name for name in CONDITIONS if any(cell[0] == name for cell in found)):
+        arms = [arm for arm in ARMS if any(cell[:2] == (condition, arm) for cell in found)]
+        seeds = sorted({cell[2] for cell in found if cell[0] == condition})
+        whole = [seed for seed in seeds if all((condition, arm, seed) in found for arm in arms)]
+        if whole != seeds:
+            print(f"{condition}: of seeds {seeds} all arms have {whole}", file=sys.stderr)
+        by_condition[condition] = [found[condition, arm, seed] for seed in whole for arm in arms]
+    return by_condition
 
 
 # --- what came of it ------------------------------------------------------------------------
@@ -573,6 +605,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2, help="swarms at a time")
     parser.add_argument("--out", type=Path, default=Path("out/sharing"))
+    parser.add_argument(
+        "--recorded", nargs="+", type=Path, help="run nothing: tables and plot of results on record"
+    )
     parser.add_argument("--one", choices=ARMS, help="run this arm alone, with --seed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--key", help="end if its result would be kept under another")
@@ -584,11 +619,13 @@ def main() -> None:
         run_kept(options, options.conditions[0])
         return
     told_of: list[Told] = []
-    for condition in options.conditions:
-        results = run_all(options, condition)
+    on_record = recorded(options.recorded) if options.recorded else None
+    for condition in options.conditions if on_record is None else on_record:
+        results = run_all(options, condition) if on_record is None else on_record[condition]
         print(f"\n{table(condition, results)}\n", flush=True)
         told_of += expectations(results)
     print(expected_table(told_of))
+    options.out.mkdir(parents=True, exist_ok=True)
     plot(told_of, options.out / "expected.png")
     print(f"plot: {options.out / 'expected.png'}")
 

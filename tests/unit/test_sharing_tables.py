@@ -1,10 +1,13 @@
 """The experiment on sharing: its plan, and that its tables say what was measured."""
 
 import copy
+import io
 import json
 import math
 import subprocess
 import sys
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,3 +234,28 @@ def test_a_run_whose_code_changed_is_not_kept(tmp_path, monkeypatch) -> None:
     found = json.loads(file.read_text())
     assert found["told"] == ["equal", "4/4", 1, sharing.PLAN["rounds"]]
     assert found["facts"]["settings"]["external_groups"] == 4
+
+
+def archive(path: Path, *results: dict[str, Any]) -> Path:
+    with tarfile.open(path, "w:xz") as file:
+        for number, result in enumerate(results):
+            content = json.dumps(result).encode()
+            told = tarfile.TarInfo(f"sharing/{path.stem}-{number}.json")
+            told.size = len(content)
+            file.addfile(told, io.BytesIO(content))
+    return path
+
+
+def test_of_results_on_record_whole_seeds_count_and_none_twice(tmp_path: Path, capsys) -> None:
+    def cell(condition: str, arm: str, seed: int) -> dict[str, Any]:
+        return {"condition": condition, "arm": arm, "seed": seed}
+
+    ones = [cell("specialists", arm, seed) for arm in ("4/4", "alone") for seed in (2, 1)]
+    one = archive(tmp_path / "one.tar.xz", *ones)
+    two = archive(tmp_path / "two.tar.xz", cell("specialists", "8/0", 1), cell("smollm2", "4/4", 1))
+    found = sharing.recorded([two, one])
+    assert list(found) == ["specialists", "smollm2"]
+    assert found["specialists"] == [cell("specialists", arm, 1) for arm in ("alone", "8/0", "4/4")]
+    assert "of seeds [1, 2] all arms have [1]" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="specialists, 4/4, 2 is there already"):
+        sharing.recorded([one, one])
