@@ -23,6 +23,7 @@ from node.doctor.machine import (
     check_sandbox,
     check_server,
     check_software,
+    check_tasks,
     check_vllm,
 )
 from node.hosting.membership import JOIN_KEY_FILE
@@ -73,6 +74,7 @@ def examine(
         check_software, check_gpu, check_vllm, check_sandbox, check_congestion, check_directory
     ):  # fmt: skip
         tell(check(config))
+    tell(trio.run(check_tasks, config))
     tell(check_model(config, spec))
     if config.engine == "openai":
         tell(trio.run(check_server, config))

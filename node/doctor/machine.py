@@ -25,7 +25,8 @@ from node.monitor.telemetry import broker_of
 from node.records.format import amount, printable
 from node.sandbox.confinement import NEEDED, found
 from node.verification.cells import needs_sandbox
-from swarm.errors import ConfigError
+from node.verification.verifier import ProcessVerifier
+from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.telemetry.mqtt import knock
 
 Level = Literal["ok", "warn", "fail", "?"]
@@ -168,6 +169,21 @@ def usual_tokens(config: NodeConfig) -> int:
     groups = -(-(config.local_groups + config.external_groups) // 2)
     completions = config.group_size * config.run.sampling.max_new_tokens
     return groups * (PROMPT_TOKENS + completions)
+
+
+async def check_tasks(config: NodeConfig) -> Finding:
+    """Whether each of the run's environments makes a task of its parameters."""
+    why = ""
+    try:
+        async with ProcessVerifier.open(config) as verifier:
+            await verifier.problems([])  # it tries one of each when it starts
+    except* (ConfigError, ChildFailed) as group:
+        why = printable(str(first_of(group)), LINE_CHARS)
+    if why:
+        return Finding("tasks", "fail", why)
+    count = len(config.run.environments)
+    of_all = "its environment makes" if count == 1 else f"its {count} environments make"
+    return Finding("tasks", "ok", f"run {config.run.name}: {of_all} tasks")
 
 
 async def check_broker(config: NodeConfig, password: str | None, rng: Random) -> Finding:

@@ -49,6 +49,9 @@ from swarm.storage.private_files import make_shared
 TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory
 MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
+# Some datasets' packages have sloppy syntax, of which their first import warns.
+_QUIET = ("-W", "ignore::SyntaxWarning")
+WRONG_TASKS = 2  # the exit status of who makes it, where the run is why
 PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
 WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
@@ -201,8 +204,16 @@ def _make_once(run: RunConfig, directory: Path, say: Callable[[str], None]) -> N
 
 def _make_in_child(run: RunConfig, directory: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, "-m", "node.hosting.models", str(directory)],
+        [
+            sys.executable,
+            "-W",
+            "ignore::SyntaxWarning",
+            "-m",
+            "node.hosting.models",
+            str(directory),
+        ],
         input=run.model_dump_json().encode(),
+        stdout=subprocess.PIPE,
         check=False,
     )
     if finished.returncode == -signal.SIGXCPU:
@@ -210,6 +221,8 @@ def _make_in_child(run: RunConfig, directory: Path) -> None:
             f"making the tiny policy took over {MAKING_CPU_S} s of CPU time: the problems of run "
             f"{run.name} are too large for it; make them smaller or name another --model"
         )
+    if finished.returncode == WRONG_TASKS:
+        raise ConfigError(finished.stdout.decode(errors="replace").strip())
     if finished.returncode != 0:
         raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
 
@@ -263,5 +276,14 @@ def warm_up_pairs(
             said = f"{said}{ANSWER}{text}{EOS}{reply}"
 
 
+def main() -> None:
+    """The child. What is wrong with the tasks goes to standard output."""
+    try:
+        _make_here(RunConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))
+    except ConfigError as error:
+        sys.stdout.write(str(error))
+        raise SystemExit(WRONG_TASKS) from None
+
+
 if __name__ == "__main__":
-    _make_here(RunConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))
+    main()

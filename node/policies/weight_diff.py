@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from swarm.errors import ChildFailed, StorageFailed
+from swarm.errors import ChildFailed, ConfigError, StorageFailed
 from swarm.weights.format.layout import BadLayout, Entry, header_size, parse_header
 from swarm.weights.format.manifest import HEADER_DTYPE
 from swarm.weights.format.tensors import READ_BYTES, read_at
@@ -106,6 +106,22 @@ def tensors_of(directory: Path) -> Tensors:
             raise ChildFailed(f"weights {path}: {error}") from error
         tensors |= {entry.name: (path, entry) for entry in entries}
     return tensors
+
+
+def check_whole(model: str) -> None:
+    """Whether each file of a model on this machine has what its head says: what broke off while it
+    was copied is a file all the same.
+
+    Raises:
+        ConfigError: one has not.
+    """
+    for path in sorted(Path(model).glob(SUFFIX)):
+        try:
+            _entries(path)
+        except (OSError, BadLayout) as error:
+            raise ConfigError(
+                f"{path.name} of the model is damaged, fetch or copy it again ({error}): {model}"
+            ) from None
 
 
 def kinds_of(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -35,7 +35,7 @@ from node.records.records import (
 from node.roles.peer import Network, Peer, open_peer
 from node.roles.sharing import POOL_FILE, RolloutSharing, pool_limits
 from node.roles.world import World
-from node.verification.assignment import format_samples, is_common
+from node.verification.assignment import is_common
 from node.verification.held_out import HeldOutGuard
 from node.verification.task_choice import TaskChoice
 from node.verification.verifier import Verifier
@@ -301,8 +301,8 @@ async def open_node(
             open_peer(world, config, identity, membership, dht=config.dht)
         )
         verifier = await stack.enter_async_context(world.open_verifier(config))
-        if format_samples(config.run):  # a format that does not suit is refused here
-            await verifier.problems([])
+        # Parameters that make no task, and a format that does not suit, are refused here
+        await verifier.problems([])
         node = Node(config, world, peer, verifier, pool, draws)
         if pool is not None and pool.damaged_path is not None:
             node.notes["pool"] = f"the pool file was damaged and moved to {pool.damaged_path}"

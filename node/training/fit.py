@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from node.interfaces.trainer_spec import TrainerSpec
+from node.policies.weight_diff import check_whole
 from node.training import memory
 from swarm.errors import ConfigError
 
@@ -19,6 +20,7 @@ def main() -> None:
     found: dict[str, Any]
     try:
         spec = TrainerSpec.from_record(json.load(sys.stdin))
+        check_whole(spec.model)
         plan = memory.plan(spec)
         found = asdict(plan) | {"usual_bytes": memory.usual_bytes(spec, plan, int(sys.argv[1]))}
     except ConfigError as error:

@@ -30,6 +30,7 @@ from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
 from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
+from node.policies.weight_diff import check_whole
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.training import frames, memory, rescoring
@@ -69,6 +70,7 @@ class TrainerCore:
         """The policy and what trains it."""
         spec = self.spec
         torch.set_num_threads(threads(spec.threads))
+        check_whole(spec.model)
         self.plan = memory.plan(spec)
         policy = opened(spec, spec.device)
         limits = (self.plan.micro_batch_tokens, self.plan.row_tokens_max)

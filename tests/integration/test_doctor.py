@@ -3,6 +3,7 @@
 import re
 import secrets
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -12,7 +13,14 @@ import trio
 from node.config import NodeConfig
 from node.doctor import doctor
 from node.doctor.doctor import check_addresses, check_clock, examine_network
-from node.doctor.machine import Finding, check_broker, check_congestion, check_model, usual_tokens
+from node.doctor.machine import (
+    Finding,
+    check_broker,
+    check_congestion,
+    check_model,
+    check_tasks,
+    usual_tokens,
+)
 from node.interfaces.trainer_spec import TrainerSpec
 from node.simulation.nodes import EPOCH_S
 from swarm.identity import Identity
@@ -153,6 +161,15 @@ def test_a_broker_that_answers_is_no_fault_and_one_that_refuses_is(tmp_path: Pat
         assert "wrong" not in wrong.text
 
 
+def test_a_run_whose_tasks_cannot_be_made_is_told(tmp_path: Path) -> None:
+    found = run(partial(check_tasks, settings(tmp_path)))
+    assert (found.level, found.text) == ("ok", "run test: its environment makes tasks")
+    wrong = {"name": "chain_sum", "parameters": {"min_terms": 5, "max_terms": 2}}
+    found = run(partial(check_tasks, NodeConfig(run=make_run(wrong), data_dir=tmp_path)))
+    assert found.level == "fail"
+    assert "max_terms must be >= min_terms; correct its parameters" in found.text
+
+
 @pytest.mark.long
 def test_a_model_that_cannot_be_read_or_does_not_fit_is_told(tmp_path: Path) -> None:
     model = qwen_directory(tmp_path / "model")
@@ -171,6 +188,11 @@ def test_a_model_that_cannot_be_read_or_does_not_fit_is_told(tmp_path: Path) -> 
     small = check_model(config, replace(spec, memory_bytes_max=100_000_000))
     assert small.level == "fail"
     assert "take a smaller model" in small.text
+    weights = model / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    broken = check_model(config, spec)
+    assert broken.level == "fail"
+    assert "fetch or copy it again" in broken.text
     (model / "config.json").write_text("{}")
     assert check_model(config, spec).level == "fail"
     assert check_model(config, None).level == "?"

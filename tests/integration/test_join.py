@@ -312,6 +312,21 @@ def test_a_wrong_input_is_refused_in_one_line(
     refused(finished, *words)
 
 
+def test_a_run_whose_tasks_cannot_be_made_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        'name = "wrong"\n[[environments]]\nname = "chain_sum"\n'
+        "parameters = { min_terms = 5, max_terms = 2 }\n"
+    )
+    # To make and warm the tiny policy takes tasks too: what is wrong shows first there
+    rules = ["join", "--run", run_file, "--data-dir", tmp_path / "a", "--listen", LOOPBACK]
+    finished = swarm_node(*rules, SWARM_NODE_CACHE_DIR=str(tmp_path / "cache"))
+    refused(finished, "chain_sum", "max_terms must be >= min_terms; correct its parameters")
+    assert "this node is" not in finished.stdout
+
+
 @pytest.mark.long
 def test_a_hub_that_does_not_answer_is_given_up(
     tmp_path: Path, prepared: tuple[Path, Path]
