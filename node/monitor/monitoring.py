@@ -19,6 +19,7 @@ from typing import Final
 import trio
 
 from node.system.caches import cache_directory
+from node.system.child_channel import end_with_input
 from node.system.child_environment import CACHE_VARIABLE, child_environ
 from swarm.errors import ChildFailed, ConfigError, first_of
 from swarm.storage.files import write_whole
@@ -191,11 +192,4 @@ async def embedded_broker(
             yield broker
             nursery.cancel_scope.cancel()
     finally:
-        with trio.CancelScope(shield=True):
-            await process.stdin.aclose()  # it ends with its input
-            with trio.move_on_after(ENDS_TIMEOUT_S):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            await process.stdout.aclose()
+        await end_with_input(process, ENDS_TIMEOUT_S)

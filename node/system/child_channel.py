@@ -64,6 +64,21 @@ def body_length(header: bytes, bytes_max: int = FRAME_BYTES_MAX) -> int:
     return length
 
 
+async def end_with_input(process: trio.Process, grace_s: float) -> None:
+    """End a child that ends when its input does, with pipes for input and output; kill it after
+    `grace_s`. Whoever waits for it is not cancelled meanwhile."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with trio.CancelScope(shield=True):
+        await process.stdin.aclose()
+        with trio.move_on_after(grace_s):
+            await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await process.stdout.aclose()
+
+
 class ChildChannel:
     """One child process and its frames. Not for use by two tasks at a time.
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from node.system.child_channel import end_with_input
 from node.system.child_environment import child_environ
 from node.system.extras import need
 from swarm.errors import ConfigError
@@ -120,14 +121,7 @@ async def open_tracker(tracked: Tracked, say: Callable[[str], None]) -> AsyncIte
             tracker.close()
             nursery.cancel_scope.deadline = trio.current_time() + ENDS_TIMEOUT_S
     finally:
-        with trio.CancelScope(shield=True):
-            await process.stdin.aclose()  # it ends with its input
-            with trio.move_on_after(ENDS_TIMEOUT_S):
-                await process.wait()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            await process.stdout.aclose()
+        await end_with_input(process, ENDS_TIMEOUT_S)
 
 
 async def _last_line(stdout: trio.abc.ReceiveStream) -> bytes:
