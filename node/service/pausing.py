@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from node.monitor.status import fetch_status
-from node.system.guest import PAUSED_FILE
 from swarm.errors import ConfigError, SwarmError
 
 
@@ -21,6 +19,8 @@ def add_pausing(commands: Any) -> None:
 
 
 def _pause(options: argparse.Namespace) -> int:
+    from node.system.guest import PAUSED_FILE
+
     data_dir: Path = options.data_dir
     if not data_dir.is_dir():
         raise ConfigError(f"--data-dir {data_dir}: no node has been here")
@@ -37,6 +37,8 @@ def _pause(options: argparse.Namespace) -> int:
 
 
 def _resume(options: argparse.Namespace) -> int:
+    from node.system.guest import PAUSED_FILE
+
     data_dir: Path = options.data_dir
     try:
         (data_dir / PAUSED_FILE).unlink()
@@ -47,6 +49,8 @@ def _resume(options: argparse.Namespace) -> int:
 
 
 def _role(data_dir: Path) -> str | None:
+    from node.monitor.status import fetch_status
+
     try:
         return fetch_status(data_dir).role
     except SwarmError:

@@ -1,6 +1,5 @@
 """What service managers read: a user unit of systemd, a launch agent of macOS."""
 
-import plistlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +47,8 @@ WantedBy=default.target
 
 def launch_agent(service: Service) -> bytes:
     """As launchd.plist(5) has it."""
+    import plistlib  # brings a parser of XML in, on macOS alone
+
     # launchd reads no file of variables; a shell does, and is then the node itself
     script = 'set -a; [ -r "$0" ] && . "$0"; set +a; exec "$@"'
     return plistlib.dumps(

@@ -1,6 +1,8 @@
 """Commands and flags, frozen: scripts and people rely on them."""
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Iterator
 
 from coordinator.cli import parser as coordinator_parser
@@ -92,3 +94,20 @@ def _names(parser: argparse.ArgumentParser) -> list[str]:
 def test_commands_and_flags_are_as_promised() -> None:
     assert surface(_parser()) == SURFACE
     assert surface(coordinator_parser()) == COORDINATOR
+
+
+LATE = {"trio", "pydantic", "psutil", "httpx", "torch", "plistlib", "rich", "starlette"}
+
+
+def imported_by(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_command_line_is_there_before_what_takes_long_to_import() -> None:
+    """Help takes a tenth of a second, and Ctrl-C within it leaves no traceback of an import."""
+    assert imported_by("import node.cli") & LATE == set()
+    assert imported_by("import node.cli\nimport node.monitor.status") & LATE != set()

@@ -196,7 +196,8 @@ def told(
         ({"group_size": 65}, "--group-size 65: must be at most 64; try --group-size 8"),
         ({"grup_size": 3}, "--grup-size: no such setting; did you mean --group-size?"),
         ({"rounds": "0"}, "--rounds 0: must be at least 1; try --rounds 1"),
-        ({"engine": "x"}, "--engine x: must be 'torch', 'vllm', 'openai' or 'scripted'; try --engine torch"),
+        ({"engine": "x"}, "--engine x: must be 'torch', 'vllm', 'openai' or 'scripted'; "
+         "try --engine torch"),
         ({"engine_update": "wait"}, "--engine-update wait: must be 'keep', 'drain' or 'abort'; "
          "try --engine-update keep"),
         ({"learning_rate": "nan"}, "--learning-rate nan: must be a finite number"),
