@@ -76,7 +76,6 @@ class OpenAiTestServer(ThreadingHTTPServer):
         self.models: list[Any] = [{"id": "sums", "owned_by": "tests"}]
         self.key = ""
         self.answer: Answer = answer_sums
-        self.answer: Answer = answer_sums
         self.faults: list[Answer] = []  # of the next completions, one each
         self.seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
 

@@ -11,12 +11,8 @@ from node.records.format import amount
 from node.system.caches import cache_directory
 from swarm.errors import ConfigError
 
-CACHED: Final = (
-    "models",
-    "policies",
-    "data",
-    "monitor",
-)  # folders of the cache; all else in it is not ours
+# Folders of the cache; all else in it is not ours.
+CACHED: Final = ("models", "policies", "data", "monitor")
 
 
 def get_model(name: str, cache_dir: Path | None, say: Callable[[str], None]) -> Path:

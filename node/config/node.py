@@ -367,8 +367,7 @@ class NodeConfig(Frozen):
     def validated_by(self) -> int:
         """How many validation tasks a node that learns by itself has: none where it evaluates
         nothing."""
-        learns = self.engine != "openai"
-        return self.validation_tasks if self.evaluate_every_rounds and learns else 0
+        return self.validation_tasks if self.evaluate_every_rounds else 0
 
     @property
     def key_path(self) -> Path:

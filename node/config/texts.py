@@ -5,7 +5,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from node.system.guest import Hours
+from node.system.hours import Hours
 from swarm.errors import ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.peers.invite import Invitation

@@ -6,26 +6,21 @@ are read as a table of texts, and nothing that they name is imported.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any, Final
-
-import trio
 
 from node.config import NodeConfig
 from node.environments.registry import is_known, needs_sandbox
-from node.hosting.handed_on_runs import CONNECT_TIMEOUT_S
-from node.hosting.membership import JOIN_KEY_FILE
+from node.hosting.handed_on_runs import ask_each
+from node.hosting.membership import known_key
 from node.records.format import printable
 from node.sandbox.confinement import found
-from swarm.errors import ConfigError, RemoteProtocolError, TransportError, first_of
+from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
-from swarm.peers.invite import JoinKey
 from swarm.peers.run_rules import ask_for_rules
-from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
-from swarm.transport.libp2p.reach.reachability import ReachRules
+from swarm.transport.base import Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
     GREETING_PROTOCOL,
@@ -56,48 +51,27 @@ class FoundRun:
     rules: Mapping[str, Any] | None = None  # None: no node handed them on
 
 
-async def look(
-    addresses: Sequence[str], key: JoinKey | None, now_s: Callable[[], float]
-) -> tuple[list[FoundRun], list[str]]:
-    """The runs of the peers at these addresses, and what went wrong with the others."""
-    runs: dict[str, FoundRun] = {}
-    troubles: list[str] = []
-    identity = Identity.generate()
-    async with open_libp2p(
-        identity, ["/ip4/127.0.0.1/tcp/0"],
-        network_key=key.handshake_key() if key else None, reach=ReachRules(relay=False),
-    ) as transport:  # fmt: skip
-        asking = _Asking(transport, identity, now_s)
-        for address in list(dict.fromkeys(addresses))[:PEERS_MAX]:
-            try:
-                peer = await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-                await asking.ask(peer, address, runs)
-            except (TransportError, RemoteProtocolError) as error:
-                troubles.append(f"{address}: {error}")
-    return sorted(runs.values(), key=lambda run: (-len(run.nodes), run.run_id)), troubles
-
-
 class _Asking:
-    def __init__(
-        self, transport: Libp2pTransport, identity: Identity, now_s: Callable[[], float]
-    ) -> None:
-        self._transport = transport
+    """Asks one peer after the other."""
+
+    def __init__(self, identity: Identity, now_s: Callable[[], float]) -> None:
+        self.runs: dict[str, FoundRun] = {}
         self._identity = identity
         self._now_s = now_s
 
-    async def ask(self, peer: PeerId, address: str, runs: dict[str, FoundRun]) -> None:
+    async def ask(self, transport: Transport, peer: PeerId, address: str) -> None:
         """Which run it takes part in, who else does, and what the run's rules are."""
-        said = await self._greet(peer)
+        said = await self._greet(transport, peer)
         reply = codec.decode(said.reply, HelloReply, HELLO_REPLY_BYTES_MAX)
         packages = {each.name: each.version for each in said.packages}
         found_now = FoundRun(reply.run_id, address, said.release, packages)
-        run = runs.setdefault(reply.run_id, found_now)
+        run = self.runs.setdefault(reply.run_id, found_now)
         run.nodes.add(peer)
         run.nodes |= {PeerId(each.peer_id) for each in reply.known_peers}
         if run.rules is None:
-            run.rules = _table(await ask_for_rules(self._transport, peer, reply.run_id))
+            run.rules = _table(await ask_for_rules(transport, peer, reply.run_id))
 
-    async def _greet(self, peer: PeerId) -> GreetingReply:
+    async def _greet(self, transport: Transport, peer: PeerId) -> GreetingReply:
         now_s = int(self._now_s())
         hello = Hello(
             type="hello",
@@ -110,7 +84,7 @@ class _Asking:
         )
         record = codec.sign_hello(hello, self._identity)
         greeting = Greeting(type="greeting", hello=record, release="swarm-node-runs", packages=())
-        answer = await self._transport.request(
+        answer = await transport.request(
             peer, GREETING_PROTOCOL, codec.encode(greeting),
             timeout_s=ASK_TIMEOUT_S, response_bytes_max=GREETING_REPLY_BYTES_MAX,
         )  # fmt: skip
@@ -195,14 +169,13 @@ def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[]
     """
     if not config.bootstrap:
         raise ConfigError("runs: of whom? name a node with --peer, or its --invite")
-    invited = config.invitation
-    key = invited.key if invited else JoinKey.load(Path(config.data_dir) / JOIN_KEY_FILE)
-    try:
-        runs, troubles = trio.run(look, config.bootstrap, key, now_s)
-    except* ConfigError as group:
-        raise first_of(group) from None
-    for trouble in troubles:
-        say(f"! {trouble}")
+    identity = Identity.generate()
+    asking = _Asking(identity, now_s)
+    key = known_key(config.invitation, config.data_dir)
+    _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], asking.ask)
+    runs = sorted(asking.runs.values(), key=lambda run: (-len(run.nodes), run.run_id))
+    for address, trouble in troubles:
+        say(f"! {address}: {trouble}")
     for run in runs:
         for line in described(run):
             say(line)

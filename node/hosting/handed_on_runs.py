@@ -18,7 +18,7 @@ from node.config.load import handed_on_path, unknown_run
 from node.environments.registry import is_plug_in
 from node.environments.tasksets.rules import NAME as TASKSETS
 from node.hosting.fetched_models import ask
-from node.hosting.membership import JOIN_KEY_FILE, load_identity
+from node.hosting.membership import known_key, load_identity
 from node.hosting.models import TINY
 from node.policies.presets import PRESETS
 from node.system.child_environment import ENVIRON_PREFIX
@@ -71,7 +71,7 @@ def fetch_unknown_run(
             "or --invite, or give the run's file"
         )
     with data_directory(config.data_dir, say=say):
-        key = invitation.key if invitation else JoinKey.load(config.data_dir / JOIN_KEY_FILE)
+        key = known_key(invitation, config.data_dir)
         rules, peer = _ask(load_identity(config), key, addresses, wanted)
         run = _checked(rules, wanted, ask(config.yes, by_default=False))
         path = handed_on_path(config.data_dir, wanted)
@@ -109,9 +109,32 @@ def ask_in_turn(
     Raises:
         ConfigError: an address is wrong, or `ask_one` says so.
     """
-    troubles: list[str] = []
 
-    async def main() -> T | None:
+    async def ask(transport: Transport, peer: PeerId, address: str) -> T:
+        return await ask_one(transport, peer)
+
+    found, troubles = ask_each(identity, key, addresses, ask, most=1)
+    return (found[0] if found else None), [trouble for _, trouble in troubles]
+
+
+def ask_each(
+    identity: Identity,
+    key: JoinKey | None,
+    addresses: Sequence[str],
+    ask_one: Callable[[Transport, PeerId, str], Awaitable[T]],
+    *,
+    most: int | None = None,
+) -> tuple[list[T], list[tuple[str, str]]]:
+    """What the peers at these addresses answer, until so many did; and at which address what went
+    wrong.
+
+    Raises:
+        ConfigError: as `ask_in_turn`.
+    """
+    found: list[T] = []
+    troubles: list[tuple[str, str]] = []
+
+    async def main() -> None:
         async with open_libp2p(
             identity,
             ["/ip4/127.0.0.1/tcp/0"],
@@ -121,15 +144,17 @@ def ask_in_turn(
             for address in addresses:
                 try:
                     peer = await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
-                    return await ask_one(transport, peer)
+                    found.append(await ask_one(transport, peer, address))
                 except (TransportError, RemoteProtocolError) as error:
-                    troubles.append(str(error))
-        return None
+                    troubles.append((address, str(error)))
+                if most is not None and len(found) >= most:
+                    return
 
     try:
-        return trio.run(main), troubles
+        trio.run(main)
     except* ConfigError as group:
         raise first_of(group) from None
+    return found, troubles
 
 
 def _taskset(environment: Mapping[str, Any]) -> str:

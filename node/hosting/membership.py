@@ -82,6 +82,12 @@ def _join_key(config: NodeConfig) -> JoinKey | None:
     return key
 
 
+def known_key(invitation: Invitation | None, data_dir: Path) -> JoinKey | None:
+    """That of the invitation's swarm, else of the data directory's; None: it is open. For who asks
+    before it joins: nothing is kept."""
+    return invitation.key if invitation else JoinKey.load(data_dir / JOIN_KEY_FILE)
+
+
 def invitation_of(data_dir: Path) -> Invitation:
     """An invitation to the swarm of the node that runs on a data directory.
 

@@ -204,14 +204,7 @@ def _make_once(run: RunConfig, directory: Path, say: Callable[[str], None]) -> N
 
 def _make_in_child(run: RunConfig, directory: Path) -> None:
     finished = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "ignore::SyntaxWarning",
-            "-m",
-            "node.hosting.models",
-            str(directory),
-        ],
+        [sys.executable, *_QUIET, "-m", "node.hosting.models", str(directory)],
         input=run.model_dump_json().encode(),
         stdout=subprocess.PIPE,
         check=False,

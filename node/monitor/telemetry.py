@@ -4,7 +4,6 @@ Reports are made whether anybody listens or not: their alarms are notes of `swar
 the metrics endpoint shows the last one. A broker gets them as well, if one is named.
 """
 
-import shutil
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from node.config import NodeConfig
 from node.monitor.alarms import HISTORY_REPORTS, HISTORY_S, ROUNDS_KEPT, alarms_of, identity_of
 from node.monitor.reporting import Extras, MachineResources, Reporter, Traffic
 from node.records.records import StatusSnapshot
+from node.system.machine import disk_free_bytes
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.storage.files import RunSync
@@ -56,11 +56,7 @@ def broker_of(config: NodeConfig, password: str | None) -> Broker | None:
 
 def machine_of(data_dir: Path) -> MachineResources:
     """What is left of this machine. Blocking."""
-    try:
-        disk_free_bytes = shutil.disk_usage(data_dir).free
-    except OSError:
-        disk_free_bytes = None
-    return MachineResources(psutil.virtual_memory().available, disk_free_bytes)
+    return MachineResources(psutil.virtual_memory().available, disk_free_bytes(data_dir))
 
 
 @dataclass(frozen=True, slots=True)

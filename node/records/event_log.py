@@ -95,14 +95,15 @@ def _ordered(record: Record | SampledGroup) -> dict[str, Any]:
     return found
 
 
-def json_line(
-    what: Record | SampledGroup | str, time_s: float, fields: Mapping[str, Any] | None = None
-) -> bytes:
-    """A line of the log, or of one like it: a record, or `fields` under another name."""
-    name = what if isinstance(what, str) else _NAMES[type(what)]
-    told = dict(fields or {}) if isinstance(what, str) else _ordered(what)
-    head = {"event": name, "time_s": round(time_s, 3)}
-    return json.dumps(plain_json(head | told), allow_nan=False).encode() + b"\n"
+def record_line(record: Record | SampledGroup, time_s: float) -> bytes:
+    """A record as a line of the log."""
+    return json_line(_NAMES[type(record)], time_s, _ordered(record))
+
+
+def json_line(event: str, time_s: float, fields: Mapping[str, Any]) -> bytes:
+    """A line as those of the log are."""
+    head = {"event": event, "time_s": round(time_s, 3)}
+    return json.dumps(plain_json({**head, **fields}), allow_nan=False).encode() + b"\n"
 
 
 class EventLog:
@@ -141,7 +142,7 @@ class EventLog:
         Raises:
             OSError: the disk is full or gone; nothing of the record stays in the file.
         """
-        line = json_line(record, self._clock())
+        line = record_line(record, self._clock())
         with self._lock:
             if self._size and self._size + len(line) > self._bytes_max:
                 self._rotate()

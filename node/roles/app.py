@@ -340,10 +340,9 @@ class App:
     async def tell(self, record: Record) -> None:
         """See `Listener.tell`."""
         await trio.to_thread.run_sync(self._events.write, record)
-        self._telemetry.reporter.note(record)
-        if self._tracker is not None:
-            of_round = self._telemetry.reporter.tracked(record, self._snapshot())
-            if of_round is not None:
-                self._tracker.put(of_round[0], time.time(), of_round[1])
-        self._view.update(self._snapshot())
+        reporter, snapshot = self._telemetry.reporter, self._snapshot()
+        reporter.note(record)
+        if self._tracker is not None and (of_round := reporter.tracked(record, snapshot)):
+            self._tracker.put(of_round[0], time.time(), of_round[1])
+        self._view.update(snapshot)
         self._view.event(record)

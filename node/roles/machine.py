@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -34,7 +34,8 @@ from node.roles.peer import Peer
 from node.roles.versions import following, publishing
 from node.roles.world import Listener, Publishing, SamplingTrainer, Watchers
 from node.sandbox.confinement import NEEDED, found
-from node.system.guest import Guest, Hours
+from node.system.guest import Guest
+from node.system.hours import Hours
 from node.system.machine import core_count, threads_of
 from node.training.process import TrainerProcess, open_trainer
 from node.training.ranks import Ranks
@@ -86,6 +87,15 @@ class RealNetwork:
         """See `Network.can_be_dialled`."""
         reach = transport.reach if isinstance(transport, Libp2pTransport) else None
         return reach is None or reach.reachable is not False
+
+
+def _trouble_to(listener: Listener) -> Callable[[str], Awaitable[None]]:
+    """What an engine tells its troubles by."""
+
+    async def tell(text: str) -> None:
+        await listener.tell(Trouble(text))
+
+    return tell
 
 
 class RealWorld(RealNetwork):
@@ -187,11 +197,7 @@ class RealWorld(RealNetwork):
         """See `World.open_engine`. The torch engine and a served model are the trainer themselves
         and need no handing over."""
         if isinstance(trainer, ServedModel):
-
-            async def tell(text: str) -> None:
-                await listener.tell(Trouble(text))
-
-            trainer.tell = tell
+            trainer.tell = _trouble_to(listener)
         if config.engine in ("torch", "openai"):
             yield trainer, None
             return
@@ -209,10 +215,7 @@ class RealWorld(RealNetwork):
         merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
-
-        async def tell(text: str) -> None:
-            await listener.tell(Trouble(text))
-
+        tell = _trouble_to(listener)
         with (
             policy_files(config.data_dir, size_bytes, merged=merged) as files,
             self._under_way("starting vLLM") as started,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +24,10 @@ LOG_LINES: Final = 50
 _NAMES: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 Check = Callable[[list[str]], object]
+Say = Callable[[str], None]
 
 
-def add_service(commands: Any, check: Check) -> None:
+def add_service(commands: Any, check: Check, say: Say) -> None:
     """The subcommand. `check`: raises `ConfigError` where a command could not start."""
     service = commands.add_parser(
         "service", help="run a node whenever this machine is on: install, remove, logs"
@@ -38,10 +40,10 @@ def add_service(commands: Any, check: Check) -> None:
     install.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="COMMAND", help=f"{', '.join(RUNS)}, with flags"
     )
-    install.set_defaults(run_command=lambda options: _install(options, check))
+    install.set_defaults(run_command=partial(_install, check, say))
     remove = actions.add_parser("remove", help="stop it and remove it; what it learned stays")
     _add_name(remove)
-    remove.set_defaults(run_command=_remove)
+    remove.set_defaults(run_command=partial(_remove, say))
     logs = actions.add_parser("logs", help="what it says, as it says it")
     _add_name(logs)
     logs.set_defaults(run_command=_logs)
@@ -153,7 +155,7 @@ def left_behind(environ: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
 
 
-def _install(options: argparse.Namespace, check: Check) -> int:
+def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
     words, name = list(options.words), _checked(options.name)
     if not words or words[0] not in RUNS:
         raise ConfigError(
@@ -179,13 +181,13 @@ def _install(options: argparse.Namespace, check: Check) -> int:
         file.unlink(missing_ok=True)
         manager.forget()
         raise
-    _say(f"{name} runs: {file}")
-    _say(f"what it says: swarm-node service logs{_flag(name)}")
-    _say(f"how it does: swarm-node status, from {service.directory}")
+    say(f"{name} runs: {file}")
+    say(f"what it says: swarm-node service logs{_flag(name)}")
+    say(f"how it does: swarm-node status, from {service.directory}")
     if left := left_behind(os.environ):
-        _say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
+        say(f"{', '.join(left)} of this terminal are not the service's: {service.environment} is")
     if manager.kind == "systemd" and not _lingers():
-        _say("it ends when you log out; this keeps it: loginctl enable-linger")
+        say("it ends when you log out; this keeps it: loginctl enable-linger")
     return 0
 
 
@@ -213,12 +215,12 @@ def _installed(name: str) -> tuple[Manager, Path]:
     return manager, file
 
 
-def _remove(options: argparse.Namespace) -> int:
+def _remove(say: Say, options: argparse.Namespace) -> int:
     manager, file = _installed(options.name)
     manager.stop(options.name)
     file.unlink(missing_ok=True)
     manager.forget()
-    _say(f"{options.name} is removed; its data directory is as it was")
+    say(f"{options.name} is removed; its data directory is as it was")
     return 0
 
 
@@ -231,8 +233,3 @@ def _logs(options: argparse.Namespace) -> int:
         words = ["journalctl", "--user", "-u", options.name, "-n", str(LOG_LINES), "-f"]
     sys.stdout.flush()
     os.execvp(words[0], words)  # it reads the keyboard and ends with Ctrl-C as usual
-
-
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

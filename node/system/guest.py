@@ -3,54 +3,21 @@
 It stays in the swarm meanwhile, and serves what it has.
 """
 
-import re
-import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import psutil
 import trio
+
+from node.system.hours import Hours
+from node.system.machine import disk_free_bytes
 
 PAUSED_FILE: Final = "paused"  # in the data directory; `swarm-node pause` puts it there
 DISK_BYTES_MIN: Final = 268_435_456  # a checkpoint on a full disk would be the end of the node
 LOOK_S: Final = 1.0
 REST_S_MAX: Final = 3600.0
-MINUTES: Final = 24 * 60
-_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-
-
-@dataclass(frozen=True, slots=True)
-class Hours:
-    """From one minute of the day up to another, perhaps of the next day."""
-
-    begin: int
-    end: int
-
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """Of `22:00-07:00`.
-
-        Raises:
-            ValueError: it is none.
-        """
-        found = _HOURS.fullmatch(text)
-        if found is None:
-            raise ValueError("must look like 22:00-07:00")
-        hours = [int(each) for each in found.groups()]
-        begin, end = 60 * hours[0] + hours[1], 60 * hours[2] + hours[3]
-        if begin == end:
-            raise ValueError("begins when it ends")
-        return cls(begin, end)
-
-    def has(self, minute: int) -> bool:
-        """Whether that minute of a day is among them."""
-        return (minute - self.begin) % MINUTES < (self.end - self.begin) % MINUTES
-
-    def __str__(self) -> str:
-        return f"{self.end // 60:02}:{self.end % 60:02}"
 
 
 class Guest:
@@ -84,7 +51,8 @@ class Guest:
                 return f"quiet until {hours}"
         if self._pause_on_battery and _on_battery():
             return "waiting for mains power"
-        if _disk_free_bytes(self._data_dir) < DISK_BYTES_MIN:
+        free_bytes = disk_free_bytes(self._data_dir)
+        if free_bytes is not None and free_bytes < DISK_BYTES_MIN:
             return "waiting for disk space"
         return None
 
@@ -109,10 +77,3 @@ def _on_battery() -> bool:
     """False where that cannot be told, or there is none."""
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False
-
-
-def _disk_free_bytes(directory: Path) -> int:
-    try:
-        return shutil.disk_usage(directory).free
-    except OSError:
-        return DISK_BYTES_MIN  # it cannot be told

@@ -9,6 +9,7 @@ import ctypes
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +33,14 @@ def threads_of(cores: int, nodes: int) -> int:
     the cores, itself included: a node that is alone leaves one core to everything else. Pure."""
     share = cores - 1 if nodes <= 1 else cores // nodes
     return max(1, min(share, THREADS_DEFAULT_MAX))
+
+
+def disk_free_bytes(directory: Path) -> int | None:
+    """What is left of the disk that a directory is on; None: it cannot be told. Blocking."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return None
 
 
 def core_count() -> int:

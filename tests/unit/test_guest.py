@@ -1,5 +1,6 @@
 """When a node does nothing on its owner's machine."""
 
+import shutil
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ import trio
 
 from node.cli import main
 from node.config import load_config
-from node.system import guest
-from node.system.guest import PAUSED_FILE, Guest, Hours
+from node.system.guest import PAUSED_FILE, Guest
+from node.system.hours import Hours
 from swarm.errors import ConfigError
 from tests.support import run
 
@@ -59,7 +60,7 @@ def test_a_battery_counts_where_that_was_asked_for(plugged, waits, tmp_path, mon
 
 
 def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(guest.shutil, "disk_usage", lambda _: SimpleNamespace(free=2**27))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**27))
     assert Guest(tmp_path).why() == "waiting for disk space"
 
 

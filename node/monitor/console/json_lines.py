@@ -7,7 +7,7 @@ from rich.console import Console
 
 from node.monitor.console.live import LiveView
 from node.monitor.console.progress import Work
-from node.records.event_log import Record, json_line
+from node.records.event_log import Record, json_line, record_line
 
 SAID: Final = "said"  # what is for people: addresses, what a start takes
 NOTE: Final = "note"  # an alarm, or what a node says of its state
@@ -22,18 +22,21 @@ class JsonView(LiveView):
 
     def say(self, line: str) -> None:
         """See `LiveView`."""
-        self._write(json_line(SAID, self._now().timestamp(), {"text": line}))
+        self._write(json_line(SAID, self._unix_s(), {"text": line}))
 
     def works(self, works: Iterable[Work]) -> None:
         """No bars: what has begun and ended is told."""
 
     def event(self, record: Record) -> None:
         """See `LiveView`. Nothing is left out."""
-        self._write(json_line(record, self._now().timestamp()))
+        self._write(record_line(record, self._unix_s()))
 
     def note(self, text: str) -> None:
         """See `LiveView`."""
-        self._write(json_line(NOTE, self._now().timestamp(), {"text": text}))
+        self._write(json_line(NOTE, self._unix_s(), {"text": text}))
+
+    def _unix_s(self) -> float:
+        return self._now().timestamp()
 
     def _write(self, line: bytes) -> None:
         self._file.write(line.decode())

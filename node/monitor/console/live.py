@@ -256,11 +256,10 @@ def _round_line(record: RoundDone) -> Text:
     own = f"{record.own_taught} of " if record.own_taught != record.local_groups else ""
     rescued = f" ({record.rescued_groups} rescued)" if record.rescued_groups else ""
     kept = f" and {record.kept_tokens:,} of drafts" if record.drafted_tokens else ""
-    what = (
-        f"trained on {own}{record.local_groups} own{rescued} and {record.external_groups} foreign"
-    )
-    if not record.trained_tokens_total:
-        what = f"made {record.local_groups}"
+    what = f"made {record.local_groups}"
+    if record.trained_tokens_total:
+        foreign = f"{record.external_groups} foreign"
+        what = f"trained on {own}{record.local_groups} own{rescued} and {foreign}"
     return Text(
         f"round {record.round}: own reward {record.own_reward:.3f},"
         f" {what} groups, shared {record.groups_shared}, {record.generated_tokens:,} tokens{kept},"

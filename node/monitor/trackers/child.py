@@ -116,8 +116,9 @@ def main() -> None:
     os.dup2(2, 1)  # what a package prints is no word of ours
     tracked = json.loads(sys.stdin.readline())
     os.makedirs(tracked["directory"], exist_ok=True)
+    kind = LOGS[tracked["kind"]]
     try:
-        log = LOGS[tracked["kind"]](tracked)
+        log = kind(tracked)
     except Exception as error:  # noqa: BLE001 - packages raise what they like; it is told
         line = " ".join(str(error).split()) or type(error).__name__
         told.write(f"{line}\n")

@@ -24,7 +24,6 @@ from swarm.texts import printable
 WAITING_MAX: Final = 256  # rounds that the tracker has not read yet
 STARTS_TIMEOUT_S: Final = 120.0  # a tracker may ask its server who you are
 ENDS_TIMEOUT_S: Final = 30.0  # it uploads what it has
-READY: Final = b"ready\n"
 _SAID_BYTES_MAX: Final = 4096
 _LINE_CHARS: Final = 200
 
