@@ -77,6 +77,7 @@ class Checkpoints:
         self._directory = directory
         self._keep = keep
         self._facts = dict(facts)
+        self._written: tuple[int, Path] | None = None  # a policy's version, and where it is whole
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint. That may be the best one, which is in no round's place,
@@ -125,18 +126,26 @@ class Checkpoints:
         yield None
 
     async def save(
-        self, progress: Progress, trainer: Trainer, files: Mapping[str, Content] | None = None
+        self,
+        progress: Progress,
+        trainer: Trainer,
+        files: Mapping[str, Content] | None = None,
+        version: int | None = None,
     ) -> Path:
         """Write a checkpoint, with more files by name, and remove those beyond the number kept.
-        What is in a file is made where it is written."""
+        What is in a file is made where it is written. `version`: of the trainer's policy; one that
+        was the last to be saved is linked, not written once more, as nothing was trained since."""
         final = self._directory / f"round-{progress.round:08d}"
         saved = _read_state(final)
         if saved is not None and saved[0] == progress:
             return final  # the same round again, and nothing was decided since
         partial, best = final.with_suffix(TEMPORARY_SUFFIX), self.best()
-        kept = best is not None and best.progress == progress  # nothing was done since
-        await self._fill(partial, trainer, best.directory if best and kept else None)
+        same = self._written[1] if self._written and self._written[0] == version else None
+        if best is not None and best.progress == progress:  # nothing was done since
+            same = best.directory
+        await self._fill(partial, trainer, same)
         await self._run_sync(self._finish, partial, final, progress, files or {})
+        self._written = None if version is None else (version, final)
         return final
 
     def best(self) -> Checkpoint | None:

@@ -109,7 +109,10 @@ class Rounds:
                 await unless(leaving, lambda: self._evaluate(sapo, way_back, on_record))
             saved, began_s = None, trio.current_time()
             if pace.is_due(done, began_s) or way_back.is_fresh:
-                saved = await self._save(sapo, trainer, checkpoints)
+                version = self.last.policy_version if self.last else None
+                if way_back.is_fresh:  # the policy is another one than the round left
+                    version = None
+                saved = await self._save(sapo, trainer, checkpoints, version)
             if await way_back.keep(sapo.progress, saved) or saved is not None:
                 pace.saved(began_s, trio.current_time())
         if every and not leaving.is_set() and sapo.progress.round % every:
@@ -160,13 +163,17 @@ class Rounds:
             self._node.notes["validation"] = TOO_FEW_PROBLEMS
 
     async def _save(
-        self, sapo: Sapo, trainer: Trainer, checkpoints: Checkpoints | None
+        self,
+        sapo: Sapo,
+        trainer: Trainer,
+        checkpoints: Checkpoints | None,
+        version: int | None = None,
     ) -> Path | None:
         saved: Path | None = None
         if checkpoints is not None and sapo.progress.round > 0:
             self._node.enter("saving")
             with trio.CancelScope(shield=True):
-                saved = await checkpoints.save(sapo.progress, trainer)
+                saved = await checkpoints.save(sapo.progress, trainer, version=version)
         return saved
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +60,36 @@ def test_a_number_of_rounds_is_kept_to() -> None:
     pace = SavingPace(3)
     pace.saved(0.0, 1000.0)
     assert [done for done in range(1, 10) if pace.is_due(done, 0.0)] == [3, 6, 9]
+
+
+def test_a_policy_that_nothing_was_trained_on_is_not_written_again(tmp_path: Path) -> None:
+    kept, policy = checkpoints(tmp_path), ScriptedPolicy(skill=0.5)
+
+    async def body(round_: int, version: int | None) -> int:
+        saved = await kept.save(Progress(round=round_), policy, version=version)
+        return (saved / "skill").stat().st_ino
+
+    first = run(body, 1, 7)
+    assert run(body, 2, 7) == first
+    assert run(body, 3, 7) == first  # of round 1 nothing is left
+    found = checkpoints(tmp_path).latest()
+    assert found is not None
+    assert found.progress.round == 3
+    assert (found.directory / "skill").read_text() == "0.5"
+    assert run(body, 4, 8) != first  # trained
+    whole = run(body, 5, None)  # of no known version
+    assert run(body, 6, 8) != whole
+
+
+def test_a_policy_whose_last_checkpoint_is_gone_is_written(tmp_path: Path) -> None:
+    kept = checkpoints(tmp_path)
+
+    async def body() -> None:
+        shutil.rmtree(await kept.save(Progress(round=1), ScriptedPolicy(skill=0.01), version=7))
+        await kept.save(Progress(round=2), ScriptedPolicy(skill=0.02), version=7)
+
+    run(body)
+    assert latest_round(kept) == 2
 
 
 def test_nothing_is_there_at_first(tmp_path: Path) -> None:

@@ -484,6 +484,49 @@ def test_a_nodes_stream_goes_on_after_a_crash_without_sharing_a_task_twice(tmp_p
     assert last.progress.next_index > indices[-1]
 
 
+class CountsSaves(FrozenPolicy):
+    """Without `learns` it is as a policy whose every update is taken back."""
+
+    def __init__(self, *, learns: bool) -> None:
+        super().__init__(0.5, generate_s=0.0)
+        self.saves, self._learns = 0, learns
+
+    async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
+        report = await super().train(groups)
+        self.version -= not self._learns
+        return replace(report, policy_version=self.version)
+
+    async def save(self, directory: Path) -> None:
+        self.saves += 1
+        await super().save(directory)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_rounds_that_changed_nothing_write_no_policy_again(tmp_path: Path, *, learns: bool) -> None:
+    kept, policy = Checkpoints(tmp_path, 2, {}), CountsSaves(learns=learns)
+
+    async def nothing(record: object) -> None:
+        pass
+
+    async def body() -> None:
+        async with open_world(1, 1, LAN) as world:
+            node = build(world, 0, change(CONFIG, rounds=5, checkpoint_every_rounds=1))
+            await node.rounds.run(
+                policy,
+                policy,
+                Progress(),
+                leaving=node.leaving,
+                on_record=nothing,
+                checkpoints=kept,
+            )
+
+    support.run(body)
+    assert policy.saves == (5 if learns else 1)
+    last = kept.latest()
+    assert last is not None
+    assert last.progress.round == 5
+
+
 def test_a_node_that_shares_nothing_gives_nothing_away() -> None:
     peer = Others([change(PEER, external_groups=4)])
     node = live(change(CONFIG, share="none", rounds=6, external_groups=2), FrozenPolicy(0.5), peer)
