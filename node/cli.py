@@ -141,9 +141,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
     )
     parser.add_argument("--invite", metavar="TEXT", help="join by an invitation")
-    parser.add_argument(
-        "--private", action="store_true", default=None, help="start a swarm for the invited alone"
-    )
+    _add_switch(parser, "--private", help="start a swarm for the invited alone")
     parser.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
     parser.add_argument(
         "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
@@ -164,6 +162,10 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
 
 
+def _add_switch(parser: argparse.ArgumentParser, *flags: str, help: str) -> None:
+    parser.add_argument(*flags, action="store_true", default=None, help=help)
+
+
 def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--telemetry", metavar="URL", help="report to a broker: mqtt[s]://[user@]host:port"
@@ -175,6 +177,7 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-json", dest="log", action="store_const", const="json", help="print JSON lines"
     )
+    _add_switch(parser, "-v", "--verbose", help="say what the network does, too")
     parser.add_argument(
         "--report-to", metavar="TRACKER", help="each round's figures: tensorboard, wandb or trackio"
     )
@@ -209,9 +212,7 @@ def _add_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id"
     )
-    parser.add_argument(
-        "--yes", action="store_true", default=None, help="agree to what is fetched or plugged in"
-    )
+    _add_switch(parser, "--yes", help="agree to what is fetched or plugged in")
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
 
 
@@ -506,10 +507,11 @@ def _learn(options: argparse.Namespace) -> int:
 
 
 def _run_app(config: Any, makes: Any) -> int:
+    from node.monitor.console.details import detailed
     from node.monitor.console.json_lines import view_of
     from node.roles.app import run_node
 
-    with view_of(config.log, sys.stdout) as view:
+    with view_of(config.log, sys.stdout) as view, detailed(view.detail, config.verbose):
         return run_node(config, view, view.say, makes)
 
 

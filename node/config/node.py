@@ -335,6 +335,8 @@ class NodeConfig(Frozen):
 
     log: Literal["text", "json"] = "text"
     """What a node prints: lines for people, or one JSON object a line."""
+    verbose: bool = False
+    """Print what the network does as well: dials, refusals, who comes and goes."""
     report_to: Literal["tensorboard", "wandb", "trackio"] | None = None
     """A tracker of experiments to which each round's figures go."""
     report_project: Annotated[str, Field(min_length=1, max_length=128)] = "swarm-node"

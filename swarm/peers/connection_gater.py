@@ -10,6 +10,7 @@ Bans are forgotten when the node restarts. A peer that goes on as before is bann
 seconds; one that has stopped is not punished for what nobody remembers the reasons of.
 """
 
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.peers.ledger import Ledger
 from swarm.peers.reputation import Ban, Reputation
 from swarm.transport.base import Gate, Transport
+
+log = logging.getLogger(__name__)
 
 NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and not told of
 
@@ -93,6 +96,7 @@ class ConnectionGater:
         if why is None:
             return True
         self.refused_connections[why] += 1
+        log.debug("%s, from %s, is not let in: %s", peer, ip, why)
         return False
 
     def _objection(self, peer: PeerId, ip: str | None) -> str | None:
@@ -175,7 +179,8 @@ class ConnectionGater:
             raise DialHeldBack(f"{address}: dialled not long ago, or too many like it were")
         try:
             found = await self._transport.connect(address, timeout_s=timeout_s)
-        except (TransportError, ConfigError):
+        except (TransportError, ConfigError) as error:
+            log.debug("dialled in vain: %s: %s", address, error)
             self._note_failure(address)
             raise
         self.note_answer(address)

@@ -15,6 +15,7 @@ another process under the newcomer's own key. Only the key's holder can have sig
 time shows whether that process is alive now.
 """
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ from swarm.wire.messages import (
     KnownPeer,
     PackageBody,
 )
+
+log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 5.0
 HELLO_TIMEOUT_S = 10.0
@@ -298,6 +301,8 @@ class Discovery:
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()
+            for gone in self.peers.keys() - set(connected):
+                log.debug("%s is gone", gone)
             for known in (self.peers, self._dialled, self._greeted_at):
                 for gone in known.keys() - set(connected):
                     del known[gone]
@@ -336,15 +341,19 @@ class Discovery:
         except RemoteProtocolError as error:
             self._ledger.reject(peer, error.reason)
             return
-        except TransportError:
+        except TransportError as error:
+            log.debug("%s did not answer a hello: %s", peer, error)
             return
         finally:
             self._asked.discard(peer)
         if reply.run_id != self._run_id:
+            log.debug("%s is of run %s", peer, reply.run_id)
             await self._leave(peer)
             return
         self._strangers.discard(peer)  # it may have come back with our run
         addresses = self._plausible(peer, peer, reply.addresses)
+        if peer not in self.peers:
+            log.debug("%s is a peer, %s, at %s", peer, reply.agent, ", ".join(addresses))
         self.peers[peer] = PeerInfo(reply.agent, addresses)
         worked = [self._dialled[peer]] if peer in self._dialled else []
         self._book.learn(peer, list(dict.fromkeys([*worked, *addresses])), worked=True)

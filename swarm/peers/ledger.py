@@ -1,5 +1,6 @@
 """Who sent what: accepted groups and broken rules, counted by peer. Pure and bounded."""
 
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +8,8 @@ from typing import Any, TypeVar
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
+
+log = logging.getLogger(__name__)
 
 LEDGER_PEERS_MAX = 1024
 
@@ -54,6 +57,7 @@ class Ledger:
     def reject(self, peer: PeerId, reason: Reject) -> None:
         """Count one broken rule against the peer who broke it."""
         self.rejected[reason] += 1
+        log.debug("what %s sent is refused: %s", peer, reason.value)
         self.of(peer).rejected[reason] += 1
         self.on_reject(peer, reason)
 

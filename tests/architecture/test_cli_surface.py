@@ -16,12 +16,12 @@ SURFACE = {
     "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
     "--private --replay "
     "--report-to --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
-    "--telemetry-interval --threads --tokens-per-s-max --web-name --yes",
+    "--telemetry-interval --threads --tokens-per-s-max --verbose --web-name --yes -v",
     "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
     "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --log-json "
     "--lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer "
     "--private --report-to --run --seed --steps --stop-after --telemetry --telemetry-ca "
-    "--telemetry-interval --threads --web-name --yes",
+    "--telemetry-interval --threads --verbose --web-name --yes -v",
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",

@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from node.monitor.console.details import LINES_PER_S_MAX, Details, detailed
 from node.monitor.console.json_lines import JsonView
 from node.monitor.console.live import REDRAW_INTERVAL_S, LiveView, bar_chart
 from node.monitor.status import render_status
@@ -92,6 +94,51 @@ def test_json_lines_are_those_of_the_event_log_and_what_was_said(tmp_path: Path)
         for record in records:
             kept.write(record)
     assert (tmp_path / "other.jsonl").read_text() == "".join(lines)
+
+
+def logged(number: int, at_s: float) -> logging.LogRecord:
+    record = logging.LogRecord("swarm.door", logging.DEBUG, "", 0, "%d is at it", (number,), None)
+    record.created = at_s
+    return record
+
+
+def test_details_are_told_with_their_logger_and_not_without_being_asked_for() -> None:
+    log, told = logging.getLogger("swarm.door"), list[str]()
+    root = logging.StreamHandler(io.StringIO())  # as libraries give the root one
+    logging.getLogger().addHandler(root)
+    with detailed(told.append, verbose=False):
+        log.debug("nobody asked")
+    with detailed(told.append, verbose=True):
+        log.debug("at %s", "the door")
+        logging.getLogger("urllib3").debug("of a library")
+    log.debug("it is over")
+    logging.getLogger().removeHandler(root)
+    assert root.stream.getvalue() == ""
+    assert told == ["debug swarm.door: at the door"]
+    assert not logging.getLogger("swarm").handlers
+
+
+def test_a_flood_of_details_is_cut_and_counted() -> None:
+    told = list[str]()
+    details = Details(told.append)
+    for number in range(LINES_PER_S_MAX + 7):
+        details.handle(logged(number, 100.9))
+    assert len(told) == LINES_PER_S_MAX
+    details.handle(logged(1000, 101.0))
+    assert told[-2] == "left out: 7 lines of a second that had too many"
+    assert told[-1] == "debug swarm.door: 1000 is at it"
+
+
+def test_a_detail_is_one_line_whoever_it_is_of() -> None:
+    out, lines = io.StringIO(), io.StringIO()
+    with LiveView(Console(file=out), interactive=False, clock=Clock(), now=noon) as view:
+        view.detail("[red]\x1b[2Jagent\n! trouble")
+    assert out.getvalue() == f"{TIME}[red]?[2Jagent?! trouble\n"
+    with JsonView(lines, now=noon) as view:
+        view.detail("a\nb")
+    assert json.loads(lines.getvalue()) | {"time_s": 0} == {
+        "event": "detail", "time_s": 0, "text": "a\nb"
+    }  # fmt: skip
 
 
 def test_what_validation_decided_is_told() -> None:

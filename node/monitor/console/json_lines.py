@@ -11,6 +11,7 @@ from node.records.event_log import Record, json_line, record_line
 
 SAID: Final = "said"  # what is for people: addresses, what a start takes
 NOTE: Final = "note"  # an alarm, or what a node says of its state
+DETAIL: Final = "detail"  # with --verbose alone
 
 
 class JsonView(LiveView):
@@ -34,6 +35,10 @@ class JsonView(LiveView):
     def note(self, text: str) -> None:
         """See `LiveView`."""
         self._write(json_line(NOTE, self._unix_s(), {"text": text}))
+
+    def detail(self, text: str) -> None:
+        """See `LiveView`."""
+        self._write(json_line(DETAIL, self._unix_s(), {"text": text}))
 
     def _unix_s(self) -> float:
         return self._now().timestamp()

@@ -49,6 +49,7 @@ from node.records.records import (
 REDRAW_INTERVAL_S: Final = 0.25
 REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
 TROUBLE_CHARS_MAX: Final = 400
+DETAIL_CHARS_MAX: Final = 1000
 NOTES_SHOWN_MAX: Final = 3
 _FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -106,6 +107,10 @@ class LiveView:
     def note(self, text: str) -> None:
         """Tell what a node says of its state, such as an alarm, where nothing is redrawn."""
         self._print(Text(f"! {printable(text, TROUBLE_CHARS_MAX)}"))
+
+    def detail(self, text: str) -> None:
+        """Tell what is of use to whoever looks for a fault. Any thread may."""
+        self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"))
 
     def _tell_notes(self, notes: Iterable[str]) -> None:
         """Each when it comes, and again where it comes back. Figures in it are no news."""
