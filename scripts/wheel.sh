@@ -15,6 +15,7 @@ fi
 declare -a uv
 set_uv
 : >"$log"
+.venv/bin/python scripts/docs/man.py out/man
 if ! "${uv[@]}" build --quiet --no-create-gitignore --out-dir "$out" . >>"$log" 2>&1; then
   tail -n 15 "$log" >&2
   exit 1

@@ -105,7 +105,8 @@ def missing_commands(page: str, flags: dict[str, str]) -> list[str]:
         f"{name} {flag}"
         for name, told in flags.items()
         for flag in told.split() or [""]
-        if name not in parts or (flag.startswith("--") and f"`{flag}" not in parts[name])
+        if name not in parts
+        or (flag.startswith("--") and not re.search(rf"(`|, ){flag}\b", parts[name]))
     ]
 
 
@@ -183,6 +184,18 @@ def test_the_reference_has_every_command_and_argument() -> None:
         "swarm-node gone --peer",
     ]
     assert "| |" not in page.replace("  ", " ")
+
+
+def test_the_manual_has_every_command_and_argument() -> None:
+    manual = script("man")
+    text = "".join(manual.page(program) for program in reference.PARSERS).replace("\\-", "-")
+
+    def missing(flags: dict[str, str]) -> list[str]:
+        given = {flag for told in flags.values() for flag in told.split() if flag[0] == "-"}
+        return [word for word in sorted({*flags, *given}) if word not in text]
+
+    assert missing(FLAGS) == []
+    assert missing({"swarm-node gone": "--gone"}) == ["--gone", "swarm-node gone"]
     silent = argparse.ArgumentParser()
     silent.add_argument("--silent")
     assert reference.meaning_of(silent._actions[-1]) == ""

@@ -84,6 +84,8 @@ def test_the_sdist_alone_monitors_and_simulates_and_names_what_training_takes(
     install: Install,
 ) -> None:
     tool = install("*.tar.gz")
+    manual = tool.directory / "swarm-node/share/man/man1/swarm-node.1"
+    assert "\\-\\-peer" in manual.read_text()
     simulated = tool.run("simulate", "--scenario", "calm", "--nodes", "3")
     assert simulated.returncode == 0, simulated.stderr
     assert "schemaVersion" in tool.run("monitor", "--grafana").stdout
