@@ -41,6 +41,7 @@ from random import Random
 from statistics import fmean, stdev
 from typing import Any, Final
 
+import numpy as np
 from experiment_policies import reached
 from experiment_sapo import Timed, value_at
 from on_record import CODE as LIBRARY
@@ -60,6 +61,7 @@ MEASURED: Final = 1  # raise it where `run_one` writes down something else
 STRONG_TO: Final = 0.20  # of the one that was warmed longer
 SHARING: Final = [arm for arm in ARMS if arm not in PLAN["controls"]]
 COMPARISONS: Final = len(SHARING) * len(PLAN["controls"])
+ALL_OWN: Final = "8/0"  # the arm that SAPO compares the others to
 SPECIAL: Final = 6.0  # a specialist's environment comes so many times as often as another
 COUNTED: Final = (
     "local_groups", "own_informative", "external_groups", "informative_groups", "rescued_groups",
@@ -309,6 +311,14 @@ def sampled(point: Mapping[str, Any]) -> float:
     return 100 * float(point["sampled"])
 
 
+def over_rounds(result: Mapping[str, Any]) -> float:
+    """One sample of each task in the mean over all rounds, in percent, between evaluations by
+    straight lines: as much as rewards that are summed over rounds, which is SAPO's figure, though
+    of held-out tasks."""
+    rounds, values = zip(*curve(result, "round", sampled), strict=True)
+    return float(np.trapezoid(values, rounds)) / (rounds[-1] - rounds[0])
+
+
 def curve(result: Mapping[str, Any], axis: str, value: Any) -> list[tuple[float, float]]:
     """Means over a swarm's nodes, one for each evaluation."""
     found = []
@@ -448,12 +458,14 @@ def table(condition: str, results: Results) -> str:
     equal = {axis: least(*by_arm.values(), axis=axis) for axis in AXES}
     controls = {arm: by_arm[arm] for arm in PLAN["controls"] if arm in by_arm}
     goal = goal_of(controls)
+    own_alone = fmean(map(over_rounds, by_arm[ALL_OWN])) if ALL_OWN in by_arm else 0.0
     start = fmean(curve(r, "round", greedy)[0][1] for r in results)
     environments = sorted({task[0] for task in results[0]["points"][0]["tasks"]})
     heads = ["arm", *(f"greedy at equal {name}" for name in AXES.values())]
     heads += ["best control, at so many tokens", "PRIMARY: greedy, less that control"]
     heads += ["the same over tasks", "tokens to " + ("a goal" if goal is None else f"{goal:.1f} %")]
-    heads += ["sampled, at the end", f"pass@{PLAN['samples']}"]
+    heads += ["sampled, at the end", "sampled, over all rounds", f"the same, times {ALL_OWN}'s"]
+    heads.append(f"pass@{PLAN['samples']}")
     heads += ["unlocked", *(f"unlocked, {name}" for name in environments)]
     heads += ["own groups that teach, %", "others' that teach, a round", "rescued, %", "minutes"]
     lines = [
@@ -472,6 +484,8 @@ def table(condition: str, results: Results) -> str:
         cells += compared(mine, controls) if arm in SHARING else ["", "", ""]
         cells.append(tokens_to(mine, goal))
         cells.append(told([curve(r, "round", sampled)[-1][1] for r in mine]))
+        cells.append(told([over_rounds(r) for r in mine]))
+        cells.append(f"{fmean(map(over_rounds, mine)) / own_alone:.2f}" if own_alone else "")
         cells.append(told([pass_at(r) for r in mine]))
         cells.append(told([unlocked(r) for r in mine]))
         cells += [f"{fmean(unlocked(r, name) for r in mine):.1f}" for name in environments]
