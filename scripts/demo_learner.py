@@ -450,7 +450,7 @@ def summary(
             f"{percent(1.0 - predicted['utilisation'])}; a step took "
             f"{report['pace']['step_s']:.1f} s, predicted {predicted['step_s']:.1f}, asked for "
             f"{settings.play.step_s:.1f}; staleness at most {report['pace']['staleness_worst']}, "
-            f"predicted {predicted['staleness_worst']}",
+            f"and up to {predicted['staleness_worst']} if there were no bound, says the model",
         )
     table.add_row("discarded", str(last.discarded_total or "nothing"))
     console.print(table)
