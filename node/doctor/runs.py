@@ -5,6 +5,7 @@ are read as a table of texts, and nothing that they name is imported.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from node.config import NodeConfig
+from node.config.run import RUN_HASH_CHARS
 from node.environments.registry import is_known, needs_sandbox
 from node.hosting.handed_on_runs import ask_each
 from node.hosting.membership import known_key
@@ -37,6 +39,7 @@ PEERS_MAX: Final = 16
 ASK_TIMEOUT_S: Final = 10.0
 NAMES_SHOWN: Final = 6
 NAME_CHARS: Final = 64
+_RUN_ID: Final = re.compile(rf"[a-z0-9-]+-[0-9a-f]{{{RUN_HASH_CHARS}}}")  # as `RunConfig.run_id`
 
 
 @dataclass(slots=True)
@@ -103,7 +106,7 @@ def _table(rules: bytes) -> Mapping[str, Any] | None:
 
 
 def described(run: FoundRun) -> list[str]:
-    """Some lines about a run, the last of which joins it."""
+    """Some lines about a run, the last of which joins it, or says that nothing does."""
     nodes = "1 node" if len(run.nodes) == 1 else f"at least {len(run.nodes)} nodes"
     release = printable(run.release, NAME_CHARS)
     lines = [f"{printable(run.run_id, NAME_CHARS)}: {nodes}, {release}"]
@@ -113,6 +116,8 @@ def described(run: FoundRun) -> list[str]:
         lines += [f"  {name}: {text}" for name, text in _told(run.rules).items()]
     if needs := _needs(run):
         lines.append(f"  needs: {'; '.join(needs)}")
+    if not _RUN_ID.fullmatch(run.run_id):  # it may be written for whoever pastes it into a shell
+        return [*lines, "  no run has such an id: nothing joins it"]
     return [*lines, f"  swarm-node join --peer {run.address} --run {run.run_id}"]
 
 
@@ -130,7 +135,8 @@ def _told(rules: Mapping[str, Any]) -> dict[str, str]:
         found["model"] = f"{model}, which a central learner trains: nodes work for it"
     else:
         models = rules.get("models")
-        named = [printable(str(each), NAME_CHARS) for each in models] if models else []
+        listed = models if isinstance(models, list) else []
+        named = [printable(str(each), NAME_CHARS) for each in listed]
         found["model"] = ", ".join(named[:NAMES_SHOWN]) or "any: each node trains its own"
     return found
 

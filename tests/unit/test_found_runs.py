@@ -56,6 +56,7 @@ def test_a_learner_and_what_is_not_here_are_told(monkeypatch: pytest.MonkeyPatch
         None,
         {},
         {"environments": 7, "sampling": [], "models": None},
+        {"models": 7},
         {
             "environments": [7, {}, {"name": ["x"]}],
             "learner": 3,
@@ -69,6 +70,17 @@ def test_rules_of_any_form_are_some_short_lines_of_text(rules: Any) -> None:
     assert all(line.isprintable() for line in lines)
     assert all(len(line) < 700 for line in lines)
     assert len(lines) <= 6
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    ["x", "x; reboot #-0123456789ab", "$(reboot)-0123456789ab", "a\nb-0123456789ab", "\x1b" * 9],
+)
+def test_an_id_that_is_none_is_in_no_line_to_paste(run_id: str) -> None:
+    lines = described(found({}, run_id=run_id))
+    assert all(line.isprintable() for line in lines)
+    assert not any("swarm-node join" in line for line in lines)
+    assert lines[-1] == "  no run has such an id: nothing joins it"
 
 
 @pytest.mark.parametrize("rules", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
