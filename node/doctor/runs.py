@@ -181,7 +181,7 @@ def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[]
     _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], asking.ask)
     runs = sorted(asking.runs.values(), key=lambda run: (-len(run.nodes), run.run_id))
     for address, trouble in troubles:
-        say(f"! {address}: {trouble}")
+        say(f"! {trouble}" if trouble.startswith(address) else f"! {address}: {trouble}")
     for run in runs:
         for line in described(run):
             say(line)

@@ -192,6 +192,10 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
             convert_file(Path(config.model), cache, say)
         else:
             _make_once(config.run, Path(model), say)
+    elif (Path(model).is_absolute() or model.startswith(".")) and not Path(model).exists():
+        raise ConfigError(
+            f"--model {model}: no such directory; put a Hugging Face model directory there"
+        )
     return model
 
 

@@ -164,6 +164,8 @@ def test_killed_peer_is_gone_within_seconds() -> None:
             await until(lambda: a.peers() == (), timeout_s=2.0)
             with pytest.raises(PeerUnreachable):
                 await ask(a, peer)
+            with pytest.raises(PeerUnreachable, match=r"refused$"):  # and not how many tries failed
+                await a.connect(address)
 
     run(main)
 

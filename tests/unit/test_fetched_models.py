@@ -18,7 +18,7 @@ from node.hosting.fetched_models import (
     sha256_of,
     unpack,
 )
-from node.hosting.models import resolved_model
+from node.hosting.models import resolve_model, resolved_model
 from node.policies.presets import PRESETS, ModelPreset
 from swarm.errors import ChildFailed, ConfigError
 from tests.unit.tasks_support import make_config, make_run
@@ -144,3 +144,12 @@ def test_presets_pin_one_version_and_its_hash() -> None:
         assert name == preset.name
         assert "==" in preset.requirement
         assert len(bytes.fromhex(preset.wheel_sha256)) == 32
+
+
+@pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere"])
+def test_a_directory_that_is_not_there_is_said_before_anything_starts(model: str) -> None:
+    config = make_config(make_run()).model_copy(update={"model": model})
+    with pytest.raises(ConfigError, match="no such directory; put a Hugging Face model"):
+        resolve_model(config, print)
+    hub = config.model_copy(update={"model": "someone/a-model"})  # may be on the hub
+    assert resolve_model(hub, print) == "someone/a-model"

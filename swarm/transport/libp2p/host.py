@@ -612,9 +612,11 @@ async def _never_called(stream: INetStream) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause of a failed dial, on one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
+    """The innermost cause of a failed dial, on one line; of several, the first."""
+    cause: BaseException | None = error
+    while cause is not None:
+        error = cause
+        cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
     return str(error).replace("\n", " ") or type(error).__name__
 
 
