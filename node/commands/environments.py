@@ -164,4 +164,4 @@ def new_environment(directory: Path, say: Say) -> None:
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from None
     say(f"{directory}: change {name}.py, then pip install ./{directory.name}")
-    say(f"look at it with: swarm-node env check {name}")
+    say(f"then look at it with: swarm-node env check {name}")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points, version
+from pathlib import Path
 
 from node.environments.base import ENTRY_POINT_GROUP, Environment, Interaction
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
@@ -141,6 +142,8 @@ def environment(name: str) -> Environment:
     known = environment_names()
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
+    if name.isidentifier() and Path(name, "pyproject.toml").is_file():  # as `env new` writes it
+        hint = f"pip install ./{name} first; "
     raise ConfigError(
         f"environment {name}: no such environment; {hint}swarm-node env list shows all"
     )

@@ -15,6 +15,7 @@ from node.environments.base import Interaction
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.registry import environment
 from node.environments.trial import tasks_of
+from swarm.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text()
@@ -167,3 +168,15 @@ def test_the_module_on_the_page_has_about_thirty_lines() -> None:
     from node.commands.environment_template import template
 
     assert len(template("my_puzzles")["my_puzzles.py"].splitlines()) <= 36
+
+
+def test_one_that_is_written_and_not_installed_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ConfigError, match="mine: no such environment; swarm-node env list"):
+        environment("mine")
+    (tmp_path / "mine" / "pyproject.toml").touch()
+    with pytest.raises(ConfigError, match=r"no such environment; pip install \./mine first; "):
+        environment("mine")
