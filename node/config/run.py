@@ -40,6 +40,8 @@ from swarm.wire.messages import (
 )
 
 RUN_HASH_CHARS = 12
+_RUN_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
+RUN_ID = re.compile(rf"{_RUN_NAME}-[0-9a-f]{{{RUN_HASH_CHARS}}}")
 GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
 COMPLETION_OVERHEAD_BYTES = 128
 SEGMENT_BYTES = 12
@@ -74,7 +76,7 @@ def _parameters_text(value: Any) -> Any:
 
 
 def _run_name(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", text):
+    if not re.fullmatch(_RUN_NAME, text):
         raise ValueError("must be up to 40 lower-case letters, digits and hyphens")
     return text
 

@@ -5,7 +5,6 @@ are read as a table of texts, and nothing that they name is imported.
 """
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from node.config import NodeConfig
-from node.config.run import RUN_HASH_CHARS
+from node.config.run import RUN_ID
 from node.environments.registry import is_known, needs_sandbox
 from node.hosting.handed_on_runs import ask_each
 from node.hosting.membership import known_key
@@ -39,7 +38,6 @@ PEERS_MAX: Final = 16
 ASK_TIMEOUT_S: Final = 10.0
 NAMES_SHOWN: Final = 6
 NAME_CHARS: Final = 64
-_RUN_ID: Final = re.compile(rf"[a-z0-9-]+-[0-9a-f]{{{RUN_HASH_CHARS}}}")  # as `RunConfig.run_id`
 
 
 @dataclass(slots=True)
@@ -116,7 +114,7 @@ def described(run: FoundRun) -> list[str]:
         lines += [f"  {name}: {text}" for name, text in _told(run.rules).items()]
     if needs := _needs(run):
         lines.append(f"  needs: {'; '.join(needs)}")
-    if not _RUN_ID.fullmatch(run.run_id):  # it may be written for whoever pastes it into a shell
+    if not RUN_ID.fullmatch(run.run_id):  # it may be written for whoever pastes it into a shell
         return [*lines, "  no run has such an id: nothing joins it"]
     return [*lines, f"  swarm-node join --peer {run.address} --run {run.run_id}"]
 
@@ -180,8 +178,8 @@ def show_runs(config: NodeConfig, say: Callable[[str], None], now_s: Callable[[]
     key = known_key(config.invitation, config.data_dir)
     _, troubles = ask_each(identity, key, config.bootstrap[:PEERS_MAX], asking.ask)
     runs = sorted(asking.runs.values(), key=lambda run: (-len(run.nodes), run.run_id))
-    for address, trouble in troubles:
-        say(f"! {trouble}" if trouble.startswith(address) else f"! {address}: {trouble}")
+    for trouble in troubles:
+        say(f"! {trouble}")
     for run in runs:
         for line in described(run):
             say(line)

@@ -114,7 +114,7 @@ def ask_in_turn(
         return await ask_one(transport, peer)
 
     found, troubles = ask_each(identity, key, addresses, ask, most=1)
-    return (found[0] if found else None), [trouble for _, trouble in troubles]
+    return (found[0] if found else None), troubles
 
 
 def ask_each(
@@ -124,15 +124,15 @@ def ask_each(
     ask_one: Callable[[Transport, PeerId, str], Awaitable[T]],
     *,
     most: int | None = None,
-) -> tuple[list[T], list[tuple[str, str]]]:
-    """What the peers at these addresses answer, until so many did; and at which address what went
-    wrong.
+) -> tuple[list[T], list[str]]:
+    """What the peers at these addresses answer, until so many did; and what went wrong at which
+    address.
 
     Raises:
         ConfigError: as `ask_in_turn`.
     """
     found: list[T] = []
-    troubles: list[tuple[str, str]] = []
+    troubles: list[str] = []
 
     async def main() -> None:
         async with open_libp2p(
@@ -144,9 +144,13 @@ def ask_each(
             for address in addresses:
                 try:
                     peer = await transport.connect(address, timeout_s=CONNECT_TIMEOUT_S)
+                except TransportError as error:
+                    troubles.append(str(error))  # which names the address
+                    continue
+                try:
                     found.append(await ask_one(transport, peer, address))
                 except (TransportError, RemoteProtocolError) as error:
-                    troubles.append((address, str(error)))
+                    troubles.append(f"{address}: {error}")
                 if most is not None and len(found) >= most:
                     return
 

@@ -38,7 +38,7 @@ from node.interfaces.adapter_files import Held
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.losses.settings import DEFAULT_LEARNER_LOSS, DEFAULT_LOSS
 from node.monitor.console.progress import Work, on_stderr
-from node.policies.presets import PRESETS
+from node.policies.presets import PRESETS, missing_directory
 from node.policies.recipe import TinyRecipe, recipe_key
 from node.system.caches import cache_directory
 from node.system.extras import need
@@ -192,10 +192,8 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
             convert_file(Path(config.model), cache, say)
         else:
             _make_once(config.run, Path(model), say)
-    elif (Path(model).is_absolute() or model.startswith(".")) and not Path(model).exists():
-        raise ConfigError(
-            f"--model {model}: no such directory; put a Hugging Face model directory there"
-        )
+    elif no_directory := missing_directory(model):
+        raise ConfigError(no_directory)
     return model
 
 

@@ -44,6 +44,7 @@ from node.interfaces.prompts import (
 )
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
+from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage.private_files import shared_files
@@ -343,8 +344,8 @@ def load_error_line(model: str, error: BaseException) -> str:
     if path.is_dir():
         what = "not a model directory" if not (path / "config.json").exists() else _first(error)
         return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"
-    if path.is_absolute() or model.startswith((".", "~")):
-        return f"model {model}: no such directory; put a Hugging Face model directory there"
+    if missing := missing_directory(model):
+        return missing
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
         f"model {model}: not loaded from the hub or its cache {home} ({_first(error)}); connect to "

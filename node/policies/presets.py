@@ -5,6 +5,7 @@ and converted; nothing of it is installed, imported or run.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +37,11 @@ PRESETS = {
         ),
     )
 }
+
+
+def missing_directory(model: str) -> str | None:
+    """What to say of a model that is meant as a place on this machine, and is no directory."""
+    is_place = Path(model).is_absolute() or model.startswith((".", "~"))
+    if not is_place or Path(model).is_dir():
+        return None
+    return f"model {model}: no such directory; put a Hugging Face model directory there"

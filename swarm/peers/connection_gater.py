@@ -180,7 +180,7 @@ class ConnectionGater:
         try:
             found = await self._transport.connect(address, timeout_s=timeout_s)
         except (TransportError, ConfigError) as error:
-            log.debug("dialled in vain: %s: %s", address, error)
+            log.debug("dialled in vain: %s", error)  # which names the address
             self._note_failure(address)
             raise
         self.note_answer(address)

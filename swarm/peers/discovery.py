@@ -301,10 +301,11 @@ class Discovery:
         next_beat = trio.current_time()
         while True:
             now, connected = trio.current_time(), self._transport.peers()
-            for gone in self.peers.keys() - set(connected):
+            here = set(connected)
+            for gone in self.peers.keys() - here:
                 log.debug("%s is gone", gone)
             for known in (self.peers, self._dialled, self._greeted_at):
-                for gone in known.keys() - set(connected):
+                for gone in known.keys() - here:
                     del known[gone]
             self._older.intersection_update(connected)
             due = [peer for peer in connected if peer not in self._greeted_at]

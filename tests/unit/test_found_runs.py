@@ -74,7 +74,14 @@ def test_rules_of_any_form_are_some_short_lines_of_text(rules: Any) -> None:
 
 @pytest.mark.parametrize(
     "run_id",
-    ["x", "x; reboot #-0123456789ab", "$(reboot)-0123456789ab", "a\nb-0123456789ab", "\x1b" * 9],
+    [
+        "x",
+        "-x-0123456789ab",
+        "x; reboot #-0123456789ab",
+        "$(reboot)-0123456789ab",
+        "a\nb-0123456789ab",
+        "\x1b" * 9,
+    ],
 )
 def test_an_id_that_is_none_is_in_no_line_to_paste(run_id: str) -> None:
     lines = described(found({}, run_id=run_id))
