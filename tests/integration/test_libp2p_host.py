@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 from libp2p.custom_types import TProtocol
+from libp2p.network.stream.net_stream import NetStream
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
 from libp2p.utils import encode_delim
@@ -249,6 +250,38 @@ def test_gossip_moves_to_the_connection_that_is_left() -> None:
             with trio.fail_after(3.0):
                 assert (await to_b.receive()).payload == b"from a"
                 assert (await to_a.receive()).payload == b"from b"
+
+    run(main)
+
+
+@pytest.mark.parametrize("joins", [True, False], ids=["joined", "left"])
+def test_a_peer_hears_of_a_topic_that_changed_while_its_stream_was_opened(
+    joins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        said = trio.Event()
+        write = NetStream.write
+
+        async def write_slowly(stream: NetStream, data: bytes) -> None:
+            """What is said first says the topics; whoever says it goes on once they changed."""
+            await write(stream, data)
+            if stream.get_protocol() == MESHSUB_PROTOCOL:
+                said.set()
+                await trio.sleep(0.05)
+
+        async with (
+            open_libp2p(Identity(b"a" * 32), LOOPBACK) as a,
+            open_libp2p(Identity(b"b" * 32), LOOPBACK) as b,
+        ):
+            if not joins:
+                await a.subscribe(TOPIC, lambda *_: True)
+            monkeypatch.setattr(NetStream, "write", write_slowly)
+            await a.connect(b.addresses()[0])
+            await said.wait()
+            assert b._id not in a._gossip.peers, "the topics are to change before that"
+            await (a.subscribe(TOPIC, lambda *_: True) if joins else a._gossip.unsubscribe(TOPIC))
+            await until(lambda: b._id in a._gossip.peers)
+            await until(lambda: (a._id in b._gossip.peer_topics.get(TOPIC, ())) == joins)
 
     run(main)
 

@@ -160,11 +160,10 @@ async def read_message(stream: trio.abc.ReceiveStream) -> bytes:
 class Daemon:
     """A running daemon and its control socket."""
 
-    def __init__(self, directory: Path, process: trio.Process) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._socket = directory / "control.sock"
         self._handlers = 0
-        self.process = process
 
     @classmethod
     @asynccontextmanager
@@ -174,12 +173,14 @@ class Daemon:
             directory = Path(scratch)
             command = [str(binary), f"-listen=/unix{directory}/control.sock", "-q", "-relay=false"]
             command += ["-hostAddrs=/ip4/127.0.0.1/tcp/0", "-quic=false", "-tls=false", *flags]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            process = await trio.lowlevel.open_process(
-                command, stderr=subprocess.DEVNULL, preexec_fn=_die_with_parent, **quiet
+            none = subprocess.DEVNULL
+            # From this thread: trio would start it from one that ends after 10 s without work, and
+            # to the kernel that thread is the parent.
+            process = subprocess.Popen(  # noqa: ASYNC220
+                command, stdin=none, stdout=none, stderr=none, preexec_fn=_die_with_parent
             )
             try:
-                daemon = cls(directory, process)
+                daemon = cls(directory)
                 with trio.fail_after(START_TIMEOUT_S):
                     while not daemon._socket.exists():  # noqa: ASYNC110  it announces nothing else
                         await trio.sleep(0.02)
@@ -296,14 +297,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-async def _end(process: trio.Process) -> None:
+async def _end(process: "subprocess.Popen[bytes]") -> None:
     with trio.CancelScope(shield=True):
-        process.send_signal(signal.SIGTERM)
-        with trio.move_on_after(STOP_TIMEOUT_S):
-            await process.wait()
-        if process.returncode is None:
+        process.terminate()
+        try:
+            await trio.to_thread.run_sync(process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             process.kill()
-            await process.wait()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -485,14 +485,17 @@ class Gossip(Pubsub):
         return True
 
     async def _handle_new_peer(self, peer_id: ID) -> None:
-        """Upstream opens two streams where two connections come at once; a peer resets one."""
+        """Upstream opens two streams where two connections come at once; a peer resets one. And it
+        never tells a peer of a topic that we join or leave while our stream to it is opened."""
         if peer_id in self._opening:
             return
         self._opening.add(peer_id)
+        topics = set(self.topic_ids)
         try:
             await super()._handle_new_peer(peer_id)
         finally:
             self._opening.discard(peer_id)
+        self._tell_topics(peer_id, topics.symmetric_difference(self.topic_ids))
         queue = self.peer_queues.get(peer_id)
         if queue is not None and self._queue_max is not None:
             queue.max_message_size = SENT_BYTES_MAX
@@ -500,6 +503,13 @@ class Gossip(Pubsub):
             while (rpc := queue._queue.pop()) is not None:
                 wide.push(rpc)
             queue._queue = wide
+
+    def _tell_topics(self, peer_id: ID, topics: set[str]) -> None:
+        """Tell one peer which of some topics we hear."""
+        if topics and peer_id in self.peers:
+            now = set(self.topic_ids)
+            said = [rpc_pb2.RPC.SubOpts(subscribe=each in now, topicid=each) for each in topics]
+            self._mesh.send_rpc(peer_id, rpc_pb2.RPC(subscriptions=said))
 
     async def write_msg(self, stream: INetStream, rpc_msg: rpc_pb2.RPC) -> bool:
         rpc_msg.ClearField("senderRecord")
