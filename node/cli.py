@@ -4,13 +4,13 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_engine, add_runs, add_tools
+from node.commands.arguments import Parser, add_engine, add_runs, add_tools, given
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.service.command import add_service
@@ -335,7 +335,7 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument("--threads", metavar="N")
     evaluate.add_argument("--samples", type=int, default=4, metavar="K", help="of each task")
     evaluate.add_argument("--against", metavar="WHAT", help="`before` training, or a directory")
-    evaluate.set_defaults(run_command=_eval)
+    evaluate.set_defaults(run_command=_eval, as_joined=True)
 
 
 def _add_export(commands: Any) -> None:
@@ -352,7 +352,7 @@ def _add_export(commands: Any) -> None:
         help="what a whole model's numbers are rounded to; default: float32, as they were trained",
     )
     export.add_argument("--push", metavar="REPO", help="upload it to OWNER/NAME, private if new")
-    export.set_defaults(run_command=_export)
+    export.set_defaults(run_command=_export, as_joined=True)
 
 
 def _add_chat(commands: Any) -> None:
@@ -456,23 +456,12 @@ def _config(options: argparse.Namespace, *, joins: bool = False) -> Any:
     if joins:
         from node.hosting.handed_on_runs import fetch_unknown_run
 
-        fetch_unknown_run(*_given(options), _say)
-    config = load_config(*_given(options))
+        fetch_unknown_run(*given(options), _say)
+    config = load_config(*given(options))
     withhold(config.passphrase_env)
     if config.engine_key_env is not None:
         withhold(config.engine_key_env)
     return config
-
-
-def _given(options: argparse.Namespace) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
-    """Flags by field, environment, run file: where settings come from."""
-    from node.config import NodeConfig
-
-    flags = {
-        name: value for name, value in vars(options).items() if name in NodeConfig.model_fields
-    }
-    flags.pop("run", None)
-    return flags, os.environ, Path(options.run) if options.run else None
 
 
 def _say(line: str) -> None:
@@ -484,10 +473,10 @@ def _join(options: argparse.Namespace) -> int:
     if config.run.learner is None or config.role == "node":
         from node.roles.sapo import SapoRole
 
-        return _run_app(config, SapoRole)
+        return _run_app(options, config, SapoRole)
     from node.roles.worker import WorkerRole
 
-    return _run_app(config, WorkerRole)
+    return _run_app(options, config, WorkerRole)
 
 
 def _learn(options: argparse.Namespace) -> int:
@@ -503,16 +492,16 @@ def _learn(options: argparse.Namespace) -> int:
     from node.roles.learner import LearnerRole
 
     rules_of(config)  # before anything is made on disk
-    return _run_app(config, LearnerRole)
+    return _run_app(options, config, LearnerRole)
 
 
-def _run_app(config: Any, makes: Any) -> int:
+def _run_app(options: argparse.Namespace, config: Any, makes: Any) -> int:
     from node.monitor.console.details import detailed
     from node.monitor.console.json_lines import view_of
     from node.roles.app import run_node
 
     with view_of(config.log, sys.stdout) as view, detailed(view.detail, config.verbose):
-        return run_node(config, view, view.say, makes)
+        return run_node(config, view, view.say, makes, options.run or "")
 
 
 def _invite(options: argparse.Namespace) -> int:
@@ -542,7 +531,7 @@ def _explain_config(options: argparse.Namespace) -> int:
     from node.config.explain import explained
     from node.config.load import load_with_sources
 
-    for line in explained(*load_with_sources(*_given(options))):
+    for line in explained(*load_with_sources(*given(options))):
         _say(line)
     return EXIT_OK
 

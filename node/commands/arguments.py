@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -64,8 +65,35 @@ class Parser(argparse.ArgumentParser):
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
-    near: Sequence[str] = difflib.get_close_matches(word, list(known), 1)
-    return f"did you mean {near[0]}?" if near else ""
+    """Names that share a whole part with the word come before those that are spelt like it."""
+    names, parts = list(known), _parts(word)
+    near = [each for each in names if parts & _parts(each)]
+    best: Sequence[str] = difflib.get_close_matches(word, near or names, 1, 0.0 if near else 0.6)
+    return f"did you mean {best[0]}?" if best else ""
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.split("[-_]+", name)) - {""}
+
+
+def given(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Any], Mapping[str, str], Path | None]:
+    """Flags by field, environment, run file: where settings come from. Of commands that look at a
+    node's data the node's own are what is not given."""
+    from node.config import NodeConfig
+
+    flags = {
+        name: value
+        for name, value in vars(options).items()
+        if name in NodeConfig.model_fields and name != "run"
+    }
+    run_file = Path(options.run) if options.run else None
+    if getattr(options, "as_joined", False):
+        from node.config.joined import as_joined
+
+        flags, run_file = as_joined(flags, os.environ, run_file)
+    return flags, os.environ, run_file
 
 
 def _say(line: str) -> None:

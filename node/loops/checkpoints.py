@@ -99,7 +99,7 @@ class Checkpoints:
                 if facts.get(name) != value:
                     raise ConfigError(
                         f"--data-dir {self._directory.parent}: its checkpoint has {name} "
-                        f"{facts.get(name)!r}, not {value!r}; use another --data-dir"
+                        f"{facts.get(name)!r}, not {value!r}; name these, or another --data-dir"
                     )
             return Checkpoint(directory, progress)
         return None

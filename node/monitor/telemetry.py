@@ -35,6 +35,7 @@ from swarm.telemetry.reports import (
 
 ALARM_NOTE: Final = "alarm:"  # before its kind: the topic of an alarm among a node's notes
 BROKER_NOTE: Final = "telemetry"
+FIRST_TRIES: Final = 2  # at the broker, that are no news: they are short, a starting node is busy
 ALARMS_AGAIN_S: Final = 300.0  # an alarm that stands is told again, with its figures of then
 
 
@@ -155,7 +156,7 @@ class Telemetry:
         publisher = self._publisher
         if publisher is None:
             return
-        if publisher.failure and not publisher.connected:
+        if publisher.failure and not publisher.connected and publisher.connections > FIRST_TRIES:
             self._notes[BROKER_NOTE] = (
                 f"the telemetry broker cannot be reached ({publisher.failure}); "
                 f"{publisher.dropped} messages dropped"

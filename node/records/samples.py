@@ -4,6 +4,7 @@ The file is an event log of its own: a line for each group, bounded, whole after
 holds more and is locked while its node runs.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,11 +60,12 @@ class Sample:
     time_s: float
     group: SampledGroup
     text: SampledText
+    times: int = 1  # that it is in its group
 
 
 def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list[Sample]:
     """The completions to show, first what was asked for: the newest, or of what is kept those with
-    the highest or the lowest rewards, newer ones first.
+    the highest or the lowest rewards, newer ones first. Equal ones of a group are one.
 
     Raises:
         ConfigError: nothing is kept there.
@@ -75,10 +77,10 @@ def read_samples(data_dir: Path, *, own: bool, order: Order, count: int) -> list
         )
     events: Iterable[tuple[float, object]] = read_events(path)
     found = [
-        Sample(time_s, group, text)
+        Sample(time_s, group, text, times)
         for time_s, group in events
         if isinstance(group, SampledGroup) and group.own is own
-        for text in group.texts
+        for text, times in Counter(group.texts).items()
     ][::-1]
     if order != "newest":
         found.sort(key=lambda sample: sample.text.reward, reverse=order == "best")
@@ -95,10 +97,11 @@ def _rendered(sample: Sample) -> str:
     who = "own" if group.own else f"of {short_id(group.producer)}"
     answer = "none in the run's format" if text.answer is None else _shown(text.answer)
     cut = ", cut by the token limit" if text.finish == "length" else ""
+    often = f", said {sample.times} times" if sample.times > 1 else ""
     return "\n".join(
         (
             f"round {group.round}, {printable(group.environment, 64)}, {who}: "
-            f"reward {text.reward:.3g}{cut}",
+            f"reward {text.reward:.3g}{cut}{often}",
             f"  prompt      {_shown(group.prompt)}",
             f"  completion  {_shown(text.text)}",
             f"  answer      {answer}",

@@ -17,14 +17,16 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from random import Random
+from shlex import quote
 
 import psutil
 import trio
 
 from node.config import NodeConfig, run_argument
+from node.config.joined import remember
 from node.hosting.fetched_models import ask
 from node.hosting.membership import Membership, load_identity
 from node.hosting.models import resolve_model
@@ -35,6 +37,7 @@ from node.monitor.reporting import Reporter, Traffic
 from node.monitor.status import serve_status
 from node.monitor.telemetry import Sources, Telemetry, broker_of, machine_of
 from node.monitor.trackers.tracker import Tracked, Tracker, open_tracker
+from node.policies.presets import PRESETS
 from node.records.event_log import EventLog, Record
 from node.records.records import Banned, SampledGroup, StatusSnapshot, Trouble
 from node.records.samples import keep, sample_log
@@ -58,15 +61,21 @@ from swarm.transport.libp2p.host import Libp2pTransport
 from swarm.weights.service import Outcome
 
 EVENTS_FILE = "events.jsonl"
+DATA_DIR = NodeConfig.model_fields["data_dir"].default
 VIEW_INTERVAL_S = 0.5
 EXIT_INTERRUPTED = 130
 STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG}
 
 
 def run_node(
-    config: NodeConfig, view: LiveView, say: Callable[[str], None], makes: Makes = SapoRole
+    config: NodeConfig,
+    view: LiveView,
+    say: Callable[[str], None],
+    makes: Makes = SapoRole,
+    run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status.
+    `run_given`: as --run had it.
 
     Raises:
         ConfigError: bad input, found before anything started.
@@ -79,7 +88,8 @@ def run_node(
         needs = makes.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
         try:
-            trio.run(_run, config, identity, membership, makes, needs.draws, model, view, say)
+            start = (config, identity, membership, makes, needs.draws, model, view, say, run_given)
+            trio.run(_run, *start)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
             raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
@@ -101,6 +111,7 @@ async def _run(
     model: str,
     view: LiveView,
     say: Callable[[str], None],
+    run_given: str,
 ) -> None:
     """`model`: to begin with; empty where the role needs none."""
     resumed = checkpoints_of(config).latest()
@@ -119,7 +130,24 @@ async def _run(
             app = App(config, world, node, makes, membership, events, samples, view, say, tracker)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
+            transport = node.peer.transport
+            assert isinstance(transport, Libp2pTransport)
+            with suppress(OSError):  # a convenience, which a full disk does without
+                remember(config, run_given or run_argument(config.run), transport.ports())
             await app.run()
+    _say_goodbye(config, say)
+
+
+def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
+    """What can be done with what the node has learned, in lines to paste."""
+    saved = checkpoints_of(config).latest()
+    if saved is None:
+        return
+    where = "" if config.data_dir == DATA_DIR else f" --data-dir {quote(str(config.data_dir))}"
+    say(f"left after round {saved.progress.round}, which is saved; what it has learned:")
+    say(f"  swarm-node samples{where}          # what it said, and what its answers were")
+    say(f"  swarm-node export my-model{where}  # as a Hugging Face directory")
+    say("  swarm-node chat my-model           # talk to it")
 
 
 @asynccontextmanager
@@ -218,7 +246,9 @@ class App:
 
     def _greet(self, addresses: tuple[str, ...]) -> None:
         argument = run_argument(self._config.run)
-        run = f" --run {argument}" if argument else ""
+        same = f" --run {argument}" if argument else ""
+        if self._config.model in PRESETS and self._config.run.learner is None:
+            same += f" --model {self._config.model}"  # which anybody can fetch
         self.say(f"this node is {self._node.peer.identity.peer_id}, run {self._config.run.run_id}")
         if self._membership.key is not None:
             self.say("this swarm is private: this prints an invitation for the next machine:")
@@ -226,7 +256,7 @@ class App:
             return
         self.say("the next machine joins with any one of these lines:")
         for address in addresses:
-            self.say(f"  swarm-node join --peer {address}{run}")
+            self.say(f"  swarm-node join --peer {address}{same}")
 
     async def _look_on_the_lan(self, addresses: Sequence[str]) -> None:
         """Nodes that listen on loopback alone are nobody's neighbours."""

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from node.config import NodeConfig
+from node.config.joined import recall
 from node.engines.openai.engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
@@ -45,6 +46,7 @@ from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.storage.files import RunSync
 from swarm.transport.base import Transport
+from swarm.transport.libp2p.addresses import on_free_ports
 from swarm.transport.libp2p.host import Libp2pTransport, open_libp2p
 from swarm.transport.libp2p.reach.reachability import ReachRules
 from swarm.weights.service import Outcome, Stage, WeightsService
@@ -74,10 +76,11 @@ class RealNetwork:
     def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AbstractAsyncContextManager[Libp2pTransport]:
-        """See `Network.open_transport`."""
+        """See `Network.open_transport`. It listens where it did before, if it may: so who has its
+        address finds it after a restart."""
         return open_libp2p(
             identity,
-            config.listen,
+            on_free_ports(config.listen, recall(config.data_dir).ports),
             config.announce,
             network_key=membership.network_key,
             reach=ReachRules(relay=config.relay),

@@ -1,5 +1,6 @@
 """What a node has trained, taken out as a model directory, and talking to it."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,36 @@ def test_a_running_nodes_policy_can_be_taken_out_and_talked_to(
     none = swarm_node("chat", node.data_dir)
     assert none.returncode == 2
     assert "swarm-node export" in none.stderr
+
+
+@pytest.mark.long
+def test_a_node_that_leaves_says_what_to_do_with_what_it_learned_and_is_found_again(
+    make_node: MakeNode, prepared: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The lines are pasted as they are; a run file is not named again."""
+    _, cache = prepared
+    node = make_node("a").start()
+    node.until(lambda: node.last_round() >= 1)
+    address = node.address()
+    assert node.interrupt() == 0, node.said()
+    lines = node.said().splitlines()
+    assert f"left after round {node.last_round()}, which is saved" in lines[-4]
+    out = tmp_path / "policy"
+    command = shlex.split(lines[-2].replace("my-model", str(out)), comments=True)
+    assert command[:2] == ["swarm-node", "export"]
+    done = swarm_node(*command[1:], SWARM_NODE_CACHE_DIR=str(cache))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (out / "config.json").exists()
+    said = swarm_node(*shlex.split(lines[-3], comments=True)[1:])
+    assert said.returncode == 0
+    assert "reward" in said.stdout
+    elsewhere = ("--data-dir", node.data_dir, "--run", "sapo9")
+    other = swarm_node("export", tmp_path / "other", *elsewhere)
+    assert "its checkpoint has run_id" in other.stderr, "a flag comes before what was kept"
+
+    node.start()
+    node.until(lambda: len(node.starts_told()) == 2)
+    assert node.address() == address
 
 
 def test_there_is_nothing_to_take_out_of_a_node_without_a_checkpoint(

@@ -12,6 +12,8 @@ from node.config import NodeConfig
         ("jion", "swarm-node: there is no jion; did you mean join?"),
         ("join --ronds 3", "swarm-node join: there is no --ronds; did you mean --rounds?"),
         ("join --learning_rate=1", "join: there is no --learning_rate; did you mean --learning-r"),
+        ("join --rate 1", "there is no --rate; did you mean --learning-rate?"),
+        ("join --local-groups 4", "there is no --local-groups; did you mean --local?"),
         ("join --zzz", "swarm-node join: there is no --zzz; swarm-node join --help lists them"),
         ("join here", "swarm-node join: here is one argument too many"),
         ("weights publsh x", "swarm-node weights: there is no publsh; did you mean publish?"),

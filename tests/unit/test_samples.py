@@ -61,6 +61,21 @@ def test_the_newest_the_best_and_the_worst(tmp_path: Path) -> None:
     assert rewards(own=False) == [0.1]
 
 
+def test_what_a_group_says_again_is_shown_once(tmp_path: Path) -> None:
+    kept(tmp_path, group(1, 1.0, 1.0, 0.0), group(2, 1.0))
+    found = read_samples(tmp_path, own=True, order="newest", count=9)
+    assert [(each.group.round, each.text.reward, each.times) for each in found] == [
+        (2, 1.0, 1),
+        (1, 0.0, 1),
+        (1, 1.0, 2),
+    ]
+    assert [", said 2 times" in part for part in render_samples(found).split("\n\n")] == [
+        False,
+        False,
+        True,
+    ]
+
+
 def test_nothing_is_kept_of_a_node_that_never_ran(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no samples; name a node's"):
         read_samples(tmp_path, own=True, order="newest", count=1)

@@ -462,6 +462,13 @@ figcaption { color: var(--soft); font-size: .9rem; margin-top: .5rem; }
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+_TAKE_HOME: Final = (
+    "<p class=soft><code>swarm-node samples</code> shows what a policy said, <code>swarm-node "
+    "export DIR</code> writes it as a model directory, and <code>swarm-node chat DIR</code> talks "
+    "to it; each takes the node's <code>--data-dir</code>, but for the last.</p>"
+)
+
+
 def _page(
     nodes: Sequence[_Node], summaries: Sequence[NodeSummary], pictures: dict[str, "Picture"]
 ) -> str:
@@ -479,6 +486,7 @@ def _page(
 <title>{escape(title)}</title><style>{_CSS}</style></head><body>
 <h1>{escape(title)}</h1>
 {_prose(summaries)}
+{_TAKE_HOME}
 {_nodes_tables(summaries)}
 {_environments(nodes)}
 <h2>Curves</h2>

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 
 import ifaddr
 import trio
@@ -127,6 +128,26 @@ def parse_listen(listen: Sequence[str]) -> list[Multiaddr]:
     return addresses
 
 
+def port_of(address: Multiaddr) -> int:
+    return int(address.value_for_protocol("tcp") or 0)
+
+
+def on_free_ports(listen: Sequence[str], ports: Sequence[int]) -> list[str]:
+    """Addresses whose port may be any take one of `ports`, in this order, where it is free.
+
+    Raises:
+        ConfigError: an address is malformed.
+    """
+    chosen = list(listen)
+    for i, (address, port) in enumerate(zip(parse_listen(listen), ports, strict=False)):
+        if port_of(address) == 0:
+            wanted = address.decapsulate("/tcp/0").encapsulate(f"/tcp/{port}")
+            with suppress(ConfigError):
+                probe_port(wanted)
+                chosen[i] = str(wanted)
+    return chosen
+
+
 def probe_port(address: Multiaddr) -> None:
     """Upstream shares a port that another program of the same user listens on, without a word.
 
@@ -136,7 +157,7 @@ def probe_port(address: Multiaddr) -> None:
     protocols = [protocol.name for protocol in address.protocols()]
     family = socket.AF_INET6 if protocols[0] == "ip6" else socket.AF_INET
     host = address.value_for_protocol(protocols[0])
-    port = int(address.value_for_protocol("tcp") or 0)
+    port = port_of(address)
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -59,6 +59,7 @@ from swarm.transport.libp2p.addresses import (
     parse_listen,
     parse_peer_address,
     parse_tcp_address,
+    port_of,
     probe_port,
     split_circuit,
     usable,
@@ -162,6 +163,11 @@ class Libp2pTransport:
             outside += self._reach.summary.addresses
             relayed = self._reach.relayed_addresses()
         return usable(self.own_addresses(), outside, relayed, self._peer_id)
+
+    def ports(self) -> tuple[int, ...]:
+        """Where this machine listens, in the order of the addresses that it was to listen on."""
+        listeners = self._network.listeners.values()
+        return tuple(port_of(listener.get_addrs()[0]) for listener in listeners)
 
     def own_addresses(self) -> list[str]:
         """Where this machine listens, without the peer id."""
