@@ -75,7 +75,8 @@ class NodeConfig(Frozen):
         BeforeValidator(listed),
         Field(min_length=1, max_length=ADDRESSES_MAX),
     ] = ("/ip4/0.0.0.0/tcp/0",)
-    """The addresses on which the node accepts connections. Port 0 takes any free port."""
+    """The addresses on which the node accepts connections. Port 0 takes any free port,
+    and after a restart the same one, if it is still free."""
     announce: Annotated[
         tuple[Annotated[_AddressText, AfterValidator(announce_address)], ...],
         BeforeValidator(listed),
