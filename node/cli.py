@@ -10,7 +10,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from node.commands.arguments import Parser, add_engine, add_runs, add_tools, given
+from node.commands.arguments import (
+    ANY_ADDRESS,
+    Parser,
+    add_engine,
+    add_lora,
+    add_policy,
+    add_runs,
+    add_switch,
+    add_threads,
+    add_tools,
+    given,
+)
 from node.commands.data import add_data
 from node.commands.methods import add_methods
 from node.service.command import add_service
@@ -97,8 +108,8 @@ def _add_join(commands: Any) -> None:
         "join", help="start a swarm, or join one with --peer; work for its learner, if it has one"
     )
     _add_network(join)
-    _add_policy(join)
-    _add_lora(join)
+    add_policy(join)
+    add_lora(join)
     add_engine(join)
     join.add_argument(
         "--engine-update",
@@ -127,8 +138,8 @@ def _add_join(commands: Any) -> None:
 def _add_learn(commands: Any) -> None:
     learn = commands.add_parser("learn", help="be the central learner of a run that names this key")
     _add_network(learn)
-    _add_policy(learn)
-    _add_lora(learn)
+    add_policy(learn)
+    add_lora(learn)
     learn.add_argument("--coordinator", metavar="PEER", help="who may plan its workers")
     _add_telemetry(learn)
     _add_course(learn, "steps")
@@ -141,7 +152,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
     )
     parser.add_argument("--invite", metavar="TEXT", help="join by an invitation")
-    _add_switch(parser, "--private", help="start a swarm for the invited alone")
+    add_switch(parser, "--private", help="start a swarm for the invited alone")
     parser.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
     parser.add_argument(
         "--no-lan", dest="lan", action="store_false", default=None, help="no local discovery"
@@ -155,15 +166,11 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-dht", dest="dht", action="store_false", default=None, help="no distributed hash table"
     )
-    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
+    parser.add_argument("--listen", action="append", metavar="ADDR", help=f"default: {ANY_ADDRESS}")
     parser.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"
     )
     parser.add_argument("--key-file", metavar="FILE", help="default: identity.pem in the data dir")
-
-
-def _add_switch(parser: argparse.ArgumentParser, *flags: str, help: str) -> None:
-    parser.add_argument(*flags, action="store_true", default=None, help=help)
 
 
 def _add_telemetry(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +184,7 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-json", dest="log", action="store_const", const="json", help="print JSON lines"
     )
-    _add_switch(parser, "-v", "--verbose", help="say what the network does, too")
+    add_switch(parser, "-v", "--verbose", help="say what the network does, too")
     parser.add_argument(
         "--report-to", metavar="TRACKER", help="each round's figures: tensorboard, wandb or trackio"
     )
@@ -191,34 +198,27 @@ def _add_course(parser: argparse.ArgumentParser, rounds: str) -> None:
     parser.add_argument(
         f"--{rounds}", dest="rounds", metavar="N", help="stop after this many; default: go on"
     )
-    parser.add_argument("--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds")
+    parser.add_argument(
+        "--stop-after", dest="stop_after_s", metavar="S", help="stop after seconds; default: go on"
+    )
     parser.add_argument("--seed", metavar="N", help="seed of this node's sampling")
     parser.add_argument(
-        "--learning-rate", metavar="LR", help="of the trainer (default: by the model)"
+        "--learning-rate", metavar="LR", help="of the trainer; default: by the model"
     )
-    for family in ("advantage", "loss", "correction"):
-        parser.add_argument(f"--{family}", metavar="NAME", help="see swarm-node methods")
-    parser.add_argument("--threads", metavar="N", help="torch's threads; 0: a share of the cores")
+    parser.add_argument("--advantage", metavar="NAME", help="see swarm-node methods")
+    for family in ("loss", "correction"):
+        parser.add_argument(
+            f"--{family}", metavar="NAME", help="see swarm-node methods; default: the run's"
+        )
+    add_threads(parser)
     parser.add_argument(
         "--evaluate-every", dest="evaluate_every_rounds", metavar="N", help="rounds; 0: never"
     )
     parser.add_argument(
-        "--checkpoint-every", dest="checkpoint_every_rounds", metavar="N", help="rounds"
-    )
-
-
-def _add_policy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run", metavar="FILE", help="a run file, a packaged run, or a run's id")
-    parser.add_argument(
-        "--model", help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id"
-    )
-    _add_switch(parser, "--yes", help="agree to what is fetched or plugged in")
-    parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
-
-
-def _add_lora(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--lora-rank", metavar="N", help="train an adapter of this rank in place of the model"
+        "--checkpoint-every",
+        dest="checkpoint_every_rounds",
+        metavar="N",
+        help="rounds; default: as many as leave 2 %% of the time to writing",
     )
 
 
@@ -234,13 +234,15 @@ def _add_doctor(commands: Any) -> None:
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to test with"
     )
     doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
-    doctor.add_argument("--listen", action="append", metavar="ADDR")
+    doctor.add_argument("--listen", action="append", metavar="ADDR", help=f"default: {ANY_ADDRESS}")
     add_engine(doctor)
     doctor.add_argument("--model", help="test whether it can be read and fits")
-    _add_lora(doctor)
+    add_lora(doctor)
     doctor.add_argument("--telemetry", metavar="URL", help="a broker to test")
     doctor.add_argument("--telemetry-ca", metavar="FILE", help="certificates that mqtts:// trusts")
-    doctor.add_argument("--run", metavar="FILE", help="a run file, a packaged run, or a run's id")
+    doctor.add_argument(
+        "--run", metavar="FILE", help="a run file, a packaged run, or a run's id; default: demo"
+    )
     doctor.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
     doctor.set_defaults(run_command=_doctor)
 
@@ -258,9 +260,9 @@ def _add_keygen(commands: Any) -> None:
 
 def _add_config(commands: Any) -> None:
     config = commands.add_parser("config", help="all settings as they hold, and where each is from")
-    _add_policy(config)
-    _add_lora(config)
-    config.add_argument("--learning-rate", metavar="LR")
+    add_policy(config)
+    add_lora(config)
+    config.add_argument("--learning-rate", metavar="LR", help="default: by the model")
     config.set_defaults(run_command=_explain_config)
 
 
@@ -330,9 +332,9 @@ def _add_monitor(commands: Any) -> None:
 
 def _add_eval(commands: Any) -> None:
     evaluate = commands.add_parser("eval", help="what a node's last checkpoint can do")
-    _add_policy(evaluate)
-    _add_lora(evaluate)
-    evaluate.add_argument("--threads", metavar="N")
+    add_policy(evaluate, as_joined=True)
+    add_lora(evaluate, "that of the node")
+    add_threads(evaluate)
     evaluate.add_argument("--samples", type=int, default=4, metavar="K", help="of each task")
     evaluate.add_argument("--against", metavar="WHAT", help="`before` training, or a directory")
     evaluate.set_defaults(run_command=_eval, as_joined=True)
@@ -341,9 +343,9 @@ def _add_eval(commands: Any) -> None:
 def _add_export(commands: Any) -> None:
     export = commands.add_parser("export", help="a node's last checkpoint as a model directory")
     export.add_argument("out", type=Path, metavar="DIR", help="to write; must not be there")
-    _add_policy(export)
-    _add_lora(export)
-    export.add_argument("--threads", metavar="N")
+    add_policy(export, as_joined=True)
+    add_lora(export, "that of the node")
+    add_threads(export)
     export.add_argument("--adapter", action="store_true", help="the adapter alone, for PEFT")
     export.add_argument(
         "--precision",
@@ -377,7 +379,7 @@ def _add_report(commands: Any) -> None:
 
 def _add_prepare(commands: Any) -> None:
     prepare = commands.add_parser("prepare", help="make the tiny policy ahead of time")
-    _add_policy(prepare)
+    add_policy(prepare)
     prepare.set_defaults(run_command=_prepare)
 
 
@@ -418,7 +420,7 @@ def _add_transfer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", metavar="FILE", help="default: a swarm of its own")
     parser.add_argument("--policy", default="policy", metavar="NAME", help="default: policy")
     parser.add_argument("--peer", dest="peers", action="append", metavar="ADDR", help="repeatable")
-    parser.add_argument("--listen", action="append", metavar="ADDR", help="/ip4/0.0.0.0/tcp/0")
+    parser.add_argument("--listen", action="append", metavar="ADDR", help=f"default: {ANY_ADDRESS}")
     parser.add_argument(
         "--announce", action="append", metavar="ADDR", help="address that others shall dial"
     )

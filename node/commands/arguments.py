@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+ANY_ADDRESS = "/ip4/0.0.0.0/tcp/0"
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
 
@@ -19,26 +20,28 @@ class Parser(argparse.ArgumentParser):
     shows_settings = False  # whether its flags are a node's settings
 
     def format_help(self) -> str:
-        """See `ArgumentParser`. Settings that have a flag say their defaults, the others are
+        """See `ArgumentParser`. What takes a value says its default; settings without a flag are
         named."""
+        usual: Mapping[str, Any] = {}
         if self.shows_settings:
             from node.config import NodeConfig  # half a second, for who asks alone
 
-            known = NodeConfig.model_fields
-            flags = {action.dest: action for action in self._actions}
-            for name, action in flags.items():
-                default = known[name].default if name in known else None
-                said = action.help or ""
-                if isinstance(default, str | int | float) and action.nargs != 0:
-                    told = said if "default" in said else f"{said} (default: {default})"
-                    action.help = told.replace("%", "%%").strip()
-            others = ", ".join(sorted(known.keys() - flags.keys() - {"run"}))
+            usual = {name: field.default for name, field in NodeConfig.model_fields.items()}
+            others = ", ".join(
+                sorted(usual.keys() - {each.dest for each in self._actions} - {"run"})
+            )
             self.epilog = (
                 "Settings without a flag, for SWARM_NODE_<NAME> or the [node] table of a run file: "
                 f"{others}. swarm-node config shows all as they hold; docs/settings.md says what "
                 "they are."
             )
-            self.shows_settings = False  # once
+        for action in self._actions:
+            said = action.help or ""
+            takes = action.option_strings and action.nargs != 0 and not action.required
+            if takes and "default" not in said:
+                default = usual.get(action.dest) if action.default is None else action.default
+                told = [said.replace("%", "%%")] if said else []
+                action.help = "; ".join([*told, f"default: {_shown(default)}"])
         return super().format_help()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -62,6 +65,12 @@ class Parser(argparse.ArgumentParser):
         elif message.startswith("the following arguments are required: "):
             message = f"{message}; {self.prog} --help says more"
         self.exit(EXIT_USAGE, f"{self.prog}: {message}\n")
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        default = ", ".join(default)
+    return "none" if default in (None, "") else str(default)
 
 
 def _meant(word: str, known: Iterable[str]) -> str:
@@ -101,12 +110,50 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
+def add_switch(parser: argparse.ArgumentParser, *flags: str, help: str) -> None:
+    """A flag that is off where it is not given."""
+    parser.add_argument(*flags, action="store_true", default=None, help=help)
+
+
+def add_policy(parser: argparse.ArgumentParser, *, as_joined: bool = False) -> None:
+    """What a node trains, and where it keeps it. `as_joined`: by default as it was started."""
+    run, model = ("that of the node",) * 2 if as_joined else ("demo", "tiny")
+    parser.add_argument(
+        "--run", metavar="FILE", help=f"a run file, a packaged run, or a run's id; default: {run}"
+    )
+    parser.add_argument(
+        "--model",
+        help="tiny, smollm2, a model directory, a GGUF file, or a Hugging Face id; "
+        f"default: {model}",
+    )
+    add_switch(parser, "--yes", help="agree to what is fetched or plugged in")
+    parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
+
+
+def add_lora(parser: argparse.ArgumentParser, default: str = "0") -> None:
+    """The adapter, if there is one."""
+    parser.add_argument(
+        "--lora-rank",
+        metavar="N",
+        help=f"train an adapter of this rank in place of the model; default: {default}",
+    )
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """What torch may use."""
+    parser.add_argument(
+        "--threads", metavar="N", help="torch's; 0, the default: a share of the cores"
+    )
+
+
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """What samples, of `join` and `doctor`."""
     parser.add_argument(
         "--engine", help="torch (default), vllm, or openai: a server's model, without training"
     )
-    parser.add_argument("--engine-url", metavar="URL", help="of openai: http://127.0.0.1:8080/v1")
+    parser.add_argument(
+        "--engine-url", metavar="URL", help="of openai, such as http://127.0.0.1:8080/v1"
+    )
     parser.add_argument("--engine-key-env", metavar="NAME", help="the variable with its key")
     parser.add_argument(
         "--engine-quantization", metavar="KIND", help="fp8 or int8: vLLM samples with such weights"

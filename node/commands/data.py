@@ -20,7 +20,9 @@ def add_data(commands: Any, say: Callable[[str], None]) -> None:
     check = actions.add_parser("check", help="what a file would be as a run's items; keeps nothing")
     check.add_argument("file", metavar="FILE", help="JSON lines, Parquet, or a saved dataset")
     for column in COLUMNS:
-        check.add_argument(f"--{column}", metavar="COLUMN", help="its name in the file")
+        check.add_argument(
+            f"--{column}", metavar="COLUMN", help=f"its name in the file; default: {column}"
+        )
     check.add_argument("--scorer", metavar="NAME", help="exact (default), numeric, choice, math...")
     check.add_argument("--tolerance", type=float, metavar="X", help="of numeric: absolute")
     check.add_argument("--relative-tolerance", type=float, metavar="X", help="of numeric")

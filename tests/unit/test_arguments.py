@@ -1,8 +1,11 @@
 """What is wrong with a command line is said in one line, and what was meant."""
 
+from argparse import ArgumentParser, _SubParsersAction
+from collections.abc import Iterator
+
 import pytest
 
-from node.cli import main
+from node.cli import _parser, main
 from node.config import NodeConfig
 
 
@@ -44,11 +47,30 @@ def test_help_says_defaults_and_names_what_has_no_flag(capsys) -> None:
             main([command, "--help"])
         said = " ".join(capsys.readouterr().out.split())
         default = NodeConfig.model_fields["evaluate_every_rounds"].default
-        assert f"rounds; 0: never (default: {default})" in said
-        assert "default: swarm-data (default" not in said
+        assert f"rounds; 0: never; default: {default}" in said
+        assert "default: swarm-data; default" not in said
         assert "serve_bytes_per_s_max" in said
         without = said.partition("Settings without a flag")[2]
         assert (" coordinator, " in without) is (command == "join")
     with pytest.raises(SystemExit):
         main(["status", "--help"])
     assert "Settings without a flag" not in capsys.readouterr().out
+
+
+def test_whatever_takes_a_value_says_its_default() -> None:
+    flags = 0
+    for command, parser in commands_of(_parser()):
+        parser.format_help()
+        for action in parser._actions:
+            if action.option_strings and action.nargs != 0 and not action.required:
+                assert (action.help or "").count("default") == 1, (command, action.option_strings)
+                flags += 1
+    assert flags > 100
+
+
+def commands_of(parser: ArgumentParser, name: str = "") -> Iterator[tuple[str, ArgumentParser]]:
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, _SubParsersAction):
+            for word, each in action.choices.items():
+                yield from commands_of(each, f"{name} {word}".strip())
