@@ -273,7 +273,8 @@ class Discovery:
         try:
             peer = await self._transport.connect(address, timeout_s=DIAL_TIMEOUT_S)
         except TransportError as error:
-            self._unreachable[address] = f"{address} ({error})"
+            why = str(error)  # most begin with the address
+            self._unreachable[address] = why if why.startswith(address) else f"{address}: {why}"
         else:
             self._unreachable.pop(address, None)
             self._dialled[peer] = address

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from node.monitor.console.details import LINES_PER_S_MAX, Details, detailed
 from node.monitor.console.json_lines import JsonView
-from node.monitor.console.live import REDRAW_INTERVAL_S, LiveView, bar_chart
+from node.monitor.console.live import NOTED_AGAIN_S, REDRAW_INTERVAL_S, LiveView, bar_chart
 from node.monitor.status import render_status
 from node.records.event_log import EventLog, read_events
 from node.records.records import AnswerCounts, Slowed, Trouble, WentBack
@@ -47,35 +47,44 @@ def test_without_a_terminal_each_event_is_one_line() -> None:
     timed = out.getvalue().splitlines()
     assert len(timed) == 5
     assert all(line.startswith(TIME) for line in timed)
-    lines = [line.removeprefix(TIME) for line in timed]
+    levels = [line.removeprefix(TIME)[:8].strip() for line in timed]
+    assert levels == ["INFO", "INFO", "INFO", "WARNING", "INFO"]
+    lines = [line.removeprefix(TIME)[8:] for line in timed]
     assert "starts from the beginning" in lines[0]
     assert "40.0 % passed (+0.0 points" in lines[1]
     assert lines[2].startswith("round 1: own reward 0.500, trained on 4 own and 2 foreign groups")
-    assert lines[3] == "! a?b"
+    assert lines[3] == "a?b"
     assert "60.0 % passed (+20.0 points" in lines[4]
 
 
-def test_without_a_terminal_a_note_is_told_when_it_comes_and_when_it_comes_back() -> None:
-    out = io.StringIO()
-    with LiveView(Console(file=out, width=40), interactive=False, clock=Clock(), now=noon) as view:
-        for notes in (
-            ("the clock is 3.5 s wrong",),
-            ("the clock is 4.1 s wrong", "no room"),  # a figure is no news
-            ("no room",),
-            ("the clock is 9 s wrong", "no room"),
+def test_without_a_terminal_a_note_is_told_when_it_comes_comes_back_and_as_long_as_it_stands() -> (
+    None
+):
+    out, clock = io.StringIO(), Clock()
+    with LiveView(Console(file=out, width=40), interactive=False, clock=clock, now=noon) as view:
+        for at_s, notes in (
+            (0.0, ("the clock is 3.5 s wrong",)),
+            (1.0, ("the clock is 4.1 s wrong", "no room")),  # a figure is no news
+            (2.0, ("no room",)),
+            (3.0, ("the clock is 9 s wrong", "no room")),
+            (NOTED_AGAIN_S, ("no room",)),
+            (1.0 + NOTED_AGAIN_S, ("no room",)),
+            (2.0 + NOTED_AGAIN_S, ("no room",)),
         ):
+            clock.now = at_s
             view.update(snapshot(notes=notes))
     assert [line.removeprefix(TIME) for line in out.getvalue().splitlines()] == [
-        "! the clock is 3.5 s wrong",
-        "! no room",
-        "! the clock is 9 s wrong",
+        "WARNING the clock is 3.5 s wrong",
+        "WARNING no room",
+        "WARNING the clock is 9 s wrong",
+        "WARNING no room",
     ]
 
 
 def test_json_lines_are_those_of_the_event_log_and_what_was_said(tmp_path: Path) -> None:
     records = [started(), held_out(0, 0.4), round_done(1), Trouble("a\nb"), WentBack(*range(6))]
     out = io.StringIO()
-    with JsonView(out, now=lambda: datetime.fromtimestamp(7.25, UTC)) as view:
+    with JsonView(out, clock=Clock(), now=lambda: datetime.fromtimestamp(7.25, UTC)) as view:
         view.say("this node is [red]here[/red]")
         view.works([])
         for record in records:
@@ -133,7 +142,7 @@ def test_a_detail_is_one_line_whoever_it_is_of() -> None:
     out, lines = io.StringIO(), io.StringIO()
     with LiveView(Console(file=out), interactive=False, clock=Clock(), now=noon) as view:
         view.detail("[red]\x1b[2Jagent\n! trouble")
-    assert out.getvalue() == f"{TIME}[red]?[2Jagent?! trouble\n"
+    assert out.getvalue() == f"{TIME}DEBUG   [red]?[2Jagent?! trouble\n"
     with JsonView(lines, now=noon) as view:
         view.detail("a\nb")
     assert json.loads(lines.getvalue()) | {"time_s": 0} == {
@@ -150,10 +159,12 @@ def test_what_validation_decided_is_told() -> None:
     held, back, slow = (line.removeprefix(TIME) for line in out.getvalue().splitlines())
     assert held.endswith("100 tasks), validation 25.0 %")
     assert back == (
-        "! the policy fell to 25.0 % on the validation tasks and went back to that of round 8 "
-        "(50.0 %); it learns at 50.0 % of its rate"
+        "WARNING the policy fell to 25.0 % on the validation tasks and went back to that of round "
+        "8 (50.0 %); it learns at 50.0 % of its rate"
     )
-    assert slow == ("no gain on the validation tasks: it learns at 25.0 % of its rate from now on")
+    assert slow == (
+        "INFO    no gain on the validation tasks: it learns at 25.0 % of its rate from now on"
+    )
     told = {
         "validation_passed": 0.25,
         "validation_best": 0.5,

@@ -1,10 +1,11 @@
 """What `swarm-node join` shows while it runs.
 
 In a terminal: a few lines that redraw in place, with evaluations and troubles kept above them.
-Elsewhere: one plain line for each round, evaluation and trouble, with the time that it was said at,
-fit for a log file; what takes long has bars on standard error, if that is a terminal.
+Elsewhere: one plain line for each round, evaluation and trouble, with its time and level, fit for a
+log file; what takes long has bars on standard error, if that is a terminal.
 """
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -51,6 +52,8 @@ REWARDS_SHOWN: Final = 32  # rounds in the small bar chart
 TROUBLE_CHARS_MAX: Final = 400
 DETAIL_CHARS_MAX: Final = 1000
 NOTES_SHOWN_MAX: Final = 3
+NOTED_AGAIN_S: Final = 600.0  # what goes on for hours is found at the end of a log, too
+WARNS: Final = "! "  # how a line begins that wants attention; in a log file it has a level
 _FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
 _BARS: Final = "▁▂▃▄▅▆▇█"
 
@@ -80,7 +83,7 @@ class LiveView:
         self._drawn_at: float | None = None
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
         self._first_held_out: float | None = None
-        self._noted: frozenset[str] = frozenset()
+        self._noted: dict[str, float] = {}  # when it was told
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -110,18 +113,25 @@ class LiveView:
 
     def detail(self, text: str) -> None:
         """Tell what is of use to whoever looks for a fault. Any thread may."""
-        self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"))
+        self._print(Text(printable(text, DETAIL_CHARS_MAX), style="dim"), "DEBUG")
 
     def _tell_notes(self, notes: Iterable[str]) -> None:
-        """Each when it comes, and again where it comes back. Figures in it are no news."""
-        standing = {_FIGURES.sub("#", text): text for text in notes}
-        for text in (standing[each] for each in standing if each not in self._noted):
-            self.note(text)
-        self._noted = frozenset(standing)
+        """Each when it comes, and again where it comes back or stands for long. Figures in it are
+        no news."""
+        now = self._clock()
+        noted = {}
+        for name, text in ((_FIGURES.sub("#", text), text) for text in notes):
+            noted[name] = self._noted.get(name, -math.inf)
+            if now - noted[name] >= NOTED_AGAIN_S:
+                noted[name] = now
+                self.note(text)
+        self._noted = noted
 
-    def _print(self, line: Text) -> None:
+    def _print(self, line: Text, level: str = "INFO") -> None:
         if self._live is None:
-            line = Text.assemble(self._now().isoformat(" ", "seconds"), " ", line)
+            if line.plain.startswith(WARNS):
+                level, line = "WARNING", line[len(WARNS) :]
+            line = Text.assemble(f"{self._now().isoformat(' ', 'seconds')} {level:<7} ", line)
         # soft_wrap: one event stays one line wherever the output goes
         self._console.print(line, soft_wrap=True, highlight=False)
 

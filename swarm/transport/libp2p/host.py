@@ -3,7 +3,9 @@
 libp2p is imported in this package and nowhere else.
 """
 
+import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -623,6 +625,8 @@ def _reason(error: BaseException) -> str:
     while cause is not None:
         error = cause
         cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+    if isinstance(error, OSError) and error.errno and error.errno in errno.errorcode:
+        return os.strerror(error.errno)  # the address is in its words as well
     return str(error).replace("\n", " ") or type(error).__name__
 
 
