@@ -79,3 +79,15 @@ def test_a_listener_with_garbage_for_a_handshake_is_unreachable(key: bytes | Non
             nursery.cancel_scope.cancel()
 
     run(main)
+
+
+def test_who_dials_a_private_swarm_by_its_address_is_told_what_it_takes() -> None:
+    async def main() -> None:
+        async with (
+            open_libp2p(Identity(b"a" * 32), LOOPBACK, network_key=KEY) as private,
+            open_libp2p(Identity(b"b" * 32), LOOPBACK) as stranger,
+        ):
+            with pytest.raises(PeerUnreachable, match="a private swarm takes an invitation"):
+                await stranger.connect(private.addresses()[0])
+
+    run(main)

@@ -50,6 +50,7 @@ UNSENT_BYTES = 32_768  # of ours that the kernel holds and has not sent once yet
 RELAYED_STEP_BYTES = 65_536  # written at a time where there is no socket of ours
 HANDSHAKE_BYTES_MAX = 4_096  # in one message; an honest one has a few hundred
 HANDSHAKE_TIMEOUT_S = 10.0
+CLOSES_ON_DIALLERS = ": a private swarm takes an invitation, or it is full, or refuses this node"
 RECORDS_PER_TURN = 256  # that are decrypted at a time; a read of the socket may bring 14,000
 NEGOTIATION_RECORDS_MAX = 64  # until the muxer is agreed on; an honest peer sends two or three
 RECORD_BYTES_SMALL = 8_192  # a record that carries less is small
@@ -166,7 +167,8 @@ class _Handshake:
         while len(self.rest) < count:
             data = await self._conn.read(HANDSHAKE_BYTES_MAX)
             if not data:
-                raise NoiseFailure("the peer closed during the handshake")
+                why = CLOSES_ON_DIALLERS if self.initiator else ""
+                raise NoiseFailure(f"the peer closed during the handshake{why}")
             self.rest += data
 
     def _identity_key(self, payload: bytes) -> PublicKey:
