@@ -409,7 +409,13 @@ async def _explain(service: WeightsService, swarm: _Swarm, say: Say) -> None:
         await trio.sleep(LOOK_S)
         lines = [f"a version was announced and refused: {service.refused}"] * bool(service.refused)
         waited_s = 0.0 if service.progress() else waited_s + LOOK_S
-        if waited_s >= WAITING_S and not service.heard.is_set():
+        if swarm.peer.discovery.meets_strangers and not service.heard.is_set():
+            lines += swarm.peer.discovery.notes
+            lines.append(
+                "the peer offers the weights of another publisher than --publisher, or of another "
+                "--run: weights publish prints the whole command; waiting"
+            )
+        elif waited_s >= WAITING_S and not service.heard.is_set():
             lines += swarm.peer.discovery.notes or ["no peer answers yet: waiting"]
         elif waited_s >= WAITING_S and service.heads.newest(service.rules.policy) is None:
             lines.append("no peer knows of a version yet: waiting")

@@ -37,6 +37,7 @@ from swarm.limits.quotas import Kind
 from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
+from swarm.texts import printable
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
 from swarm.wire.messages import (
@@ -48,6 +49,7 @@ from swarm.wire.messages import (
     HELLO_PROTOCOL,
     HELLO_REPLY_BYTES_MAX,
     PACKAGES_MAX,
+    RUN_ID_CHARS_MAX,
     Greeting,
     GreetingReply,
     Hello,
@@ -127,7 +129,7 @@ class Discovery:
         self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
         # The newest hello of each instance, by peer: at most two instances each
         self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
-        self._strangers: set[PeerId] = set()  # of other runs; never dialled again
+        self._strangers: dict[PeerId, str] = {}  # and their runs; never dialled again
         self.peers: dict[PeerId, PeerInfo] = {}  # connected peers that answered a hello
         self._dialling: set[PeerId] = set()
         self._greeted_at: dict[PeerId, float] = {}
@@ -198,7 +200,7 @@ class Discovery:
         for address in self._bootstrap:
             peer = PeerId(address.rpartition("/")[2])
             if peer in self._strangers:
-                self._unreachable[address] = f"{address} (it takes part in another run)"
+                self._note_stranger(peer, address)
             elif peer in connected:
                 self._unreachable.pop(address, None)
             elif peer in self._dialling:
@@ -350,9 +352,9 @@ class Discovery:
             self._asked.discard(peer)
         if reply.run_id != self._run_id:
             log.debug("%s is of run %s", peer, reply.run_id)
-            await self._leave(peer)
+            await self._leave(peer, reply.run_id)
             return
-        self._strangers.discard(peer)  # it may have come back with our run
+        self._strangers.pop(peer, None)  # it may have come back with our run
         addresses = self._plausible(peer, peer, reply.addresses)
         if peer not in self.peers:
             log.debug("%s is a peer, %s, at %s", peer, reply.agent, ", ".join(addresses))
@@ -443,12 +445,31 @@ class Discovery:
         if peer != self._identity.peer_id:
             self._book.learn(peer, of_peer(peer, addresses), worked=False, told_by=by)
 
-    async def _leave(self, peer: PeerId) -> None:
-        self._ledger.reject(peer, Reject.OTHER_RUN)
-        if len(self._strangers) < BOOK_PEERS_MAX:
-            self._strangers.add(peer)
+    async def _leave(self, peer: PeerId, run_id: str) -> None:
+        self._know_stranger(peer, run_id)
         self.peers.pop(peer, None)
         await self._transport.disconnect(peer)
+
+    def _know_stranger(self, peer: PeerId, run_id: str) -> None:
+        self._ledger.reject(peer, Reject.OTHER_RUN)
+        if len(self._strangers) < BOOK_PEERS_MAX:
+            self._strangers[peer] = run_id
+        for address in self._bootstrap:
+            if address.endswith(f"/{peer}"):
+                self._note_stranger(peer, address)
+
+    def _note_stranger(self, peer: PeerId, address: str) -> None:
+        run_id = self._strangers.get(peer, "")
+        self._unreachable[address] = (
+            f"{address}: it takes part in another run, {printable(run_id, RUN_ID_CHARS_MAX)}, "
+            f"than this node, {self._run_id}"
+        )
+
+    @property
+    def meets_strangers(self) -> bool:
+        """Whether a bootstrap peer takes part in another run."""
+        ends = {address.rpartition("/")[2] for address in self._bootstrap}
+        return not ends.isdisjoint(self._strangers)
 
     def _check_other(self, peer: PeerId, record: bytes) -> None:
         """Stop if the record proves that an older process than ours is alive under our key."""
@@ -482,8 +503,9 @@ class Discovery:
             self._ledger.reject(peer, error.reason)
             raise
         if hello.run_id != self._run_id:
-            self._ledger.reject(peer, Reject.OTHER_RUN)
+            self._know_stranger(peer, hello.run_id)  # it may leave before it answers ours
         else:
+            self._strangers.pop(peer, None)
             addresses = self._plausible(peer, peer, hello.addresses)
             self.peers[peer] = PeerInfo(hello.agent, addresses)
             told_by = self._gater.share_of(peer)

@@ -154,6 +154,17 @@ def test_a_node_that_was_offline_for_long_has_forgotten_nobody() -> None:
     simulate(3, body)
 
 
+def test_a_peer_of_another_run_that_asks_first_and_leaves_is_noted() -> None:
+    async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
+        stranger = Member(world, 0, run_id="other-1")
+        own = Member(world, 1, (stranger.address,))
+        await own.discovery._serve_hello(world.peer_id(0), stranger.discovery._own_hello())
+        assert "another run, other-1" in own.discovery.notes[0]
+        assert own.discovery.meets_strangers
+
+    simulate(2, body)
+
+
 def test_a_peer_of_another_run_is_left_noted_and_taken_back_when_it_comes_over() -> None:
     async def body(world: SimulatedWorld, nursery: trio.Nursery) -> None:
         stranger = Member(world, 0, run_id="other-1")
