@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -43,7 +44,14 @@ def worker_environ(*, confined: bool) -> dict[str, str]:
         environ = {name: value for name, value in environ.items() if name in _ENVIRON_KEPT}
         environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH), "PYTHONDONTWRITEBYTECODE": "1"}
         named = os.environ.get(CACHE_VARIABLE)
-        environ[CACHE_VARIABLE] = str(cache_directory(Path(named) if named else None))
+        cache = cache_directory(Path(named) if named else None)
+        environ[CACHE_VARIABLE] = str(cache)
+        # reasoning-gym brings matplotlib, which does not begin unless a folder looks writable.
+        # Where namespaces are not allowed there is no scratch folder: it gets to see this one,
+        # in which Landlock has it write nothing.
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+        environ["MPLCONFIGDIR"] = str(cache)
     return {
         **environ,
         "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),

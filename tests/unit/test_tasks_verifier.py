@@ -423,6 +423,32 @@ def test_nothing_is_left_running_afterwards(sandbox: str, trap: RunConfig) -> No
             time.sleep(0.01)  # noqa: TID251 - it was killed; the kernel takes a moment
 
 
+@pytest.mark.parametrize("missing", ["none", "namespaces", "landlock"])
+def test_the_nine_are_verified_where_a_layer_of_the_sandbox_is_missing(
+    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In most containers and on some systems there are no namespaces for a user."""
+    name = {"namespaces": "namespaces.enter", "landlock": "landlock.confine"}.get(missing)
+    (tmp_path / "sitecustomize.py").write_text(
+        "def is_missing(*arguments):\n    raise OSError('left out')\n"
+        f"from node.sandbox import landlock, namespaces\n{name} = is_missing\n"
+        if name
+        else ""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    run = make_run({"name": "binary_matrix"})
+
+    async def main() -> None:
+        async with ProcessVerifier.open(make_config(run)) as verifier:
+            tasks = first_tasks(run, ALICE, 4)
+            posed = await verifier.problems(tasks)
+            texts = [[problem.answer, "exit()"] for problem in posed]
+            assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * 4
+
+    run_async(main)
+
+
 def test_the_nine_are_verified_in_a_process() -> None:
     run = make_run(
         {"name": "propositional_logic", "parameters": {"prompt": "terse"}},
