@@ -134,6 +134,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.xdist_group(alone or item.nodeid.partition("::")[0]))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run where groups are not kept: tests would fight, now and then."""
+    grouped = session.config.getoption("loadgroup", default=False)  # in a worker of pytest-xdist
+    if grouped and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest and this pytest-xdist do not keep groups of tests")
+
+
 @pytest.hookimpl(trylast=True)  # of what is left once some were left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run. Nothing is asked of it unless a test needs it."""
