@@ -145,9 +145,14 @@ def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
         return
     where = "" if config.data_dir == DATA_DIR else f" --data-dir {quote(str(config.data_dir))}"
     say(f"left after round {saved.progress.round}, which is saved; what it has learned:")
-    say(f"  swarm-node samples{where}          # what it said, and what its answers were")
-    say(f"  swarm-node export my-model{where}  # as a Hugging Face directory")
-    say("  swarm-node chat my-model           # talk to it")
+    lines = {
+        f"samples{where}": "what it said, and what its answers were",
+        f"export my-model{where}": "as a Hugging Face directory",
+        "chat my-model": "talk to it",
+    }
+    width = max(map(len, lines))
+    for line, what in lines.items():
+        say(f"  swarm-node {line:<{width}}  # {what}")
 
 
 @asynccontextmanager

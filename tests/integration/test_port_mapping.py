@@ -129,7 +129,8 @@ def test_a_port_is_forwarded_and_taken_back_at_the_end() -> None:
                 nursery.cancel_scope.cancel()
         assert told == [Mapping("203.0.113.7", 4001)]
         assert not Mapping("192.168.1.1", 4001).is_public
-        assert calls == ["AddPortMapping 4001", "DeletePortMapping 4001"]
+        ours = [each for each in calls if each.endswith(" 4001")]  # a node may find it, too
+        assert ours == ["AddPortMapping 4001", "DeletePortMapping 4001"]
 
     run(main)
 
