@@ -123,7 +123,8 @@ class Training:
         self._node = node
         self._listener = listener
         self.checkpoints = checkpoints
-        self.progress = Progress()
+        resumed = checkpoints.latest()  # told of from the first report on
+        self.progress = resumed.progress if resumed else Progress()
         self.policy: PolicyInfo | None = None  # this and the next survive restarts
         self.memory_bytes = 0
         self.is_loading = False

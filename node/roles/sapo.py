@@ -146,9 +146,10 @@ class Rounds:
                 f"{found.cpu_s['overrun']:.0f} s in all, and {found.turned_away} found no turn"
             )
         if record.external_wanted and record.external_groups == 0 and record.peers > 0:
+            peers = "a peer is" if record.peers == 1 else f"{record.peers} peers are"
             notes["sharing"] = (
-                f"no usable foreign group in round {record.round} although {record.peers} peers "
-                "are connected: they may be starting, or all their groups pass or fail alike"
+                f"no usable foreign group in round {record.round} although {peers} "
+                "connected: they may be starting, or all their groups pass or fail alike"
             )
 
     async def _evaluate(self, sapo: Sapo, way_back: WayBack, on_record: OnRecord) -> None:

@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,8 +14,10 @@ from node.engines.scripted import ScriptedPolicy
 from node.loops.checkpoints import SAVING_SHARE, Checkpoints, SavingPace
 from node.loops.sapo import Progress
 from node.loops.validation import Validated
+from node.roles.role import Training
 from swarm.errors import ChildFailed, ConfigError
 from tests.support import run
+from tests.unit.monitor_records import snapshot
 
 FACTS = {"run_id": "sums-1", "model": "tiny"}
 
@@ -37,6 +40,15 @@ def latest_round(kept: Checkpoints) -> int:
     assert found is not None
     assert (found.directory / "skill").read_text() == str(found.progress.round / 100)
     return found.progress.round
+
+
+def test_a_node_that_comes_back_tells_its_round_before_its_policy_is_loaded(tmp_path: Path) -> None:
+    """An alarm over the last rounds would count those of before the restart."""
+    kept = checkpoints(tmp_path)
+    nothing: Any = None
+    assert Training(nothing, nothing, nothing, nothing, kept).status(snapshot(round=0)).round == 0
+    save(kept, 7)
+    assert Training(nothing, nothing, nothing, nothing, kept).status(snapshot(round=0)).round == 7
 
 
 def test_saving_takes_a_small_share_of_the_time() -> None:
