@@ -16,6 +16,7 @@ from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import settings_of
 from node.environments.registry import environment_names, is_plug_in
 from node.environments.trial import loaded, scored, settled_text, tasks_of
+from node.system.extras import install_line
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -154,7 +155,11 @@ def new_environment(directory: Path, say: Say) -> None:
     """
     name = directory.name
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name}: must be up to 40 lower-case letters, digits and underscores")
+        near = re.sub("[^a-z0-9_]", "_", name.lower())
+        hint = f"; {near} would do" if _NAME.fullmatch(near) else ""
+        raise ConfigError(
+            f"{name}: must be up to 40 lower-case letters, digits and underscores{hint}"
+        )
     if directory.exists():
         raise ConfigError(f"{directory} is there already; name a directory that is not")
     try:
@@ -163,5 +168,5 @@ def new_environment(directory: Path, say: Say) -> None:
             (directory / path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from None
-    say(f"{directory}: change {name}.py, then pip install ./{directory.name}")
+    say(f"{directory}: change {name}.py, then {install_line(f'./{directory.name}')}")
     say(f"then look at it with: swarm-node env check {name}")

@@ -18,6 +18,7 @@ from node.environments.turns.code import PythonQuestion, PythonRepair
 from node.environments.turns.guess import GuessNumber
 from node.environments.turns.maze import TextMaze
 from node.environments.turns.tool_use import CalculatorSum, FileLookup
+from node.system.extras import install_line
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
 
@@ -104,7 +105,7 @@ def how_to_get(name: str, wanted: str) -> str:
         _, _, of_library = wanted.partition(f"{LIBRARY}-")
         library, _, _ = of_library.rpartition("-r")
         if library and _word(library) == library and library != version(LIBRARY):
-            return f"pip install {LIBRARY}=={library}"
+            return install_line(f"{LIBRARY}=={library}")
         return release
     return release if name in _built_in() else "install that version of the plug-in"
 
@@ -143,7 +144,7 @@ def environment(name: str) -> Environment:
     near = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     if name.isidentifier() and Path(name, "pyproject.toml").is_file():  # as `env new` writes it
-        hint = f"pip install ./{name} first; "
+        hint = f"{install_line(f'./{name}')} first; "
     raise ConfigError(
         f"environment {name}: no such environment; {hint}swarm-node env list shows all"
     )

@@ -1,5 +1,6 @@
 """What an installation may lack, and how it is had: the extras of pyproject.toml."""
 
+import sys
 from importlib.util import find_spec
 from typing import Final
 
@@ -15,6 +16,13 @@ EXTRAS: Final = {
     "wandb": "wandb",
     "trackio": "trackio",
 }
+
+
+def install_line(what: str) -> str:
+    """The command that adds `what` to this installation. One that uv made has no pip."""
+    if find_spec("pip") is not None:
+        return f"pip install {what}"
+    return f"uv pip install --python {sys.executable} {what}"
 
 
 def need(package: str) -> None:

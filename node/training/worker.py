@@ -32,6 +32,7 @@ from node.policies import checkpoint, frozen, ipc_weights
 from node.policies.policy import Policy, load_policy, pick_device
 from node.policies.weight_diff import check_whole
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
+from node.system.extras import install_line
 from node.system.machine import THREADS_DEFAULT_MAX, give_back_at_once
 from node.training import frames, memory, rescoring
 from node.training.trainer import GroupTrainer
@@ -311,7 +312,7 @@ class _Server:
         except ConfigError as error:
             return _failure(request, "config", str(error))
         except ModuleNotFoundError as error:
-            words = f"{error.name} is not installed here: pip install {error.name}"
+            words = f"{error.name} is not installed here: {install_line(error.name or '')}"
             return _failure(request, "config", words)
         except CannotGoOn as error:
             self.is_over = True

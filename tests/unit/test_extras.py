@@ -1,5 +1,6 @@
 """A machine without torch: what works there, and what is said where it does not."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,18 @@ def test_the_doctor_goes_on_without_torch(tmp_path: Path) -> None:
     assert "fail  software: torch is not installed; install 'swarm-node[torch]'" in said
     assert "model: not looked at" in said
     assert "hole punching" in said
+
+
+def test_what_is_to_be_installed_goes_where_this_installation_is(tmp_path: Path) -> None:
+    new = tmp_path / "mine"
+    status, said = run(tmp_path, "env", "new", str(new), packages=("pip",))
+    assert status == 0
+    assert f"then uv pip install --python {sys.executable} ./mine" in said
+    shutil.rmtree(new)
+    assert "then pip install ./mine" in run(tmp_path, "env", "new", str(new), packages=())[1]
+
+
+def test_a_name_that_is_none_gets_one_that_is(tmp_path: Path) -> None:
+    status, said = run(tmp_path, "env", "new", str(tmp_path / "My-words"))
+    assert status == 2
+    assert "underscores; my_words would do" in said

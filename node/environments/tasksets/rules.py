@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from node.environments.checked import checked, wrong_parameters
+from node.system.extras import install_line
 from swarm.errors import ConfigError
 
 NAME: Final = "verifiers"
@@ -83,7 +84,8 @@ def library_version() -> str:
     try:
         return version(NAME)
     except PackageNotFoundError:
-        raise wrong("its library is missing: pip install 'swarm-node[verifiers]'") from None
+        line = install_line("'swarm-node[verifiers]'")
+        raise wrong(f"its library is missing: {line}") from None
 
 
 def places_of(taskset: str) -> list[Path]:
@@ -94,7 +96,7 @@ def places_of(taskset: str) -> list[Path]:
     """
     found = find_spec(taskset)
     if found is None or (found.origin is None and not found.submodule_search_locations):
-        raise wrong(f"taskset {taskset}: is not installed; pip install its package")
+        raise wrong(f"taskset {taskset}: is not installed; {install_line('ITS-PACKAGE')}")
     if found.submodule_search_locations:
         return [Path(each) for each in found.submodule_search_locations]
     return [Path(found.origin or "")]
