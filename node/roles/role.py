@@ -151,7 +151,8 @@ class Training:
                 failures = 1 if self.progress.round > before else failures + 1
                 what = "vLLM" if isinstance(error, ServerFailed) else "the trainer"
                 await self._listener.tell(Trouble(f"{what} failed and is restarted: {error}"))
-                self._node.notes.put("trainer", f"{what} failed {failures} times: {error}")
+                often = "" if failures == 1 else f" {failures} times"
+                self._node.notes.put("trainer", f"{what} failed{often}: {error}")
                 if failures >= RESTARTS_MAX:
                     raise
             else:

@@ -138,7 +138,8 @@ class Rounds:
         notes.put("sharing", None)
         failures = self.exchange.verifier_failures
         if failures:
-            notes["verifier"] = f"the verifier of foreign groups failed {failures} times so far"
+            often = "once" if failures == 1 else f"{failures} times"
+            notes["verifier"] = f"the verifier of foreign groups failed {often} so far"
         found = self._node.verifier.counters
         if found.overruns:
             notes["overruns"] = (
