@@ -423,12 +423,17 @@ def test_nothing_is_left_running_afterwards(sandbox: str, trap: RunConfig) -> No
             time.sleep(0.01)  # noqa: TID251 - it was killed; the kernel takes a moment
 
 
-@pytest.mark.parametrize("missing", ["none", "namespaces", "landlock"])
+@pytest.mark.parametrize("missing", ["nothing", "namespaces", "mounts", "landlock"])
 def test_the_nine_are_verified_where_a_layer_of_the_sandbox_is_missing(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In most containers and on some systems there are no namespaces for a user."""
-    name = {"namespaces": "namespaces.enter", "landlock": "landlock.confine"}.get(missing)
+    """In most containers there are no namespaces for a user, and where AppArmor keeps them from
+    users there are, but nothing can be mounted in them."""
+    name = {
+        "namespaces": "namespaces.enter",
+        "mounts": "namespaces._mount",
+        "landlock": "landlock.confine",
+    }.get(missing)
     (tmp_path / "sitecustomize.py").write_text(
         "def is_missing(*arguments):\n    raise OSError('left out')\n"
         f"from node.sandbox import landlock, namespaces\n{name} = is_missing\n"
