@@ -43,5 +43,5 @@ other = [f"{name} {version}" for name, version in taken.items() if pinned.get(na
 print(f"not as in constraints.txt, {len(other)} of {len(taken)}: {', '.join(other)}")
 END
 # What libraries deprecate of each other is no fault here, and contracts of imports are no test of them.
-exec "$environment/bin/python" -m pytest -q -W default::DeprecationWarning \
+exec "$environment/bin/python" -m pytest -q -W default::DeprecationWarning -W default::FutureWarning \
   --ignore tests/architecture "$@"

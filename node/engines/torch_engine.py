@@ -343,7 +343,7 @@ class _HuggingFaceDecoder:
         self._select(rows)
         left = torch.tensor(kept, device=self._mask.device)
         width = self._begun + int(left.max())
-        self._cache.crop(width)
+        self._cache.crop(min(0, width - self._cache.get_seq_length()))
         places = torch.arange(width, device=self._mask.device)
         self._mask = self._mask[:, :width] & (places < self._begun + left[:, None])
         self._lengths = self._lengths - taken + left
