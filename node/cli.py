@@ -333,18 +333,18 @@ def _add_monitor(commands: Any) -> None:
 def _add_eval(commands: Any) -> None:
     evaluate = commands.add_parser("eval", help="what a node's last checkpoint can do")
     add_policy(evaluate, as_joined=True)
-    add_lora(evaluate, "that of the node")
+    add_lora(evaluate)
     add_threads(evaluate)
     evaluate.add_argument("--samples", type=int, default=4, metavar="K", help="of each task")
     evaluate.add_argument("--against", metavar="WHAT", help="`before` training, or a directory")
-    evaluate.set_defaults(run_command=_eval, as_joined=True)
+    evaluate.set_defaults(run_command=_eval)
 
 
 def _add_export(commands: Any) -> None:
     export = commands.add_parser("export", help="a node's last checkpoint as a model directory")
     export.add_argument("out", type=Path, metavar="DIR", help="to write; must not be there")
     add_policy(export, as_joined=True)
-    add_lora(export, "that of the node")
+    add_lora(export)
     add_threads(export)
     export.add_argument("--adapter", action="store_true", help="the adapter alone, for PEFT")
     export.add_argument(
@@ -354,7 +354,7 @@ def _add_export(commands: Any) -> None:
         help="what a whole model's numbers are rounded to; default: float32, as they were trained",
     )
     export.add_argument("--push", metavar="REPO", help="upload it to OWNER/NAME, private if new")
-    export.set_defaults(run_command=_export, as_joined=True)
+    export.set_defaults(run_command=_export)
 
 
 def _add_chat(commands: Any) -> None:

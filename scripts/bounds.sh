@@ -42,6 +42,7 @@ taken = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", Path(sys.argv[1]).read_text(),
 other = [f"{name} {version}" for name, version in taken.items() if pinned.get(name) != version]
 print(f"not as in constraints.txt, {len(other)} of {len(taken)}: {', '.join(other)}")
 END
-# What libraries deprecate of each other is no fault here, and contracts of imports are no test of them.
+# What is to go in a later release is no fault of this one: pyproject.toml has bounds for that. And contracts of imports
+# are no test of them.
 exec "$environment/bin/python" -m pytest -q -W default::DeprecationWarning -W default::FutureWarning \
   --ignore tests/architecture "$@"

@@ -127,11 +127,13 @@ def add_policy(parser: argparse.ArgumentParser, *, as_joined: bool = False) -> N
         f"default: {model}",
     )
     add_switch(parser, "--yes", help="agree to what is fetched or plugged in")
+    parser.set_defaults(as_joined=as_joined)
     parser.add_argument("--data-dir", metavar="DIR", help="default: swarm-data")
 
 
-def add_lora(parser: argparse.ArgumentParser, default: str = "0") -> None:
-    """The adapter, if there is one."""
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    """The adapter, if there is one. After `add_policy`, where there is that."""
+    default = "that of the node" if parser.get_default("as_joined") else "0"
     parser.add_argument(
         "--lora-rank",
         metavar="N",

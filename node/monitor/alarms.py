@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+from node.records.format import often
 from swarm.telemetry import metrics as m
 from swarm.telemetry.reports import (
     ADVICE,
@@ -392,11 +393,10 @@ def _went_back(past: Past) -> AlarmCondition | None:
         return None
     now = past.now
     rounds = _round(now) - _round(history[0])
-    times = "once" if falls == 1 else f"{falls:.0f} times"
     return AlarmCondition(
         "warning",
-        f"the policy fell and went back to its best {times} within {rounds:.0f} rounds; it learns "
-        f"at {_value(now, m.RATE_SHARE_RATIO):.0%} of its rate",
+        f"the policy fell and went back to its best {often(falls)} within {rounds:.0f} rounds; it "
+        f"learns at {_value(now, m.RATE_SHARE_RATIO):.0%} of its rate",
     )
 
 

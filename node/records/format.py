@@ -26,6 +26,11 @@ def amount(count: float, unit: str = "") -> str:
     raise AssertionError("unreachable")
 
 
+def often(count: float) -> str:
+    """How many times, in words."""
+    return "once" if count == 1 else f"{count:.0f} times"
+
+
 def duration(seconds: float) -> str:
     """Seconds as 42 s, 3 min 05 s or 2 h 07 min."""
     whole = round(seconds)

@@ -17,6 +17,7 @@ from node.loops.way_back import WayBack
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
 from node.records.event_log import TurnEvent
+from node.records.format import often
 from node.records.records import HeldOut, RoundDone, StatusSnapshot
 from node.records.usefulness import ROUNDS_MAX, TIMES_MAX, usefulness
 from node.roles.node import Node
@@ -138,8 +139,7 @@ class Rounds:
         notes.put("sharing", None)
         failures = self.exchange.verifier_failures
         if failures:
-            often = "once" if failures == 1 else f"{failures} times"
-            notes["verifier"] = f"the verifier of foreign groups failed {often} so far"
+            notes["verifier"] = f"the verifier of foreign groups failed {often(failures)} so far"
         found = self._node.verifier.counters
         if found.overruns:
             notes["overruns"] = (

@@ -139,8 +139,24 @@ class Discovery:
     @property
     def notes(self) -> list[str]:
         """What a person should know, e.g. that a bootstrap peer cannot be reached."""
-        unreachable = [f"cannot join through {text}" for text in sorted(self._unreachable.values())]
-        return [*unreachable, *self._other_versions.values()]
+        unreachable = {**self._unreachable, **self._strange()}
+        lines = [f"cannot join through {text}" for text in sorted(unreachable.values())]
+        return [*lines, *self._other_versions.values()]
+
+    @property
+    def meets_strangers(self) -> bool:
+        """Whether a bootstrap peer takes part in another run."""
+        return bool(self._strange())
+
+    def _strange(self) -> dict[str, str]:
+        """The bootstrap addresses of strangers, with what is wrong there."""
+        runs = {each: self._strangers.get(_peer_of(each)) for each in self._bootstrap}
+        return {
+            address: f"{address}: it takes part in another run, "
+            f"{printable(run_id, RUN_ID_CHARS_MAX)}, than this node, {self._run_id}"
+            for address, run_id in runs.items()
+            if run_id is not None
+        }
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Join, and stay joined.
@@ -198,10 +214,10 @@ class Discovery:
         connected, room = self._transport.peers(), BOOTSTRAP_DIALS_MAX
         waiting: dict[PeerId, str] = {}
         for address in self._bootstrap:
-            peer = PeerId(address.rpartition("/")[2])
+            peer = _peer_of(address)
             if peer in self._strangers:
-                self._note_stranger(peer, address)
-            elif peer in connected:
+                continue
+            if peer in connected:
                 self._unreachable.pop(address, None)
             elif peer in self._dialling:
                 room -= 1
@@ -454,22 +470,6 @@ class Discovery:
         self._ledger.reject(peer, Reject.OTHER_RUN)
         if len(self._strangers) < BOOK_PEERS_MAX:
             self._strangers[peer] = run_id
-        for address in self._bootstrap:
-            if address.endswith(f"/{peer}"):
-                self._note_stranger(peer, address)
-
-    def _note_stranger(self, peer: PeerId, address: str) -> None:
-        run_id = self._strangers.get(peer, "")
-        self._unreachable[address] = (
-            f"{address}: it takes part in another run, {printable(run_id, RUN_ID_CHARS_MAX)}, "
-            f"than this node, {self._run_id}"
-        )
-
-    @property
-    def meets_strangers(self) -> bool:
-        """Whether a bootstrap peer takes part in another run."""
-        ends = {address.rpartition("/")[2] for address in self._bootstrap}
-        return not ends.isdisjoint(self._strangers)
 
     def _check_other(self, peer: PeerId, record: bytes) -> None:
         """Stop if the record proves that an older process than ours is alive under our key."""
@@ -549,6 +549,10 @@ def _encode_fitting(reply: HelloReply) -> bytes:
         reply = reply.model_copy(update={"known_peers": fewer})
         encoded = codec.encode(reply)
     return encoded
+
+
+def _peer_of(address: str) -> PeerId:
+    return PeerId(address.rpartition("/")[2])
 
 
 def _own_hello_of(peer: PeerId, record: bytes) -> Hello:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from node.cli import _parser, main
+from node.commands.arguments import ANY_ADDRESS
 from node.config import NodeConfig
 
 
@@ -66,6 +67,14 @@ def test_whatever_takes_a_value_says_its_default() -> None:
                 assert (action.help or "").count("default") == 1, (command, action.option_strings)
                 flags += 1
     assert flags > 100
+
+
+def test_defaults_that_are_written_by_hand_are_those_of_the_settings() -> None:
+    usual = {name: field.default for name, field in NodeConfig.model_fields.items()}
+    assert usual["listen"] == (ANY_ADDRESS,)
+    assert (usual["model"], usual["lora_rank"], usual["threads"]) == ("tiny", 0, 0)
+    assert str(usual["data_dir"]) == "swarm-data"
+    assert usual["telemetry_interval_s"] == 2
 
 
 def commands_of(parser: ArgumentParser, name: str = "") -> Iterator[tuple[str, ArgumentParser]]:

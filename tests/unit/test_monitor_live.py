@@ -66,7 +66,7 @@ def test_without_a_terminal_a_note_is_told_when_it_comes_comes_back_and_as_long_
             (0.0, ("the clock is 3.5 s wrong",)),
             (1.0, ("the clock is 4.1 s wrong", "no room")),  # a figure is no news
             (2.0, ("no room",)),
-            (3.0, ("the clock is 9 s wrong", "no room")),
+            (3.0, ("the clock is 8 s wrong", "no room", "the clock is 9 s wrong")),
             (NOTED_AGAIN_S, ("no room",)),
             (1.0 + NOTED_AGAIN_S, ("no room",)),
             (2.0 + NOTED_AGAIN_S, ("no room",)),
@@ -148,6 +148,13 @@ def test_a_detail_is_one_line_whoever_it_is_of() -> None:
     assert json.loads(lines.getvalue()) | {"time_s": 0} == {
         "event": "detail", "time_s": 0, "text": "a\nb"
     }  # fmt: skip
+
+
+def test_a_detail_is_no_warning_whatever_it_begins_with() -> None:
+    out = io.StringIO()
+    with LiveView(Console(file=out), interactive=False, clock=Clock(), now=noon) as view:
+        view.detail("! a stranger's word")
+    assert out.getvalue() == f"{TIME}DEBUG   ! a stranger's word\n"
 
 
 def test_what_validation_decided_is_told() -> None:

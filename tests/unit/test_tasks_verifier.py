@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ import trio
 import trio.testing
 
 from node.config import RunConfig
+from node.environments.base import Problem
 from node.verification import verifier as verifier_module
 from node.verification.assignment import assigned_task, common_task
 from node.verification.fair_queue import (
@@ -30,6 +31,7 @@ from node.verification.verifier import (
 )
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.identity import Identity, PeerId
+from swarm.rollouts import Task
 from tests.support import run as run_async
 from tests.unit.tasks_support import ALICE, BOB, first_tasks, make_config, make_group, make_run
 from tests.unit.verifier_trap import CPU_LIMIT_S, WALL_LIMIT_S, fork_of, with_process
@@ -423,6 +425,14 @@ def test_nothing_is_left_running_afterwards(sandbox: str, trap: RunConfig) -> No
             time.sleep(0.01)  # noqa: TID251 - it was killed; the kernel takes a moment
 
 
+async def score_right_and_wrong(verifier: Verifier, tasks: Sequence[Task]) -> list[Problem]:
+    """Score the right answer and one that is code; returns the problems."""
+    posed = await verifier.problems(tasks)
+    texts = [[problem.answer, "exit()"] for problem in posed]
+    assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * len(tasks)
+    return posed
+
+
 @pytest.mark.parametrize("missing", ["nothing", "namespaces", "mounts", "landlock"])
 def test_the_nine_are_verified_where_a_layer_of_the_sandbox_is_missing(
     missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -446,10 +456,7 @@ def test_the_nine_are_verified_where_a_layer_of_the_sandbox_is_missing(
 
     async def main() -> None:
         async with ProcessVerifier.open(make_config(run)) as verifier:
-            tasks = first_tasks(run, ALICE, 4)
-            posed = await verifier.problems(tasks)
-            texts = [[problem.answer, "exit()"] for problem in posed]
-            assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * 4
+            await score_right_and_wrong(verifier, first_tasks(run, ALICE, 4))
 
     run_async(main)
 
@@ -463,9 +470,7 @@ def test_the_nine_are_verified_in_a_process() -> None:
     async def main() -> None:
         async with ProcessVerifier.open(make_config(run)) as verifier:
             tasks = first_tasks(run, ALICE, 20)
-            posed = await verifier.problems(tasks)
-            texts = [[problem.answer, "exit()"] for problem in posed]
-            assert await verifier.score(tasks, texts) == [(1.0, 0.0)] * 20
+            posed = await score_right_and_wrong(verifier, tasks)
             group = make_group(run, posed[3].answer, "[", task=tasks[3])
             assert await verifier.verify(group) == (posed[3].prompt, (1.0, 0.0))
             assert verifier.counters.second_tries == 0

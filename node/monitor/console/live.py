@@ -109,7 +109,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Tell what a node says of its state, such as an alarm, where nothing is redrawn."""
-        self._print(Text(f"! {printable(text, TROUBLE_CHARS_MAX)}"))
+        self._print(Text(f"{WARNS}{printable(text, TROUBLE_CHARS_MAX)}"))
 
     def detail(self, text: str) -> None:
         """Tell what is of use to whoever looks for a fault. Any thread may."""
@@ -119,18 +119,20 @@ class LiveView:
         """Each when it comes, and again where it comes back or stands for long. Figures in it are
         no news."""
         now = self._clock()
-        noted = {}
-        for name, text in ((_FIGURES.sub("#", text), text) for text in notes):
-            noted[name] = self._noted.get(name, -math.inf)
-            if now - noted[name] >= NOTED_AGAIN_S:
-                noted[name] = now
+        standing = {_FIGURES.sub("#", text): text for text in notes}
+        told = {name: self._noted.get(name, -math.inf) for name in standing}
+        for name, text in standing.items():
+            if now - told[name] >= NOTED_AGAIN_S:
+                told[name] = now
                 self.note(text)
-        self._noted = noted
+        self._noted = told
 
-    def _print(self, line: Text, level: str = "INFO") -> None:
+    def _print(self, line: Text, level: str | None = None) -> None:
+        """`level`: of what is a detail; of all else its first letters say it."""
         if self._live is None:
-            if line.plain.startswith(WARNS):
-                level, line = "WARNING", line[len(WARNS) :]
+            if level is None:
+                warns = line.plain.startswith(WARNS)
+                level, line = ("WARNING", line[len(WARNS) :]) if warns else ("INFO", line)
             line = Text.assemble(f"{self._now().isoformat(' ', 'seconds')} {level:<7} ", line)
         # soft_wrap: one event stays one line wherever the output goes
         self._console.print(line, soft_wrap=True, highlight=False)
@@ -201,7 +203,7 @@ def event_line(record: Record, first_held_out: float | None = None) -> Text:
         case WentBack() | Slowed():
             return _turn_line(record)
         case Trouble():
-            return Text(f"! {printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
+            return Text(f"{WARNS}{printable(record.what, TROUBLE_CHARS_MAX)}", style="yellow")
         case Banned():
             who = record.subject if record.is_block else short_id(record.subject)
             return Text(f"banned {printable(who, 80)}: {printable(record.why, TROUBLE_CHARS_MAX)}")
@@ -229,8 +231,8 @@ def _turn_line(record: TurnEvent) -> Text:
             "rate from now on"
         )
     return Text(
-        f"! the policy fell to {percent(record.passed)} on the validation tasks and went back to "
-        f"that of round {record.best_round} ({percent(record.best)}); it learns at "
+        f"{WARNS}the policy fell to {percent(record.passed)} on the validation tasks and went back "
+        f"to that of round {record.best_round} ({percent(record.best)}); it learns at "
         f"{percent(record.rate_share)} of its rate",
         style="bold yellow",
     )
@@ -344,7 +346,7 @@ def _panel(s: StatusSnapshot, rewards: tuple[float, ...]) -> RenderableType:
         f"{_peers(len(s.peers))}, {pool if s.role == 'node' else ''}"
         f"{amount(s.bytes_in, 'B')} in, {amount(s.bytes_out, 'B')} out",
     )
-    notes = [Text(f"! {printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
+    notes = [Text(f"{WARNS}{printable(n, 200)}", style="yellow") for n in s.notes[:NOTES_SHOWN_MAX]]
     title = Text(f"swarm-node {short_id(s.peer_id)}", style="bold")
     return Group(title, table, *notes)
 
