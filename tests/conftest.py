@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -134,10 +135,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.xdist_group(alone or item.nodeid.partition("::")[0]))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
     """Refuse to run where groups are not kept: tests would fight, now and then."""
-    grouped = session.config.getoption("loadgroup", default=False)  # in a worker of pytest-xdist
-    if grouped and not all("@" in item.nodeid for item in session.items):
+    if node.config.option.dist == "loadgroup" and not all("@" in each for each in ids):
         raise pytest.UsageError("this pytest and this pytest-xdist do not keep groups of tests")
 
 
