@@ -165,6 +165,7 @@ def test_killed_peer_is_gone_within_seconds() -> None:
             await until(lambda: a.peers() == (), timeout_s=2.0)
             with pytest.raises(PeerUnreachable):
                 await ask(a, peer)
+            await process.wait()  # while it dies, its port still takes connections and resets them
             with pytest.raises(PeerUnreachable, match=r"refused$"):  # and not how many tries failed
                 await a.connect(address)
 
