@@ -10,7 +10,7 @@ import trio
 
 from node.config import NodeConfig
 from node.config.node import rules_of
-from node.engines.vllm.engine import Tell
+from node.engines.vllm.server import Tell
 from node.hosting.engine_hosts import (
     EngineHost,
     first_answer_counts,

@@ -13,7 +13,9 @@ import pytest
 import trio
 
 from node.engines.vllm import child as vllm_child
-from node.engines.vllm.server import VllmServer
+from node.engines.vllm import server as vllm_server
+from node.engines.vllm.server import ServerSettings, VllmServer
+from swarm.errors import ChildFailed
 from tests.integration.process_groups import PAUSE_S, WAIT_S, gone, members, pause
 from tests.support import run
 
@@ -218,3 +220,24 @@ def test_a_process_that_leads_no_group_is_refused(log: Path, scratch: Path) -> N
     )
     assert done.returncode == 1
     assert b"leader of a process group" in done.stderr
+
+
+@pytest.mark.integration
+def test_a_server_that_is_long_in_starting_is_told_of_and_in_the_end_given_up(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_server, "STARTING_TOLD_S", 0.5)
+    monkeypatch.setattr(vllm_server, "_command", lambda *_: [sys.executable, "-c", OBEDIENT])
+    settings = ServerSettings(threads=1, context_tokens=64, cache_bytes=1, start_timeout_s=1.8)
+    told: list[str] = []
+
+    async def tell(text: str) -> None:
+        told.append(text)
+
+    async def start_one() -> None:
+        with pytest.raises(ChildFailed, match=r"did not answer within 1.8 s"):
+            await VllmServer.start(tmp_path, settings, log, tell)
+
+    run(start_one)
+    assert told
+    assert set(told) <= {f"vLLM is not up after {n} s; what it says is in {log}" for n in (0, 1, 2)}

