@@ -11,23 +11,26 @@ import psutil
 import trio
 import trio.testing
 
-TEST_TIMEOUT_S = 60.0
+TIMEOUT_S = 180.0  # of a hung test; children start after thirty seconds where all cores are taken
+VIRTUAL_TIMEOUT_S = 60.0
 
 
 def run(
     async_fn: Callable[..., Awaitable[Any]],
     *args: Any,
     virtual: bool = False,
-    timeout_s: float = TEST_TIMEOUT_S,
+    timeout_s: float | None = None,
 ) -> Any:
-    """Run an async test body under trio and fail it after `timeout_s` of its clock.
+    """Run an async test body under trio and fail it after `timeout_s` of its clock; where none is
+    given, after a minute of a virtual one and three of a real one.
 
     With `virtual` the clock jumps ahead whenever every task waits, so a test of an hour takes
     milliseconds; such a test must use neither threads, processes nor sockets.
     """
+    limit_s = (VIRTUAL_TIMEOUT_S if virtual else TIMEOUT_S) if timeout_s is None else timeout_s
 
     async def bounded() -> Any:
-        with trio.fail_after(timeout_s):
+        with trio.fail_after(limit_s):
             return await async_fn(*args)
 
     clock = trio.testing.MockClock(autojump_threshold=0.0) if virtual else None

@@ -42,7 +42,7 @@ from swarm.rollouts import RolloutGroup, Task
 
 WORKER = "node.verification.verifier_worker"
 ANSWER_BYTES_MAX = 64 * 2**20
-START_TIMEOUT_S = 60.0  # imports on a busy machine
+START_TIMEOUT_S = 180.0  # imports, behind all else that a busy machine does
 FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
 BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
