@@ -27,7 +27,7 @@ from tests.integration.vllm_models import model_directory
 from tests.support import run
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 400.0
+TIMEOUT_S = 900.0  # a busy machine starves a server
 PROMPTS = ("3+4=", "what day is it?", "3+4=", "ä€𝄞")
 WARM = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=12)
 SHARP = Sampling(temperature=0.7, top_p=0.8, max_new_tokens=12)
