@@ -17,10 +17,10 @@ import trio
 from node.engines.policy_files import PolicyFiles, policy_files
 from node.engines.vllm.engine import UpdateMode, VllmEngine, make_vllm
 from node.engines.vllm.probe import LogProbs, Rows
-from node.engines.vllm.server import GPU_MEMORY_SHARE_ALONE, ServerRefused, Tell
+from node.engines.vllm.server import GPU_MEMORY_SHARE_ALONE, ServerRefused
 from node.hosting.swapping import SwappingEngine
 from node.interfaces.adapter_files import is_adapter
-from node.interfaces.engine import RolloutEngine
+from node.interfaces.engine import RolloutEngine, Tell
 from node.interfaces.quantisation import Quantisation
 from node.interfaces.trainer_spec import TrainerSpec
 from node.training.process import TrainerProcess

@@ -6,7 +6,6 @@ both cases: what an engine starts from when it died, and goes back to when it do
 version.
 """
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +20,7 @@ from node.engines.vllm.server import (
     gpu_share,
     is_cpu_build,
 )
+from node.interfaces.engine import Tell
 from node.interfaces.trainer import PolicyInfo
 from node.training.process import TrainerProcess
 from swarm.errors import ChildFailed
@@ -82,7 +82,7 @@ class EngineHandOver:
         trainer: TrainerProcess,
         engine: VllmEngine,
         files: PolicyFiles,
-        tell: Callable[[str], Awaitable[None]],
+        tell: Tell,
         *,
         shares_device: bool = False,
         sleeps: bool = False,

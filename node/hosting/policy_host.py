@@ -10,7 +10,6 @@ import trio
 
 from node.config import NodeConfig
 from node.config.node import rules_of
-from node.engines.vllm.server import Tell
 from node.hosting.engine_hosts import (
     EngineHost,
     first_answer_counts,
@@ -19,7 +18,7 @@ from node.hosting.engine_hosts import (
 )
 from node.hosting.models import resolve_model, trainer_spec, vllm_context_tokens
 from node.interfaces.adapter_files import is_adapter
-from node.interfaces.engine import Serving
+from node.interfaces.engine import Serving, Tell
 from swarm.weights.hot_swap import Engine
 from swarm.weights.store.versions import version_of
 

@@ -5,7 +5,7 @@ to a vLLM server of its own, `openai` to a server that somebody else runs. A con
 them to one behaviour.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
@@ -13,6 +13,8 @@ from typing import Final, Protocol, runtime_checkable
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
 from swarm.rollouts import Completion, FinishReason
+
+Tell = Callable[[str], Awaitable[None]]  # says what goes on to whoever looks after the node
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -27,7 +27,7 @@ from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
 from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import HostsPolicy, PolicyHost
-from node.interfaces.engine import RolloutEngine
+from node.interfaces.engine import RolloutEngine, Tell
 from node.loops.learner_checks import Scorer, VersionDirectory
 from node.loops.sapo import HandOver
 from node.records.records import Trouble
@@ -92,7 +92,7 @@ class RealNetwork:
         return reach is None or reach.reachable is not False
 
 
-def _trouble_to(listener: Listener) -> Callable[[str], Awaitable[None]]:
+def _trouble_to(listener: Listener) -> Tell:
     """What an engine tells its troubles by."""
 
     async def tell(text: str) -> None:
@@ -277,11 +277,7 @@ class RealWorld(RealNetwork):
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
         """See `World.policy_host`."""
-
-        async def tell(text: str) -> None:
-            await listener.tell(Trouble(text))
-
-        return PolicyHost(config, listener.say, tell, lambda: self.threads(config))
+        return PolicyHost(config, listener.say, _trouble_to(listener), lambda: self.threads(config))
 
     def open_publishing(
         self, config: NodeConfig, peer: Peer, watchers: Watchers

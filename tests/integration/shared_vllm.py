@@ -23,11 +23,10 @@ from node.interfaces.engine import Sampling
 from node.policies.policy import load_policy
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import HOLD, WAITS
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
 from tests.unit.training_support import reference_logprobs
 
 TIMEOUT_S = 300.0  # for a body
-START_TIMEOUT_S = 900.0  # a busy machine starves a server, which stands back behind all else
 CONTEXT_TOKENS = 1024  # of policies that sample on for long
 LOGPROB_ERROR_MAX = 2e-3  # fp32 against fp32, over completions of hundreds of sharp tokens
 
@@ -161,7 +160,7 @@ def shared_vllm(directory: Path, model: Path | None = None, **options: Any) -> I
     ready, over = threading.Event(), trio.Event()
 
     async def serve() -> None:
-        with trio.fail_after(START_TIMEOUT_S) as starting:
+        with trio.fail_after(VLLM_TIMEOUT_S) as starting:
             async with open_vllm(first, directory / "data", threads=1, **options) as engine:
                 starting.deadline = math.inf
                 token = trio.lowlevel.current_trio_token()

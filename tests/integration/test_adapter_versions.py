@@ -27,7 +27,7 @@ from swarm.wire.messages import CHUNKS_PROTOCOL
 from tests.integration.failing_worker import CORRUPT
 from tests.integration.nodes import WAIT_S, MakeFed, MakeNode
 from tests.integration.shared_vllm import held, hold, use_holding_worker
-from tests.integration.vllm_models import adapter_directory, model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, adapter_directory, model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
 
@@ -35,7 +35,6 @@ pytestmark = pytest.mark.integration
 
 RUN = RunConfig.model_validate({"name": "host", "environments": [{"name": "scripted_sum"}]})
 SHORT, LONG = Sampling(max_new_tokens=4), Sampling(max_new_tokens=300)
-VLLM_TIMEOUT_S = 900.0  # a busy machine starves a server
 SWAPS_MAX = 20  # until one is in the middle of a completion
 PROMPT = "1+1=" * 40  # over a block of vLLM's cache, which must not outlive a version
 BY_VLLM = [pytest.mark.vllm, pytest.mark.long]  # which takes a minute or two to start on two cores

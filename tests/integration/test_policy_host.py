@@ -18,7 +18,7 @@ from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, version_spans
 from tests.integration.failing_worker import CORRUPT
 from tests.integration.shared_vllm import held, hold, use_holding_worker
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, qwen_directory, reference_logprobs
 
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.integration
 
 RUN = RunConfig.model_validate({"name": "host", "environments": [{"name": "scripted_sum"}]})
 LONG = Sampling(max_new_tokens=400)
-VLLM_TIMEOUT_S = 900.0  # a busy machine starves a server
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,10 @@ from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
 from tests.integration.process_groups import gone, members
 from tests.integration.shared_vllm import under_way
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
 from tests.support import run
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 900.0  # a busy machine starves a server
 PROMPTS = ("3+4=", "what day is it?", "3+4=", "ä€𝄞")
 WARM = Sampling(temperature=1.0, top_p=1.0, max_new_tokens=12)
 SHARP = Sampling(temperature=0.7, top_p=0.8, max_new_tokens=12)
@@ -130,7 +129,7 @@ def test_samples_what_the_trainer_would(tmp_path: Path, tied: bool, chat: bool) 
                 await engine.generate(["x"], 1, Sampling(temperature=3.0), seed=1)
             assert await engine.generate([], 1, WARM, seed=1) == []
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 @pytest.mark.long
@@ -172,7 +171,7 @@ def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
             assert await engine.go_on(contexts, WARM, 4) != said
             assert await engine.go_on([], WARM, 3) == []
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 @pytest.mark.long
@@ -231,7 +230,7 @@ def test_the_old_version_serves_on_after_every_failure(tmp_path: Path) -> None:
         assert last is not None
         assert await trio.to_thread.run_sync(gone, last)
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 async def _strike(engine: VllmEngine) -> None:
@@ -252,7 +251,7 @@ def test_a_model_that_vllm_refuses_is_told_with_the_cause(tmp_path: Path) -> Non
             async with engine_on(directory, tmp_path / "data"):
                 pass
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 @pytest.mark.long

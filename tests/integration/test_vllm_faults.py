@@ -16,11 +16,10 @@ from node.engines.vllm.engine import VllmEngine, make_vllm, open_vllm
 from node.interfaces.engine import Sampling
 from swarm.errors import ChildFailed, ConfigError
 from tests.integration.shared_vllm import held, hold, use_holding_worker
-from tests.integration.vllm_models import model_directory
+from tests.integration.vllm_models import VLLM_TIMEOUT_S, model_directory
 from tests.support import run
 from tests.unit.training_support import open_policy, reference_logprobs
 
-TIMEOUT_S = 900.0  # a busy machine starves a server
 CONTEXT_TOKENS = 512
 LONG = Sampling(max_new_tokens=400)
 PROMPTS = tuple(f"{number}+1=" for number in range(12))
@@ -102,7 +101,7 @@ def test_a_server_killed_at_any_time_comes_back(
         finally:
             await engine.close()
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 def test_more_than_the_cache_holds_is_finished_all_the_same(model: Path, tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_more_than_the_cache_holds_is_finished_all_the_same(model: Path, tmp_pat
             await engine.close()
         return made
 
-    made = run(body, timeout_s=TIMEOUT_S)
+    made = run(body, timeout_s=VLLM_TIMEOUT_S)
     policy = open_policy(model)
     for prompt, group in list(zip(PROMPTS, made, strict=True))[::4]:
         for completion in group:
@@ -187,4 +186,4 @@ def test_what_cannot_start_says_why_in_one_line(
                 pass
         assert "\n" not in str(failure.value)
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)

@@ -23,11 +23,11 @@ from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, version_spans
 from tests.integration.hand_over_cases import PROMPTS, Pair, trainer_and_engine
 from tests.integration.shared_vllm import check_spans, long_models
+from tests.integration.vllm_models import VLLM_TIMEOUT_S
 from tests.support import run
 
 LONG = Sampling(max_new_tokens=700)
 SHORT = Sampling(max_new_tokens=24)
-TIMEOUT_S = 900.0
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.integration]
 
 
@@ -102,7 +102,7 @@ def test_rounds_of_sleeping_and_lending(models: list[Path], tmp_path: Path) -> N
                 await check({number: models[number]}, await engine.generate(PROMPTS, 2, SHORT, 5))
             assert (engine.restarts, engine.rolled_back, pair.told) == (0, 0, [])
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 def test_an_engine_that_sleeps_wakes_for_completions_and_dies_for_none(
@@ -128,7 +128,7 @@ def test_an_engine_that_sleeps_wakes_for_completions_and_dies_for_none(
             await check({2: models[2]}, await engine.generate(PROMPTS, 2, SHORT, 5))
             assert engine.restarts == 2
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)
 
 
 def test_what_is_lent_is_checked(models: list[Path], tmp_path: Path) -> None:
@@ -175,4 +175,4 @@ def test_what_is_lent_is_checked(models: list[Path], tmp_path: Path) -> None:
             said = "vLLM reads weights from files, not from the trainer's memory: the trainer is on"
             assert [each.startswith(said) for each in pair.told] == [True]
 
-    run(body, timeout_s=TIMEOUT_S)
+    run(body, timeout_s=VLLM_TIMEOUT_S)

@@ -17,6 +17,7 @@ from node.policies import adapters, checkpoint
 from node.policies.policy import load_policy
 from node.policies.tiny import byte_tokenizer
 
+VLLM_TIMEOUT_S = 900.0  # to start a server and use it: a busy machine starves it
 EXPERTS = {"moe_intermediate_size": 64, "num_experts": 4, "num_experts_per_tok": 2}
 CHAT_TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"

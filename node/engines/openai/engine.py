@@ -5,7 +5,7 @@ trains on nothing, so that it needs no torch. While its server is away it waits.
 """
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from node.engines.openai.server import OpenAiServer, Prompts, Said, ServerTrouble, open_server
-from node.interfaces.engine import Maker, Sampling
+from node.interfaces.engine import Maker, Sampling, Tell
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
 from node.system.pause_gate import Gate
@@ -26,8 +26,6 @@ RETRY_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)  # and so on
 # Who trains needs a second and more for a round, and so for what it tells others in one.
 ROUND_S_MIN: Final = 1.0
 TRIAL: Final = "1+1="
-
-Tell = Callable[[str], Awaitable[None]]
 
 
 class ServedModel:

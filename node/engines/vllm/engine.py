@@ -38,7 +38,6 @@ from node.engines.vllm.server import (
     SEQUENCES_MAX,
     ServerRefused,
     ServerSettings,
-    Tell,
     VllmServer,
     dtype,
     is_cpu_build,
@@ -48,7 +47,7 @@ from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
 from node.interfaces.adapter_files import card_of, is_adapter
-from node.interfaces.engine import NO_TURN, Context, Maker, Sampling
+from node.interfaces.engine import NO_TURN, Context, Maker, Sampling, Tell
 from node.interfaces.quantisation import Quantisation, begins_empty
 from node.policies.weight_diff import all_tensors, changed_tensors, check_alike, tensors_of
 from node.system.machine import core_count, free_memory_bytes, threads_of

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ import trio
 
 from node.engines.vllm.concurrency import EngineLoad
 from node.interfaces.adapter_files import AdapterShape
+from node.interfaces.engine import Tell
 from node.interfaces.quantisation import Quantisation, server_flags
 from node.system.child_environment import child_environ
 from node.system.http_body import WholeBody
@@ -86,8 +87,6 @@ _ENVIRONMENT: Final = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and load
 }
-
-Tell = Callable[[str], Awaitable[None]]
 
 
 class ServerFailed(ChildFailed):
