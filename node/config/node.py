@@ -327,10 +327,11 @@ class NodeConfig(Frozen):
     counts against its sender."""
     verify_memory_bytes_max: Annotated[int, Field(ge=67_108_864)] = 536_870_912
     """The memory that scoring may take, beyond what the verifier's imports take."""
-    verify_sandbox: Literal["auto", "off"] = "auto"
+    verify_sandbox: Literal["auto", "landlock", "off"] = "auto"
     """`auto`: what scores is confined as far as this machine allows, and a run whose environments
-    are plug-ins or run code is left where that is no sandbox. `off`: not confined, for whoever
-    trusts all that is installed and all that is sent."""
+    are plug-ins or run code is left where that is no sandbox. `landlock`: such a run is taken where
+    there are no user namespaces, too; its code opens none of your files, but sees their names and
+    sizes. `off`: not confined, for whoever trusts all that is installed and all that is sent."""
     verify_read: Annotated[tuple[Path, ...], BeforeValidator(listed)] = ()
     """Files and folders that plug-ins may read where they score, besides Python and packages."""
 

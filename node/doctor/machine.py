@@ -208,10 +208,12 @@ def check_sandbox(config: NodeConfig) -> Finding:
     layers = found()
     told = "; ".join(layers.brought) or "nothing confines what scores"
     if config.verify_sandbox == "off":
-        advice = "--verify-sandbox auto, unless you trust all that is installed and sent"
+        advice = 'verify_sandbox = "auto", unless you trust all that is installed and sent'
         return Finding("sandbox", "warn", f"turned off; there would be: {told}", advice)
     if layers.is_sandbox:
         return Finding("sandbox", "ok", told)
+    if layers.suffice(config.verify_sandbox):
+        return Finding("sandbox", "warn", f"{told}; code sees names and sizes of your files")
     if needs_sandbox(config.run):
         return Finding("sandbox", "fail", told, NEEDED)
     return Finding("sandbox", "warn", told, "runs with plug-ins or code are not for this machine")

@@ -22,7 +22,7 @@ from node.system.extras import install_line
 from swarm.errors import ConfigError
 from swarm.wire.messages import MADE_BY_CHARS_MAX
 
-_SANDBOXED = frozenset({PythonFunction.name, PythonQuestion.name, PythonRepair.name, TASKSETS})
+_RUN_CODE = frozenset({PythonFunction.name, PythonQuestion.name, PythonRepair.name})
 
 
 def _built_in() -> dict[str, Callable[[], Environment]]:
@@ -117,7 +117,12 @@ def _word(text: str) -> str:
 
 def needs_sandbox(name: str) -> bool:
     """Whether what it does with strangers' text was not read line by line, or is to run it."""
-    return name in _SANDBOXED or is_plug_in(name)
+    return name in _RUN_CODE or is_unread(name)
+
+
+def is_unread(name: str) -> bool:
+    """Whether what it does with strangers' text was not read line by line."""
+    return name == TASKSETS or is_plug_in(name)
 
 
 def runs_code(name: str) -> bool:

@@ -155,12 +155,13 @@ class RealWorld(RealNetwork):
             ConfigError: the run needs a sandbox, and this machine has none.
         """
         if config.verify_sandbox == "off":
-            self._say("what scores is not confined (--verify-sandbox off)")
+            self._say('what scores is not confined (verify_sandbox = "off")')
         else:
             layers = await trio.to_thread.run_sync(found)
-            if not layers.is_sandbox and needs_sandbox(config.run):
+            suffices = layers.suffice(config.verify_sandbox)
+            if not suffices and needs_sandbox(config.run):
                 raise ConfigError(f"run {config.run.name}: {NEEDED}")
-            if not layers.is_sandbox:
+            if not suffices:
                 self._say("no sandbox here: runs with plug-ins or code are not for this machine")
         async with ProcessVerifier.open(config) as verifier:
             yield verifier

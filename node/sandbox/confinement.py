@@ -6,8 +6,10 @@ Three layers of Linux, each used where it is there and none relying on another:
     Landlock  no file but those of the view, where containers refuse namespaces (`landlock`)
     calls     no sockets, processes, limits or signals of others (`seccomp`)
 
-The filter of calls and one of the other two are a sandbox: code from anywhere may run in it. Less
-is better than nothing for scorers that were read line by line, and too little for others.
+The filter of calls and a view are a sandbox: code from anywhere may run in it. Landlock alone lets
+code see names, sizes and times of all files of this user's, so it takes a word of the user
+(`Trust`). Less is better than nothing for scorers that were read line by line, and too little for
+others.
 
 These are a few hundred lines of system calls and no dependency. Debian's bubblewrap and what wraps
 it on PyPI need a program that pip does not bring, need namespaces, which most containers refuse,
@@ -25,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from node.sandbox import kernel, landlock, namespaces, seatbelt, seccomp
 
@@ -52,7 +54,13 @@ class Layers:
     @property
     def is_sandbox(self) -> bool:
         """Whether code from anywhere may run in it."""
-        return self.calls and (self.view or self.landlock > 0)
+        return self.suffice("auto")
+
+    def suffice(self, trust: "Trust") -> bool:
+        """Whether code from anywhere may run in it, if so much is trusted."""
+        if trust == "off":
+            return True
+        return self.calls and (self.view or (trust == "landlock" and self.landlock > 0))
 
     @property
     def brought(self) -> list[str]:
@@ -68,9 +76,21 @@ class Layers:
 
 
 NONE: Final = Layers()
+Trust = Literal["auto", "landlock", "off"]
+"""In what code from anywhere may run: in a view of its own; or beside files of this user's, of
+which Landlock lets it open none but those of Python, while their names, sizes and times are in its
+sight; or anywhere."""
+
+
+def trust_of(word: str) -> Trust:
+    """The same, of a word that says it."""
+    return "off" if word == "off" else "landlock" if word == "landlock" else "auto"
+
+
 NEEDED: Final = (
-    "its environments need a sandbox, and this machine has none; take Linux 5.13 or newer with "
-    "Landlock or user namespaces, on x86-64 or ARM, or trust all with --verify-sandbox off"
+    "its environments need a sandbox, and this machine has none; take Linux with user "
+    'namespaces on x86-64 or ARM, or set verify_sandbox = "landlock" to do with Landlock alone '
+    '(Linux 5.13), where such code sees names and sizes of your files, or "off" to trust all'
 )
 
 
@@ -161,8 +181,8 @@ def limit(memory_bytes: int | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
-    """Leave a confined process nothing but to compute: with no `threads` no waiting either.
+def lock(memory_bytes: int | None = None) -> None:
+    """Leave a confined process, which may have threads, nothing but to compute and to wait.
     `memory_bytes`: as `limit`.
 
     Raises:
@@ -170,9 +190,18 @@ def lock(*, threads: bool, memory_bytes: int | None = None) -> None:
     """
     limit(memory_bytes)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
-    seccomp.lock(threads=threads)
-    if not threads:
-        seccomp.stay_awake()
+    seccomp.lock()
+
+
+def leave_alone(memory_bytes: int) -> None:
+    """Leave a confined process of one thread nothing but to compute.
+
+    Raises:
+        OSError: as `lock`.
+    """
+    limit(memory_bytes)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, 9)
+    seccomp.leave_alone()
 
 
 def found() -> Layers:

@@ -1,31 +1,50 @@
 """Run Python that anybody may have written, and see what its function returns.
 
 Beside whoever scores there is one process, the runner (`runner_main`): an interpreter of its own,
-confined to its standard library, which was never told a right answer. For each text it forks a
-child, which runs the text's code on the inputs and passes on what came out. Comparing that with
-what should have come out is the caller's, in a process that such code never runs in.
+confined to its standard library, which is told neither a right answer nor any text. For each text
+it forks a child, which reads the text's code and the inputs from a pipe of its own, and writes what
+came out into another one. Comparing that with what should have come out is the caller's, in a
+process that such code never runs in.
 
 Work is counted in lines that run, which is the same on all machines, and not in seconds. A run
 that takes between `LINES_MIN` and four times that is undecided, as some other machine or another
 release of Python may find it on the other side; so are depth, memory and CPU time, which also bound
 what no line counts (a regular expression, a power).
+
+A text pays its CPU time, or a share of the time that went by where that is more: whoever waits
+holds others up. More than `WALL_MAX_S` by the clock is undecided.
 """
 
 import json
+import mmap
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Final, Literal
 
-from node.sandbox.runner_main import ANSWER_BYTES_MAX, LENGTH, MODULE_FLAGS, TRUSTING
+from node.sandbox import confinement
+from node.sandbox.confinement import Trust
+from node.sandbox.runner_main import (
+    ANSWER,
+    CUT_OFF,
+    JOB,
+    MODULE_FLAGS,
+    NEAR,
+    READY,
+    RESULT_BYTES_MAX,
+    WALL_MAX_S,
+    WALL_SHARE,
+)
 from swarm.errors import ChildFailed, ConfigError
 
+_PART_BYTES: Final = 4096  # which a pipe takes whole or not at all
 HASH_SEED = "0"  # sets are in the same order on all nodes
 Ended = Literal["done", "over", "undecided"]
 """`over`: a limit was exceeded so far that it is on all machines."""
@@ -50,82 +69,115 @@ class Ran:
 
 
 class _Runner:
-    """The process, and what of its time may be used."""
+    """The process, and the way to it."""
 
-    def __init__(self, *, trusting: bool) -> None:
+    def __init__(self, trust: Trust) -> None:
         environ = {
             "PYTHONHASHSEED": HASH_SEED,
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "LC_ALL": "C.UTF-8",
         }
-        self.process = subprocess.Popen(
-            [sys.executable, *MODULE_FLAGS, *([TRUSTING] if trusting else [])],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ,
-        )  # fmt: skip
-        self.used_s = 0.0
-        hello = self.ask({})
-        if "why" in hello:
+        self.channel, its = socket.socketpair()
+        with its:
+            self.process = subprocess.Popen(
+                [sys.executable, *MODULE_FLAGS, trust],
+                stdin=its.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=environ,
+            )  # fmt: skip
+        hello = self.channel.recv(len(READY))
+        if hello != READY:
             self.end()
-            raise NoSandbox(f"code of policies is not run here: {hello['why']}")
+            if not hello:
+                raise RunnerFailed("the runner of policies' code does not start")
+            raise NoSandbox(f"code of policies is not run here: {confinement.NEEDED}")
 
-    def ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        """One answer to one question, and not to that of a fork which ended before it came.
+    def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float, bool]]:
+        """What a child wrote of a job, up to one byte more than it may, and how it ended; not the
+        answer to a fork which ended before it came.
 
         Raises:
             RunnerFailed: the runner ended.
         """
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        number = time.perf_counter_ns()
-        body = json.dumps({**job, "number": number}).encode()
-        try:
-            self.process.stdin.write(LENGTH.pack(len(body)) + body)
-            self.process.stdin.flush()
-            answer: dict[str, Any] = {}
-            while answer.get("number") != number:
-                answer = json.loads(_body(self.process.stdout))
-        except (OSError, ValueError, struct.error) as error:
-            raise RunnerFailed(f"the runner of policies' code ended ({error})") from None
-        self.used_s = answer["used_s"]
-        return answer
+        (number,) = struct.unpack("=Q", os.urandom(8))
+        its_job, job_pipe = os.pipe()
+        result_pipe, its_result = os.pipe()
+        with (
+            open(job_pipe, "wb", buffering=0) as write,
+            open(result_pipe, "rb", buffering=0) as read,
+        ):
+            try:
+                socket.send_fds(self.channel, [JOB.pack(number, wall_s)], [its_job, its_result])
+            except OSError as error:
+                raise RunnerFailed(f"the runner of policies' code ended ({error})") from None
+            finally:
+                os.close(its_job)
+                os.close(its_result)
+            with suppress(BrokenPipeError):  # the child ended before it had read all
+                for start in range(0, len(job), _PART_BYTES):
+                    write.write(job[start : start + _PART_BYTES])
+            write.close()
+            said = b""
+            while len(said) <= RESULT_BYTES_MAX and (part := read.read(RESULT_BYTES_MAX)):
+                said += part
+        return said, self._answer(number)
+
+    def _answer(self, number: int) -> tuple[int, float, float, bool]:
+        while True:
+            try:
+                body = self.channel.recv(ANSWER.size, socket.MSG_WAITALL)
+            except OSError:
+                body = b""
+            if len(body) < ANSWER.size:
+                raise RunnerFailed("the runner of policies' code ended")
+            of, ended, cpu_s, wall_s, waited = ANSWER.unpack(body)
+            if of == number:
+                return ended, cpu_s, wall_s, bool(waited)
 
     def end(self) -> None:
         """Its children end with it."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        self.channel.close()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
 
-def _body(pipe: IO[bytes]) -> bytes:
-    """
-    Raises:
-        ValueError, struct.error: what comes is no frame: the rest of one that a fork began to read.
-    """
-    (size,) = LENGTH.unpack(pipe.read(LENGTH.size))
-    if size > ANSWER_BYTES_MAX:
-        raise ValueError(f"{size} bytes")
-    return pipe.read(size)
+class _Account:
+    """What texts paid, and the time that went by, of this process and its forks in one sum."""
+
+    _SUMS: Final = struct.Struct("=dd")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    @property
+    def sums(self) -> tuple[float, float]:
+        """Seconds that were paid for, and seconds of the clock."""
+        paid_s, wall_s = self._SUMS.unpack_from(self._memory)
+        return paid_s, wall_s
+
+    def add(self, paid_s: float, wall_s: float) -> None:
+        """One text more."""
+        before = self.sums
+        self._SUMS.pack_into(self._memory, 0, before[0] + paid_s, before[1] + wall_s)
 
 
 class _Current:
     runner: _Runner | None = None
-    left: _Runner | None = None  # kept, as its pipes are closed by number
-    until_s: float | None = None  # of the runner's CPU time; None: no bound
+    left: _Runner | None = None  # kept, as its channel is closed by number
+    account = _Account()
+    paid_until_s = wall_until_s = float("inf")  # of the account
+    waited = False
 
 
-def start(*, trusting: bool = False) -> None:
+def start(trust: Trust = "auto") -> None:
     """Have a fresh runner. Forks of this process use it too, one at a time. Where this process
-    confines itself later, it cannot have another one. `trusting`: confined or not.
+    confines itself later, it cannot have another one. `trust`: in what it may run code.
 
     Raises:
-        NoSandbox: this machine has none, and there is no trust.
+        NoSandbox: this machine has less.
         RunnerFailed: it does not start.
     """
     stop()
-    _Current.runner = _Runner(trusting=trusting)
+    _Current.runner = _Runner(trust)
 
 
 def stop() -> None:
@@ -139,21 +191,26 @@ def leave() -> None:
     """Close this fork's way to the runner, which others go on using."""
     runner, _Current.runner = _Current.runner, None
     if runner is not None:
-        for pipe in (runner.process.stdin, runner.process.stdout):
-            if pipe is not None:
-                os.close(pipe.fileno())
+        os.close(runner.channel.fileno())
         _Current.left = runner
 
 
 def used_s() -> float:
-    """CPU seconds of all that the runner ran; 0 without one."""
-    return _Current.runner.ask({})["used_s"] if _Current.runner else 0.0
+    """Seconds that texts have paid for in all."""
+    return _Current.account.sums[0]
 
 
-def allow(seconds: float) -> None:
-    """Use so much of its CPU time from here on; what is beyond that is undecided."""
-    if _Current.runner is not None:
-        _Current.until_s = _Current.runner.ask({})["used_s"] + seconds
+def allow(paid_s: float, wall_s: float) -> None:
+    """Let texts pay so much from here on, and so much time go by; what is beyond is undecided."""
+    before = _Current.account.sums
+    _Current.paid_until_s, _Current.wall_until_s = before[0] + paid_s, before[1] + wall_s
+    _Current.waited = False
+
+
+def has_waited() -> bool:
+    """Whether a text waited until its time or all that was allowed was over, on a machine that had
+    time for it."""
+    return _Current.waited
 
 
 def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
@@ -166,14 +223,36 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     if _Current.runner is None:
         start()
     assert _Current.runner is not None
-    if _Current.until_s is not None and _Current.runner.used_s >= _Current.until_s:
+    paid_s, wall_s = _Current.account.sums
+    left_s = min(WALL_MAX_S, _Current.wall_until_s - wall_s)
+    if paid_s >= _Current.paid_until_s or left_s <= 0:
         return Ran("undecided")
-    said = _Current.runner.ask(
-        {"source": source, "function": function, "calls": [list(call) for call in calls]}
-    )
-    results = [tuple(each) if each else None for each in said["results"]]
-    cpu_s, lines = float(said["cpu_s"]), int(said["lines"])
-    ended: Ended = said["ended"]
+    job = {"source": source, "function": function, "calls": [list(call) for call in calls]}
+    said, (how, cpu_s, wall_s, waited) = _Current.runner.ask(json.dumps(job).encode(), left_s)
+    cpu_s = max(cpu_s, WALL_SHARE * wall_s)
+    _Current.account.add(cpu_s, wall_s)
+    _Current.waited = _Current.waited or waited
+    if len(said) > RESULT_BYTES_MAX:  # on every machine
+        return Ran("over", cpu_s=cpu_s)
+    ended, results, lines = _understood(said)
+    if how == CUT_OFF or (how == NEAR and ended == "done"):
+        ended = "undecided"
     if ended == "done" and len(results) != len(calls):
         ended = "over"  # it wrote into its own pipe
-    return Ran(ended, tuple(results) if ended == "done" else (), lines, cpu_s)
+    found = tuple(tuple(each) if each else None for each in results) if ended == "done" else ()
+    return Ran(ended, found, lines, cpu_s)
+
+
+def _understood(said: bytes) -> tuple[Ended, list[Any], int]:
+    """A child's word. One that left without any, or with another, was not to be helped."""
+    try:
+        ended, results, lines = json.loads(said)
+        if (
+            ended in ("done", "over", "undecided")
+            and type(lines) is int
+            and all(each is None or (type(each) is list and len(each) == 1) for each in results)
+        ):
+            return ended, results, lines
+    except (ValueError, TypeError, RecursionError):
+        pass
+    return "over", [], 0

@@ -6,10 +6,11 @@ Filters, of which the next comes on top of the one before:
               features that few need and many holes were in; no shared memory beyond limits
     locked    besides: no new process or program, no signal but a fault to itself, no limits,
               priorities or process groups of others
-    awake     besides: no waiting for a time; who waits holds others up and uses nothing
+    alone     nothing but what Python's standard library needs to compute and to read its files
 
-What is refused fails with EPERM. Calls that nobody named stay allowed: a scorer may stand on any
-library, and an allow-list would break with each release of one.
+The first two refuse what they name: a scorer may stand on any library, and an allow-list would
+break with each release of one. `alone` is an allow-list: none of its calls waits for a time, for a
+lock or for another process, and none changes a file. What is refused fails with EPERM.
 """
 
 import ctypes
@@ -29,7 +30,6 @@ _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _AT_NUMBER, _AT_ARCH = 0, 4  # in `struct seccomp_data`
 _CLONE_THREAD: Final = 0x00010000
 _CLONE_NEW: Final = 0x7E020080  # all namespaces
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # by which another process gets a signal
 _OWN_FAULTS: Final = (signal.SIGABRT, signal.SIGSEGV, signal.SIGFPE, signal.SIGILL, signal.SIGBUS)
 
 _NETWORK: Final = ("socket", "connect", "accept", "accept4", "bind", "listen")
@@ -55,78 +55,99 @@ _MEMORY: Final = (
 )  # fmt: skip
 # Landlock leaves these alone, on files that may not even be read.
 _METADATA: Final = (
-    "truncate", "chmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat", "utime", "utimes",
-    "futimesat", "utimensat", "setxattr", "lsetxattr", "removexattr", "lremovexattr", "setxattrat",
-    "removexattrat", "file_setattr",
+    "truncate", "chmod", "fchmod", "fchown", "fsetxattr", "fremovexattr", "inotify_init",
+    "inotify_init1", "inotify_add_watch", "fchmodat", "fchmodat2", "chown", "lchown", "fchownat",
+    "utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "removexattr",
+    "lremovexattr", "setxattrat", "removexattrat", "file_setattr",
 )  # fmt: skip
 _LOCKED: Final = (
     "fork", "vfork", "execve", "execveat", "setsid", "setpgid", "sched_setaffinity",
     "sched_setparam", "sched_setscheduler", "sched_setattr", "setpriority", "ioprio_set",
 )  # fmt: skip
 
-_WAITING: Final = (
-    "poll", "select", "pause", "nanosleep", "alarm", "setitimer", "rt_sigtimedwait",
-    "rt_sigsuspend", "semtimedop", "timer_create", "clock_nanosleep", "epoll_wait", "pselect6",
-    "ppoll", "epoll_pwait", "epoll_pwait2", "timerfd_create", "futex_waitv", "futex_wait",
+# All that Python's standard library calls while it computes, imports its own modules and ends.
+_COMPUTING: Final = (
+    "read", "write", "open", "openat", "close", "stat", "fstat", "lstat", "newfstatat", "statx",
+    "lseek", "pread64", "dup", "access", "faccessat", "faccessat2", "getdents", "getdents64",
+    "getcwd", "readlink", "readlinkat", "mmap", "mprotect", "munmap", "mremap", "madvise", "brk",
+    "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "sigaltstack", "getpid", "getppid", "gettid",
+    "getuid", "geteuid", "getgid", "getegid", "uname", "sysinfo", "times", "time", "getrusage",
+    "gettimeofday", "clock_gettime", "clock_getres", "getcpu", "sched_getaffinity", "getrandom",
+    "exit", "exit_group",
 )  # fmt: skip
-# FUTEX_WAIT and FUTEX_WAIT_BITSET, each as it is, private, and by the wall's clock.
-_FUTEX_WAITS: Final = tuple(wait | flags for wait in (0, 9) for flags in (0, 128, 256, 384))
+_FUTEX_WAKES: Final = (1, 129)  # FUTEX_WAKE, of all processes and of this one
+# Of descriptors: copies, flags; of what they lead to: kind, size, what waits to be read.
+_FCNTL_COMPUTING: Final = (0, 1, 2, 3, 1030)
+_FCNTL_SCORING: Final = (*_FCNTL_COMPUTING, 4, 5, 6, 7, 36, 37, 38, 1031, 1032)  # and locks
+_IOCTL_COMPUTING: Final = (0x5401, 0x5451)  # TCGETS, FIOCLEX
+_IOCTL_SCORING: Final = (*_IOCTL_COMPUTING, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450)
 
-_Program = list[tuple[int, int, int, int]]  # code, where to if so, if not, operand
+_Step = tuple[int, int, int, int]  # code, where to if so, if not, operand
+_Program = list[_Step]
 
 
 def confine(*, metadata: bool) -> None:
-    """Install the filter `confined`. `metadata`: whether modes, owners and times may be changed.
+    """Install the filter `confined`. `metadata`: whether modes, owners, times, attributes and flags
+    of files may be changed, by name or by descriptor.
 
     Raises:
         OSError: this kernel has no such filters, or this machine's calls are not known.
     """
     refused = [*_NETWORK, *_OTHER_PROCESSES, *_MOUNTS, *_KERNEL, *_MEMORY]
     clone = [*_argument(0), (_ANY_BIT, 0, 1, _CLONE_NEW), _refusal(), _allowed()]
-    _install([*_refused(refused if metadata else [*refused, *_METADATA]), *_for("clone", clone)])
+    rules = _for("clone", clone)
+    if not metadata:
+        refused += _METADATA
+        rules += _for("ioctl", _one_of(1, _IOCTL_SCORING))  # flags of inodes are set by it
+    _install([*_always(refused, _refusal()), *rules])
 
 
-def lock(*, threads: bool) -> None:
-    """Install the filter `locked` on top. `threads`: whether this process may start any.
+def lock() -> None:
+    """Install the filter `locked` on top.
 
     Raises:
         OSError: as `confine`.
     """
     own = os.getpid()
-    clone: _Program = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    if threads:
-        clone = [*_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _refusal(), _allowed()]
+    clone = [*_argument(0), (_ANY_BIT, 1, 0, _CLONE_THREAD), _refusal(), _allowed()]
     to_itself = [(_EQUAL, 1, 0, own), _refusal()]
     fault = [step for each in _OWN_FAULTS for step in ((_EQUAL, 0, 1, each), _allowed())]
     limits = [*_argument(0), (_EQUAL, 2, 0, 0), *to_itself, _allowed()]
     _install(
         [
-            *_refused(_LOCKED),
+            *_always(_LOCKED, _refusal()),
             *_for("clone", clone),
             *_for("kill", [*_argument(0), *to_itself, *_argument(1), *fault, _refusal()]),
             *_for("tgkill", [*_argument(0), *to_itself, *_argument(2), *fault, _refusal()]),
             *_for("prlimit64", limits),
-            *_for("fcntl", _none_of(1, (_F_SETOWN, _F_SETSIG, _F_SETOWN_EX))),
+            *_for("fcntl", _one_of(1, _FCNTL_SCORING)),  # no signals, leases or hints of files
             *_for("prctl", _none_of(0, (PR_SET_PDEATHSIG,))),
         ]
     )
 
 
-def stay_awake() -> None:
-    """Install the filter `awake` on top, for a process of one thread: a lock that it waits for is
-    never let go.
+def leave_alone() -> None:
+    """Install the filter `alone` on top, for a process of one thread.
 
     Raises:
         OSError: as `confine`.
     """
-    _install([*_refused(_WAITING), *_for("futex", _none_of(1, _FUTEX_WAITS))])
+    _install(
+        [
+            *_always(_COMPUTING, _allowed()),
+            *_for("futex", _one_of(1, _FUTEX_WAKES)),
+            *_for("fcntl", _one_of(1, _FCNTL_COMPUTING)),
+            *_for("ioctl", _one_of(1, _IOCTL_COMPUTING)),
+            _refusal(),
+        ]
+    )
 
 
-def _refusal() -> tuple[int, int, int, int]:
+def _refusal() -> _Step:
     return (_RETURN, 0, 0, _ERRNO | errno.EPERM)
 
 
-def _allowed() -> tuple[int, int, int, int]:
+def _allowed() -> _Step:
     return (_RETURN, 0, 0, _ALLOW)
 
 
@@ -140,10 +161,15 @@ def _none_of(place: int, values: Iterable[int]) -> _Program:
     return [*_argument(place), *checks, _allowed()]
 
 
-def _refused(names: Iterable[str]) -> _Program:
-    """Calls that fail whatever their arguments are; a machine lacks some of them."""
+def _one_of(place: int, values: Iterable[int]) -> _Program:
+    checks = [step for each in values for step in ((_EQUAL, 0, 1, each), _allowed())]
+    return [*_argument(place), *checks, _refusal()]
+
+
+def _always(names: Iterable[str], verdict: _Step) -> _Program:
+    """The same for calls whatever their arguments are; a machine lacks some of them."""
     numbers = [NUMBERS[name] for name in names if name in NUMBERS]
-    return [step for each in numbers for step in ((_EQUAL, 0, 1, each), _refusal())]
+    return [step for each in numbers for step in ((_EQUAL, 0, 1, each), verdict)]
 
 
 def _for(name: str, block: _Program) -> _Program:

@@ -26,10 +26,11 @@ def needs_sandbox(run: RunConfig) -> bool:
 
 def cell_of(config: NodeConfig) -> dict[str, Any]:
     """What a worker is told of it when it prepares."""
-    confine = config.verify_sandbox == "auto"
+    trust = config.verify_sandbox
+    unread = any(registry.is_unread(spec.name) for spec in config.run.environments)
     return {
-        "confine": confine,
-        "apart": confine and needs_sandbox(config.run),
+        "trust": trust,
+        "apart": unread and trust != "off",
         "runs_code": any(registry.runs_code(spec.name) for spec in config.run.environments),
         "hidden": [str(each) for each in (config.data_dir, config.key_path, Path.home())],
         "read": [*map(str, config.verify_read), *_places(config.run)],

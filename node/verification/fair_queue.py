@@ -48,6 +48,7 @@ class End(Enum):
     DONE = auto()
     FAILED = auto()
     OVERRUN = auto()  # it used up what it may use
+    DOUBTFUL = auto()  # it took long, and nobody can say what it is worth
 
 
 class QueueFull(Exception):
@@ -72,6 +73,7 @@ class _Account:
     used_s: float = 0.0  # as it was at `at`
     at: float = 0.0
     groups: int = 0  # that were done, since the last overrun
+    doubtful: int = 0  # since the account was opened
 
     def level(self, now: float) -> float:
         """Seconds used that have not faded."""
@@ -182,17 +184,23 @@ class FairQueue(Generic[Item]):
         own = 0.0 if account is None else account.level(now)
         return max(shared, own), own
 
+    def doubtful(self, producer: PeerId) -> int:
+        """How many doubtful groups of a producer's are remembered."""
+        account = self._proven.get(producer) or self._unproven.get(producer)
+        return 0 if account is None else account.doubtful
+
     def charge(self, producer: PeerId, seconds: float, now: float, end: End) -> None:
         """Note what serving a producer took, and how it ended."""
         account = self._proven.pop(producer, None)
         if account is None:
             account = self._unproven.pop(producer, None) or _Account(at=now)
             self._shared.add(seconds, now)  # what was used; only its producer pays for an overrun
-        if end is End.OVERRUN:
+        if end in (End.OVERRUN, End.DOUBTFUL):
             account.groups = 0
+        if end is End.OVERRUN:
             seconds *= OVERRUN_FACTOR
-        elif end is End.DONE:
-            account.groups += 1
+        account.groups += end is End.DONE
+        account.doubtful += end is End.DOUBTFUL
         account.add(seconds, now)
         is_proven = account.groups >= PROVEN_GROUPS
         kept, most = (self._proven, PROVEN_MAX) if is_proven else (self._unproven, UNPROVEN_MAX)

@@ -36,7 +36,7 @@ from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
 from node.verification.cells import cell_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
-from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME
+from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup, Task
 
@@ -45,7 +45,11 @@ ANSWER_BYTES_MAX = 64 * 2**20
 START_TIMEOUT_S = 180.0  # imports, behind all else that a busy machine does
 FIRST_SHARE = 0.25  # of the CPU time that a group may take, for its first try
 BATCH_CPU_S = 0.02  # once a batch has used that, none of its other groups is begun
+# Of the CPU time that a group may take, what its texts' code may pay, and what may go by of the
+# clock while it runs: a group that waits holds up the next one no longer than one that computes.
+RUN_SHARE = 0.75
 STARVED_FACTOR = 10.0  # times its CPU time, in which a group that has not used that got too little
+WAITING_SHARE = 0.25  # of the time by the clock that a failed try pays, where it used less CPU time
 SECOND_WAITING_MAX_S = 30.0  # for the turn of a second try, which on a busy node may never come
 _SELF_DESTRUCTION_S = 10.0  # after its limit, a worker that nobody killed ends by itself
 _ENDED_BY_OTHERS = frozenset(  # the kernel where memory is short, a user, a shutdown
@@ -235,18 +239,26 @@ class InlineVerifier:
 @dataclass(frozen=True, slots=True)
 class _Limits:
     """The limits of one call. The CPU time is the text's to use up; the wall-clock time is what a
-    machine that is busy with other things may take over it."""
+    machine that is busy with other things may take over it. `apart_s`: of the clock, on a machine
+    that has a core for it; None: as `wall_s`."""
 
     cpu_s: float
     wall_s: float
+    apart_s: float | None = None
 
 
 OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
+DOUBTFUL_MAX = 3  # groups of one producer that are undecided and dear; the third is an offence
+_REWARDS, _CPU_S, _WAITED = 1, 4, 5  # in what a worker says of a group
 OWN_ENOUGH_S = 20.0  # of CPU time in one request; the rest is asked for again
 
 
 class _Overran(Exception):
     """A call used up its CPU time. Nothing else ends a worker in this way."""
+
+
+class _Waited(_Overran):
+    """A call let its time go by, on a machine that had a core for it."""
 
 
 class _Ended(ChildFailed):
@@ -334,7 +346,7 @@ class _Worker:
             "verifier",
             WORKER,
             subprocess.DEVNULL,
-            worker_environ(confined=self._prepare["confine"]),
+            worker_environ(confined=self._prepare["trust"] != "off"),
             ANSWER_BYTES_MAX,
         )
         self._counters.starts += 1
@@ -342,7 +354,12 @@ class _Worker:
     async def _exchange(self, request: Mapping[str, Any], limits: _Limits) -> _Answer:
         assert self._channel is not None
         wall_s = limits.wall_s + _SELF_DESTRUCTION_S
-        more = {NUMBER: self._channel.next_number, "cpu_s": limits.cpu_s, "wall_s": wall_s}
+        more = {
+            NUMBER: self._channel.next_number,
+            "cpu_s": limits.cpu_s,
+            "wall_s": wall_s,
+            "apart_s": limits.wall_s if limits.apart_s is None else limits.apart_s,
+        }
         answer: _Answer | None = None
         try:
             with trio.move_on_after(limits.wall_s):
@@ -376,6 +393,8 @@ class _Worker:
 
 def _why_ended(status: int) -> Exception:
     """What a fork's exit status says; blames nobody for what others than its work may do."""
+    if status == WAITED:
+        return _Waited()
     if status == OUT_OF_CPU:
         return _Overran()
     if status == OUT_OF_TIME or -status in _ENDED_BY_OTHERS:
@@ -416,7 +435,14 @@ def _checked(scores: Any, texts: Sequence[Sequence[Said]]) -> Sequence[Sequence[
 
 
 def _is_score(
-    prompt: Any, verdicts: Any, scorer_errors: Any, forgery: Any, cpu_s: Any, *, texts: int
+    prompt: Any,
+    verdicts: Any,
+    scorer_errors: Any,
+    forgery: Any,
+    cpu_s: Any,
+    waited: Any,
+    *,
+    texts: int,
 ) -> bool:
     return (
         type(prompt) is str
@@ -425,6 +451,7 @@ def _is_score(
         and type(scorer_errors) is int
         and (forgery == "" or forgery in frozenset(Reject))
         and 0.0 <= cpu_s < math.inf
+        and type(waited) is bool
     )
 
 
@@ -457,8 +484,10 @@ class ProcessVerifier:
         self._run = config.run
         cpu_s = config.verify_cpu_s
         wall_s = STARVED_FACTOR * cpu_s
+        self._run_s = RUN_SHARE * cpu_s
         self._limits = _Limits(cpu_s, wall_s)
-        self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s)
+        self._last_limits = _Limits(cpu_s, wall_s, cpu_s + self._run_s / 2)
+        self._first_limits = _Limits(FIRST_SHARE * cpu_s, wall_s, self._run_s)
         self.counters = VerifierCounters()
         prepare = {
             **self._pose_request(sample_tasks(self._run)),
@@ -509,18 +538,20 @@ class ProcessVerifier:
 
     async def _score_foreign(self, group: RolloutGroup) -> Sequence[Any]:
         """Score one group with little time at first, as nearly all need. One that takes more gets
-        all of it when nobody else waits."""
-        try:
-            return await self._score_in_turn(group, self._first_limits, last=False)
-        except _Overran:
+        all of it when nobody else waits; one that waited for something gets no more."""
+        limits, last = self._first_limits, False
+        while True:
+            try:
+                return await self._score_in_turn(group, limits, last=last)
+            except _Overran as error:
+                if last or isinstance(error, _Waited):
+                    break
             self.counters.second_tries += 1
-        try:
-            return await self._score_in_turn(group, self._limits, last=True)
-        except _Overran:
-            self.counters.overruns += 1
-            raise RemoteProtocolError(
-                Reject.OVERRUN, f"not scored within {self._limits.cpu_s:g} s of CPU time"
-            ) from None
+            limits, last = self._last_limits, True
+        self.counters.overruns += 1
+        raise RemoteProtocolError(
+            Reject.OVERRUN, f"not scored within {limits.cpu_s:g} s of CPU time, or it waited"
+        )
 
     async def _score_in_turn(
         self, group: RolloutGroup, limits: _Limits, *, last: bool
@@ -570,25 +601,41 @@ class ProcessVerifier:
         texts = [item.texts for item in items]
         request = self._score_request([item.task for item in items], texts)
         request["foreign"] = True
+        request["run_s"] = (self._run_s, self._run_s)
         limits = items[0].limits
         if len(batch) > 1:  # then any of its groups may still take what it may take alone
             request["enough_s"] = BATCH_CPU_S
             limits = replace(limits, cpu_s=limits.cpu_s + BATCH_CPU_S)
         used_s = limits.cpu_s  # unless an answer says less
+        began = trio.current_time()
         try:
             answer, used_s = await self._foreign.call(request, limits)
             scores = _checked(_result(answer), texts)
         except (ChildFailed, ConfigError, _Overran) as error:
             if isinstance(error, ChildFailed) and not isinstance(error, _Ended):
-                used_s = 0.0  # our own fault: nothing was computed
+                # Perhaps our own fault. It held others up all the same, and nobody may do so for
+                # nothing time and again.
+                used_s = WAITING_SHARE * (trio.current_time() - began)
             self._blame(batch, error, used_s)
             return
-        common_s = (used_s - sum(scored[-1] for scored in scores)) / len(scores)
+        common_s = (used_s - sum(scored[_CPU_S] for scored in scores)) / len(scores)
         for ticket, scored in zip(batch, scores, strict=False):
-            ticket.item.scored = scored
-            self._conclude(ticket, scored[-1] + common_s, End.DONE)
+            self._take(ticket, scored, scored[_CPU_S] + common_s)
         for ticket in batch[len(scores) :]:
             self._waiting.put_back(ticket)
+
+    def _take(self, ticket: Ticket[_Foreign], scored: Sequence[Any], used_s: float) -> None:
+        """Settle what was found of a group. One that waited is not scored at all. One that is
+        undecided after the time that a first try has is `DOUBTFUL`."""
+        item, end = ticket.item, End.DONE
+        item.scored = scored
+        if scored[_WAITED]:
+            item.error, end = _Waited(), End.OVERRUN
+        elif None in scored[_REWARDS]:
+            end = End.DOUBTFUL if used_s >= self._first_limits.cpu_s else End.FAILED
+        self._conclude(ticket, used_s, end)
+        if end is End.DOUBTFUL and self._waiting.doubtful(ticket.producer) >= DOUBTFUL_MAX:
+            item.error = _Waited()
 
     def _blame(self, batch: Sequence[Ticket[_Foreign]], error: Exception, used_s: float) -> None:
         """Tell who waits for a group that the worker failed over. Where it was at several, each of
@@ -600,7 +647,7 @@ class ProcessVerifier:
                 continue
             ticket.item.error = error
             end = End.OVERRUN if isinstance(error, _Overran) else End.FAILED
-            self._conclude(ticket, ticket.item.wasted_s if used_s else 0.0, end)
+            self._conclude(ticket, ticket.item.wasted_s, end)
 
     def _conclude(self, ticket: Ticket[_Foreign], used_s: float, end: End) -> None:
         producer = ticket.producer
@@ -644,7 +691,7 @@ class ProcessVerifier:
                 "tasks": [_task_values(task) for task in tasks[len(found) :]],
                 "texts": [[list(texts) for texts in each] for each in rest],
                 "enough_s": OWN_ENOUGH_S,
-                "run_s": self._limits.cpu_s,
+                "run_s": (self._run_s, self._limits.wall_s),
             }
             try:
                 said = await self._call_own(request, OWN_BATCH_LIMITS)
@@ -666,7 +713,7 @@ class ProcessVerifier:
             return _result((await self._own.call(request, limits))[0])
 
     def _rewards(self, scored: Sequence[Any]) -> Verdicts:
-        _, rewards, scorer_errors, forgery, _ = scored
+        _, rewards, scorer_errors, forgery, _, _ = scored
         _check_own(forgery)
         self.counters.scorer_errors += scorer_errors
         return tuple(rewards)
@@ -677,14 +724,14 @@ class ProcessVerifier:
             "tasks": [_task_values(task) for task in tasks],
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
             "prompt_chars_max": self._run.limits.prompt_chars_max,
-            "run_s": OWN_BATCH_LIMITS.cpu_s,
+            "run_s": (OWN_BATCH_LIMITS.cpu_s, OWN_BATCH_LIMITS.wall_s),
         }
 
     def _score_request(
         self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]
     ) -> dict[str, Any]:
-        """`run_s` in it: what the code of each group's texts may use, here as where strangers look
-        at them."""
+        """`run_s` in it: what the code of each group's texts may pay, here as where strangers look
+        at them, and what may go by of the clock meanwhile."""
         return {
             "op": "score",
             "tasks": [_task_values(task) for task in tasks],
@@ -693,5 +740,5 @@ class ProcessVerifier:
             "rule": self._run.reward,
             "enough_s": OWN_ENOUGH_S,
             "foreign": False,
-            "run_s": self._limits.cpu_s,
+            "run_s": (self._run_s, self._limits.wall_s),
         }

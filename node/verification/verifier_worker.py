@@ -7,9 +7,10 @@ takes seconds. The process then forks, and the fork serves. When one ends over a
 takes milliseconds and has seen nobody's text, so that nothing has to be trusted that was
 interrupted half-way.
 
-Scorers that were not read line by line, and those that run what a text says, get a fork for each
-request. It cannot reach the pipe of the answers, but has one of its own, which ends with it: what a
-text brings to run there can speak for that text's own group at most, and for no other.
+Scorers that were not read line by line get a fork for each text (`_serve_apart`), which finds
+nothing of other texts: what forks it never held one. It cannot reach the pipe of the answers, but
+has one of its own, which ends with it: what a text brings to run there can speak for that text at
+most.
 
 What runs texts' code is a process of its own (`node.sandbox.runner`). It confines itself, more
 narrowly, so it starts before this process may start no other; where it ends, so does this one.
@@ -25,25 +26,28 @@ Each answer has its request's number: a fork may be killed just after it has ans
 import mmap
 import os
 import resource
+import select
 import shutil
 import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from node.environments.answers import AnswerRule
-from node.environments.registry import runs_code
+from node.environments.registry import is_unread, runs_code
 from node.environments.scoring import check_format, pose, replies, score_group
 from node.sandbox import confinement, runner
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
 from node.sandbox.runner import NoSandbox, RunnerFailed
+from node.sandbox.runner_main import is_starved
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
@@ -51,9 +55,12 @@ from swarm.rollouts import Task
 NICENESS: Final = 5  # the node's event loop comes first
 OUT_OF_CPU: Final = -signal.SIGPROF  # exit statuses of a fork, as `os.waitstatus_to_exitcode` has
 OUT_OF_TIME: Final = -signal.SIGALRM
+WAITED: Final = 1000  # no exit status: it let time go by, on a machine that had a core for it
 APART_BYTES_MAX: Final = 64 * 2**20
 _NUMBER: Final = struct.Struct("=Q")
 _LATER_S: Final = 0.1
+_PART_BYTES: Final = 65_536
+_TOLD: Final = ("ok", "config", "failed")
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 _RUNNER_ENDED: Final = 78  # likewise
 
@@ -73,7 +80,7 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, prepare["wall_s"])
     try:
         if prepare["runs_code"]:
-            runner.start(trusting=not prepare["confine"])
+            runner.start(prepare["trust"])
     except NoSandbox as error:
         _tell(answers, {"config": str(error), NUMBER: prepare[NUMBER]})
         return
@@ -108,7 +115,7 @@ class _Cell:
         with suppress(OSError):  # of this process, and looked up before that is out of sight
             sizes = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         layers = NONE
-        if prepare["confine"]:
+        if prepare["trust"] != "off":
             more = map(Path, prepare["read"])
             layers = confinement.confine(
                 confinement.view_of_python(map(Path, prepare["hidden"]), more)
@@ -123,19 +130,23 @@ class _Cell:
             memory_bytes = pages * resource.getpagesize() + self.memory_bytes_max
             os.close(self.sizes)
         if self.layers.calls:
-            confinement.lock(threads=True, memory_bytes=memory_bytes)
+            confinement.lock(memory_bytes)
         elif memory_bytes is not None:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
 def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
-    if request["apart"] and request["confine"] and not cell.layers.is_sandbox:
+    if request["apart"] and not cell.layers.suffice(request["trust"]):
         return {"config": confinement.NEEDED}
     return _answer(request)
 
 
 def _runs_code(request: Request) -> bool:
     return any(runs_code(Task(*task).environment) for task in request["tasks"])
+
+
+def _is_unread(request: Request) -> bool:
+    return any(is_unread(Task(*task).environment) for task in request["tasks"])
 
 
 def _claim_stdout() -> BinaryIO:
@@ -172,22 +183,35 @@ class _SharedNumber:
         _NUMBER.pack_into(self._memory, 0, number)
 
 
+def _fork(work: Callable[[], int]) -> int:
+    """Have a fork do this, and end with the status that it comes to; the fork's process id."""
+    fork = os.fork()
+    if fork:
+        return fork
+    status = 1
+    try:
+        status = work()
+    except RunnerFailed:
+        status = _RUNNER_ENDED
+    finally:
+        os._exit(status)
+
+
+def _status_of(fork: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+
 def _serve_in_fork(
     requests: BinaryIO, answers: BinaryIO, cell: _Cell, at_work_on: _SharedNumber
 ) -> int:
     """Let a fork serve; its exit status."""
-    fork = os.fork()
-    if fork == 0:
-        status = 1
-        try:
-            cell.lock()
-            _serve(requests, answers, at_work_on)
-            status = _INPUT_ENDED
-        except RunnerFailed:
-            status = _RUNNER_ENDED
-        finally:
-            os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+
+    def serve() -> int:
+        cell.lock()
+        _serve(requests, answers, at_work_on)
+        return _INPUT_ENDED
+
+    return _status_of(_fork(serve))
 
 
 def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> None:
@@ -197,78 +221,260 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
         at_work_on.set(request[NUMBER])
         signal.setitimer(signal.ITIMER_REAL, request["wall_s"])
         signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
-        ran_s = runner.used_s()
-        runner.allow(request["run_s"])
+        paid_s = runner.used_s()
+        runner.allow(*request["run_s"])
         answer = _answer(request)
-        ran_s = runner.used_s() - ran_s
+        paid_s = runner.used_s() - paid_s
         for each in (signal.ITIMER_PROF, signal.ITIMER_REAL):
             signal.setitimer(each, 0)  # before it tells: no half frame is followed by another
-        used_s = time.process_time() - started + ran_s
+        used_s = time.process_time() - started + paid_s
         _tell(answers, {**answer, NUMBER: request[NUMBER], "cpu_s": used_s})
         at_work_on.set(0)
 
 
-# --- a fork for each request ----------------------------------------------------------------------
+# --- a fork for each text -------------------------------------------------------------------------
 
 
 def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> None:
-    while body := _read(requests):
-        request = decode(body)
-        signal.setitimer(signal.ITIMER_REAL, request["wall_s"])  # ends the fork as well
-        answer = _answer_apart(request, answers, cell)
-        if cell.layers.view:
-            _clear(SCRATCH)  # the next request finds nothing of this one
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _tell(answers, {**answer, NUMBER: request[NUMBER]})
+    """Let one fork after the other supervise a request. This process reads none, so that what is
+    forked from it later finds nothing of those before."""
+    while not _status_of(_fork(partial(_supervise, requests, answers, cell))):
+        pass
 
 
-def _answer_apart(request: Request, answers: BinaryIO, cell: _Cell) -> dict[str, Any]:
-    """What a fork says, which is believed in nothing but what it is asked for.
+def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> int:
+    """Answer one request. Its texts are read by a fork beside this one, and come by a pipe from
+    which each is read by the fork that works on it."""
+    texts_pipe, into = os.pipe()
+    with open(texts_pipe, "rb", buffering=0) as texts:
+        reader = _fork(partial(_relay, requests, texts, into))
+        os.close(into)
+        header = _read(texts)
+        if not header:
+            return _INPUT_ENDED
+        request = decode(header)
+        signal.setitimer(signal.ITIMER_REAL, request["wall_s"])  # ends its forks as well
+        forks = _Forks(requests, answers, cell, texts)
+        if request["op"] == "pose":
+            answer = forks.ask(request, list)
+        elif _is_unread(request):
+            answer = _answer_by_text(request, forks)
+        else:
+            answer = forks.ask(request, forks.next_text)
+    os.waitpid(reader, 0)
+    if cell.layers.view:
+        _clear(SCRATCH)  # the next request finds nothing of this one
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    _tell(answers, {**answer, NUMBER: request[NUMBER]})
+    return 0
+
+
+def _relay(requests: BinaryIO, texts: BinaryIO, into: int) -> int:
+    """Read a request, and pass it on: without its texts first, of which only the counts are left in
+    it, then each text, or all of it where texts' code runs in the runner alone."""
+    texts.close()
+    body = _read(requests)
+    if not body:
+        return 0
+    request = decode(body)
+    apart: list[Any] = []
+    groups = request.pop("texts", None)
+    if groups is not None:
+        request["counts"] = [len(group) for group in groups]
+        is_apart = _is_unread(request)
+        apart = [text for group in groups for text in group] if is_apart else [groups]
+    with suppress(BrokenPipeError), open(into, "wb", buffering=0) as pipe:
+        for frame in (request, *({"text": each} for each in apart)):
+            _write_all(pipe, encode(frame))
+    return 0
+
+
+def _write_all(pipe: BinaryIO, frame: bytes) -> None:
+    left = memoryview(frame)
+    while left:
+        left = left[pipe.write(left) :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Forks:
+    """Forks of one that supervises, in its limits."""
+
+    requests: BinaryIO
+    answers: BinaryIO
+    cell: _Cell
+    texts: BinaryIO
+
+    def ask(self, request: Request, texts: Callable[[], Any]) -> dict[str, Any]:
+        """What a fork says, which is believed in nothing but what it is asked for. It works within
+        the limits of the request on `texts`, of which it alone gets to know.
+
+        Raises:
+            RunnerFailed: what would run the texts' code ended.
+        """
+        paid_s = runner.used_s()
+        ours, its = os.pipe()
+        began = time.perf_counter()
+        fork = _fork(partial(self._work, request, texts, ours, its))
+        os.close(its)
+        with open(ours, "rb", buffering=0) as pipe:
+            said, in_time = _read_until(pipe, request["apart_s"])
+        if not in_time:
+            os.kill(fork, signal.SIGKILL)
+        _, ended, usage = os.wait4(fork, 0)
+        took_s = time.perf_counter() - began
+        used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
+        status = os.waitstatus_to_exitcode(ended)
+        if status == _RUNNER_ENDED and _runs_code(request):
+            raise RunnerFailed("the runner of policies' code ended")
+        if not in_time and used_s < request["cpu_s"]:
+            return {"ended": WAITED if used_s < took_s / 2 else OUT_OF_TIME}
+        if status:
+            by_limit = status in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= request["cpu_s"]
+            return {"ended": OUT_OF_CPU if by_limit else status}
+        try:
+            answer = decode(said[HEADER.size :])
+        except (LocalProtocolError, ValueError):
+            answer = {"failed": "it answers in no known form"}
+        told: dict[str, Any] = {
+            key: answer[key] for key in ("ok", "config", "failed") if key in answer
+        }
+        return {**told, "cpu_s": used_s, "took_s": took_s}
+
+    def _work(self, request: Request, texts: Callable[[], Any], ours: int, its: int) -> int:
+        request = {**request, "texts": texts()}
+        for each in (self.requests, self.answers, self.texts):
+            os.close(each.fileno())  # what is next in them is nobody's here
+        os.close(ours)
+        self.cell.lock()
+        if not _runs_code(request):
+            runner.leave()  # it is not for a plug-in to upset
+        cpu_s = ceil(request["cpu_s"] + _LATER_S)  # for who disarms the timer
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
+        runner.allow(*request["run_s"])
+        frame = memoryview(encode(_answer(request)))
+        while frame:
+            frame = frame[os.write(its, frame) :]
+        return 0
+
+    def next_text(self) -> Any:
+        """What is next in the pipe; for a fork."""
+        return decode(_read(self.texts))["text"]
+
+    def skip(self, count: int) -> None:
+        """Let nobody work on the next texts. They are read where nothing is forked from."""
+
+        def read() -> int:
+            for _ in range(count):
+                _read(self.texts)
+            return 0
+
+        os.waitpid(_fork(read), 0)
+
+
+def _read_until(pipe: BinaryIO, wall_s: float) -> tuple[bytes, bool]:
+    """All that a fork writes, and whether it ended in time. A machine that has no core for it gives
+    it more: that is our own affair, and bounded by the time of the whole request."""
+    said = bytearray()
+    until = time.perf_counter() + wall_s
+    while len(said) <= APART_BYTES_MAX:
+        left_s = until - time.perf_counter()
+        if left_s <= 0:
+            if not is_starved():
+                return bytes(said), False
+            until = time.perf_counter() + wall_s
+        elif select.select([pipe], [], [], left_s)[0]:
+            part = pipe.read(_PART_BYTES)
+            if not part:
+                return bytes(said), True
+            said += part
+    return bytes(said), False
+
+
+def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
+    """What forks say, each of one text; only of the first groups where those took `enough_s`."""
+    rows: list[Any] = []
+    used_s = 0.0
+    limits = _Left(request["cpu_s"], request["apart_s"])
+    for place, count in enumerate(request["counts"]):
+        of_one = {**request, "tasks": [request["tasks"][place]]}
+        if "answers" in request:
+            of_one["answers"] = [request["answers"][place]]
+        found: list[Any] = []
+        before_s = used_s
+        for number in range(max(1, count)):  # one without a text is still posed
+            texts = (lambda: [[forks.next_text()]]) if count else (lambda: [[]])
+            answer = forks.ask({**of_one, **limits.for_next()}, texts)
+            if "ok" not in answer:
+                return answer
+            used_s += answer["cpu_s"]
+            limits.use(answer["cpu_s"], answer["took_s"])
+            try:
+                (said,) = answer["ok"]
+                found.append(_Score(*said) if request["op"] == "score" else said)
+                row = _merged(found, request["op"], count, used_s - before_s)
+                is_enough = request["op"] == "score" and found[-1].ends_group(request["foreign"])
+            except (TypeError, ValueError):
+                return {"failed": "it answers in no known form"}
+            if is_enough:
+                forks.skip(count - number - 1)
+                break
+        rows.append(row)
+        if used_s >= request["enough_s"]:
+            break
+    return {"ok": rows, "cpu_s": used_s}
+
+
+@dataclass(slots=True)
+class _Left:
+    """What forks may still use of a request's CPU time and of its time by the clock."""
+
+    cpu_s: float
+    apart_s: float
+
+    def use(self, cpu_s: float, apart_s: float) -> None:
+        """One fork is done."""
+        self.cpu_s -= cpu_s
+        self.apart_s -= apart_s
+
+    def for_next(self) -> dict[str, float]:
+        """Never nothing: a timer for no time is none."""
+        least = 1e-3
+        return {"cpu_s": max(least, self.cpu_s), "apart_s": max(least, self.apart_s)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Score:
+    """What was found of a group, in the order in which it is told."""
+
+    prompt: Any
+    rewards: Any
+    scorer_errors: Any
+    forgery: Any
+    cpu_s: Any
+    waited: Any = False
+
+    def ends_group(self, is_foreign: bool) -> bool:
+        """Whether nothing more is to be known of its group."""
+        return bool(self.forgery) or (is_foreign and None in self.rewards)
+
+
+def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
+    """What was found of a group of so many texts, by what was found of its first ones, each alone.
 
     Raises:
-        RunnerFailed: what would run the texts' code ended.
+        TypeError: some of it has no such form.
     """
-    ran_s = runner.used_s()
-    ours, its = os.pipe()
-    fork = os.fork()
-    if fork == 0:
-        status = 1
-        try:
-            for each in (sys.stdin.fileno(), answers.fileno(), ours):
-                os.close(each)
-            cell.lock()
-            if not _runs_code(request):
-                runner.leave()  # it is not for a plug-in to upset
-            cpu_s = ceil(request["cpu_s"] + _LATER_S)  # for who disarms the timer
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-            signal.setitimer(signal.ITIMER_PROF, request["cpu_s"])
-            runner.allow(request["run_s"])
-            frame = memoryview(encode(_answer(request)))
-            while frame:
-                frame = frame[os.write(its, frame) :]
-            status = 0
-        except RunnerFailed:
-            status = _RUNNER_ENDED
-        finally:
-            os._exit(status)
-    os.close(its)
-    with open(ours, "rb") as pipe:
-        said = pipe.read(APART_BYTES_MAX)
-    _, ended, usage = os.wait4(fork, 0)
-    used_s = usage.ru_utime + usage.ru_stime
-    status = os.waitstatus_to_exitcode(ended)
-    if status == _RUNNER_ENDED and _runs_code(request):
-        raise RunnerFailed("the runner of policies' code ended")
-    if status:
-        by_limit = status in (-signal.SIGXCPU, -signal.SIGKILL) and used_s >= request["cpu_s"]
-        return {"ended": OUT_OF_CPU if by_limit else status}
-    used_s += runner.used_s() - ran_s
-    try:
-        answer = decode(said[HEADER.size :])
-    except (LocalProtocolError, ValueError):
-        answer = {"failed": "it answers in no known form"}
-    told: dict[str, Any] = {key: answer[key] for key in ("ok", "config", "failed") if key in answer}
-    return {**told, "cpu_s": used_s}
+    if op == "reply":
+        return [reply for replies_to_one in found for reply in replies_to_one]
+    scores: Sequence[_Score] = found
+    last = scores[-1]
+    if last.forgery:
+        return [last.prompt, [0.0] * count, 0, last.forgery, cpu_s, False]
+    rewards = [reward for score in scores for reward in score.rewards]
+    rewards += [None] * (count - len(rewards))
+    errors = sum(score.scorer_errors for score in scores)
+    return [last.prompt, rewards, errors, "", cpu_s, any(score.waited is True for score in scores)]
 
 
 def _clear(folder: Path) -> None:
@@ -304,15 +510,15 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """What was found of each group, and the CPU seconds that it took; only of the first ones where
-    those took `enough_s`: who waits for another group need not wait for a whole batch of dear ones.
+    """What was found of each group (`_Score`); only of the first ones where those took `enough_s`:
+    who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []
     began = before = _used_s()
     for task, texts, rule in zip(
         request["tasks"], request["texts"], request["answers"], strict=True
     ):
-        runner.allow(request["run_s"])  # to each group: no group's code uses up another's
+        runner.allow(*request["run_s"])  # to each group: no group's code uses up another's
         score = score_group(
             Task(*task),
             texts,
@@ -322,7 +528,9 @@ def _score(request: Request) -> list[list[Any]]:
         )
         now = _used_s()
         forged = str(score.forgery or "")
-        scores.append([score.prompt, score.rewards, score.scorer_errors, forged, now - before])
+        used_s = now - before
+        found = (score.prompt, score.rewards, score.scorer_errors, forged, used_s)
+        scores.append([*found, runner.has_waited()])
         if now - began >= request["enough_s"]:
             break
         before = now
@@ -340,7 +548,7 @@ def _reply(request: Request) -> list[list[str | None]]:
     found: list[list[str | None]] = []
     began = _used_s()
     for task, transcripts in zip(request["tasks"], request["texts"], strict=True):
-        runner.allow(request["run_s"])
+        runner.allow(*request["run_s"])
         found.append(replies(Task(*task), transcripts))
         if _used_s() - began >= request["enough_s"]:
             break

@@ -545,6 +545,9 @@ class Fetcher:
         except RemoteProtocolError:
             self._offers.drop(group_id, offer.producer)
             raise
+        except ChildFailed:  # our own fault, as it seems; a group that it happens to again is left
+            self._offers.failed(offer)
+            raise
         return record, VerifiedGroup(group_id, group, prompt, rewards)
 
     async def _keep(self, checked: Sequence[_Checked]) -> None:

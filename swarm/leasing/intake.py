@@ -7,7 +7,7 @@ schema, lease, task, versions, then the rewards, and of some groups whether the 
 of the policy that they claim. A worker in good standing has fewer looked at so closely.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
@@ -56,6 +56,8 @@ NO_LEASE: Final = bytes(16)
 ANSWER_TIMEOUT_S: Final = 50.0  # for all checks of one submission
 CHECKED_AT_ONCE_MAX: Final = 64
 CHECKED_AT_ONCE_PER_PEER_MAX: Final = 16
+CHECKS_MAX: Final = 3  # of one group that fail through our own fault, as it seems
+TRIED_MAX: Final = 1024  # groups of which that is remembered
 FIRST_RESCORED: Final = 4.0  # about so many groups of a new worker before its share falls by half
 STANDINGS_MAX: Final = 4096
 GROUP_BYTES_EWMA_SHARE: Final = 0.05  # of the newest group, in the mean size
@@ -174,6 +176,7 @@ class Intake:
         self._checking: set[tuple[bytes, int]] = set()  # leases and places
         self.check_failures = 0  # groups that could not be looked at, through our own fault
         self.last_check_failure = ""
+        self._tried: OrderedDict[GroupId, int] = OrderedDict()  # of those that failed so, how often
         self.faulty = 0  # groups that did not stand up to verification
         self.last_fault = ""
         self._standings: dict[str, _Standing] = {}
@@ -350,9 +353,7 @@ class Intake:
         self._checking.add(task)
         try:
             answer, admitted = await self._judge(peer, lease_id, group_id, group)
-        except (ChildFailed, ConfigError) as error:
-            self.check_failures += 1
-            self.last_check_failure = str(error)
+        except (ChildFailed, ConfigError):
             return self._reply("again", "", "it could not be looked at")
         finally:
             self._checking.discard(task)
@@ -408,11 +409,26 @@ class Intake:
             if blames:
                 self.faulty, self.last_fault = self.faulty + 1, f"{peer}: {fault}"
             return self._book.submit(submission, self._now_s(), fault, blames=blames), None
+        except (ChildFailed, ConfigError) as error:
+            self._note_failure(group_id, error)
+            if self._tried[group_id] < CHECKS_MAX:
+                raise
+            fault = "it could not be looked at, and was handed in often enough"
+            return self._book.submit(submission, self._now_s(), fault, blames=False), None
         answer = self._book.submit(submission, self._now_s())
         if not answer.admitted or answer.repeated:
             return answer, None
         self._gater.ledger.accept(peer)
         return answer, Admitted(group_id, group, prompt, rewards)
+
+    def _note_failure(self, group_id: GroupId, error: Exception) -> None:
+        """Count a look at a group that failed through our own fault, as it seems. Perhaps the group
+        brings it about, so nobody may hand it in for ever."""
+        self.check_failures += 1
+        self.last_check_failure = str(error)
+        self._tried[group_id] = self._tried.pop(group_id, 0) + 1
+        while len(self._tried) > TRIED_MAX:
+            self._tried.popitem(last=False)
 
     async def _look_closer(self, peer: PeerId, group: RolloutGroup, prompt: str) -> None:
         """Re-score a share of what a worker hands in.

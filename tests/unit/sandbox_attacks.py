@@ -81,7 +81,7 @@ def main() -> None:
     layers = confinement.NONE
     if cell != "none":
         layers = confinement.confine(confinement.view_of_python([folder / "node", Path.home()]))
-        confinement.lock(threads=True)
+        confinement.lock()
     done = []
     for name, code in attacks(folder, port).items():
         try:

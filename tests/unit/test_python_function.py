@@ -110,6 +110,7 @@ ZERO: dict[str, str] = {
     "leaves": "import sys\nsys.exit(0)",
     "leaves in a call": "import sys\ndef solve(n):\n    sys.exit(0)",
     "leaves at once": "import os\nos._exit(0)",
+    "spins untraced": "import sys\nsys.settrace(None)\nwhile True:\n    pass",
     "is not traced": "import sys\nsys.settrace(None)\ndef solve(n):\n    return n % 2",
     "prints": "def solve(n):\n    print('[\"done\", [[0]], 1]' * 10**5)\n    return 7",
     "forks": "import os\nos.fork()\ndef solve(n):\n    return n % 2",
@@ -133,7 +134,6 @@ ZERO: dict[str, str] = {
 }
 UNDECIDED: dict[str, str] = {
     "spins in C": "def solve(n):\n    return sum(range(10**12))",
-    "spins untraced": "import sys\nsys.settrace(None)\nwhile True:\n    pass",
     "allocates": "def solve(n):\n    return len([0] * 10**12)",
     "holds": "def solve(n):\n    return len(bytearray(200 * 2**20))",
     "goes back": "import re\ndef solve(n):\n    return re.match('(a+)+b', 'a' * 64)",
@@ -212,10 +212,10 @@ def test_what_is_near_a_limit_is_undecided(lines: float, ended: str) -> None:
 @sandboxed
 def test_beyond_what_a_request_may_use_all_is_undecided() -> None:
     runner.start()
-    runner.allow(0.0)
+    runner.allow(0.0, 1.0)
     with pytest.raises(Undecided):
         SOURCE.score(EVEN, "def solve(n):\n    return n % 2")
-    runner.allow(1.0)
+    runner.allow(1.0, 1.0)
     assert SOURCE.score(EVEN, "def solve(n):\n    return n % 2") == 1.0
     runner.stop()
 
@@ -337,12 +337,15 @@ if "verifier_worker" in " ".join(sys.orig_argv):
 NO_LANDLOCK = "from node.sandbox import landlock; landlock.revision = lambda: 0"
 NO_LAYERS = "from node.sandbox import kernel; kernel.NUMBERS.clear()"
 DIES = """
-import os
+import io, os
 from node.sandbox import runner_main
-in_child = runner_main._in_child
-runner_main._in_child = lambda job, **more: (
-    os._exit(1) if "no runner survives" in job["source"] else in_child(job, **more)
-)
+def read(job, mode):
+    with open(job, mode) as pipe:
+        text = pipe.read()
+    if b"no runner survives" in text:
+        os.kill(os.getppid(), 9)
+    return io.BytesIO(text)
+runner_main.open = read
 runner_main.main()
 """
 
