@@ -33,7 +33,8 @@ from node.sandbox import confinement
 from node.sandbox.confinement import Trust
 from node.sandbox.runner_main import (
     ANSWER,
-    CUT_OFF,
+    BY_CLOCK,
+    BY_FAULT,
     JOB,
     MODULE_FLAGS,
     NEAR,
@@ -41,6 +42,7 @@ from node.sandbox.runner_main import (
     RESULT_BYTES_MAX,
     WALL_MAX_S,
     WALL_SHARE,
+    is_starved,
 )
 from swarm.errors import ChildFailed, ConfigError
 
@@ -91,7 +93,7 @@ class _Runner:
                 raise RunnerFailed("the runner of policies' code does not start")
             raise NoSandbox(f"code of policies is not run here: {confinement.NEEDED}")
 
-    def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float, bool]]:
+    def ask(self, job: bytes, wall_s: float) -> tuple[bytes, tuple[int, float, float]]:
         """What a child wrote of a job, up to one byte more than it may, and how it ended; not the
         answer to a fork which ended before it came.
 
@@ -121,7 +123,7 @@ class _Runner:
                 said += part
         return said, self._answer(number)
 
-    def _answer(self, number: int) -> tuple[int, float, float, bool]:
+    def _answer(self, number: int) -> tuple[int, float, float]:
         while True:
             try:
                 body = self.channel.recv(ANSWER.size, socket.MSG_WAITALL)
@@ -129,9 +131,9 @@ class _Runner:
                 body = b""
             if len(body) < ANSWER.size:
                 raise RunnerFailed("the runner of policies' code ended")
-            of, ended, cpu_s, wall_s, waited = ANSWER.unpack(body)
+            of, ended, cpu_s, wall_s = ANSWER.unpack(body)
             if of == number:
-                return ended, cpu_s, wall_s, bool(waited)
+                return ended, cpu_s, wall_s
 
     def end(self) -> None:
         """Its children end with it."""
@@ -165,6 +167,7 @@ class _Current:
     left: _Runner | None = None  # kept, as its channel is closed by number
     account = _Account()
     paid_until_s = wall_until_s = float("inf")  # of the account
+    cpu_s = wall_s = 0.0  # since what may be used was said
     waited = False
 
 
@@ -204,12 +207,13 @@ def allow(paid_s: float, wall_s: float) -> None:
     """Let texts pay so much from here on, and so much time go by; what is beyond is undecided."""
     before = _Current.account.sums
     _Current.paid_until_s, _Current.wall_until_s = before[0] + paid_s, before[1] + wall_s
+    _Current.cpu_s = _Current.wall_s = 0.0
     _Current.waited = False
 
 
 def has_waited() -> bool:
-    """Whether a text waited until its time or all that was allowed was over, on a machine that had
-    time for it."""
+    """Whether the time by the clock, of a text or of all, went by while they used less than half of
+    it, on a machine that had a core for them."""
     return _Current.waited
 
 
@@ -226,21 +230,31 @@ def run(source: str, function: str, calls: Sequence[Sequence[Any]]) -> Ran:
     paid_s, wall_s = _Current.account.sums
     left_s = min(WALL_MAX_S, _Current.wall_until_s - wall_s)
     if paid_s >= _Current.paid_until_s or left_s <= 0:
+        _note_waiting(_Current.cpu_s, _Current.wall_s)
         return Ran("undecided")
     job = {"source": source, "function": function, "calls": [list(call) for call in calls]}
-    said, (how, cpu_s, wall_s, waited) = _Current.runner.ask(json.dumps(job).encode(), left_s)
+    said, (how, cpu_s, wall_s) = _Current.runner.ask(json.dumps(job).encode(), left_s)
+    _Current.cpu_s += cpu_s
+    _Current.wall_s += wall_s
+    if how == BY_CLOCK:
+        _note_waiting(cpu_s, wall_s)  # of this text, which may have had little left, and of all
+        _note_waiting(_Current.cpu_s, _Current.wall_s)
     cpu_s = max(cpu_s, WALL_SHARE * wall_s)
     _Current.account.add(cpu_s, wall_s)
-    _Current.waited = _Current.waited or waited
     if len(said) > RESULT_BYTES_MAX:  # on every machine
         return Ran("over", cpu_s=cpu_s)
     ended, results, lines = _understood(said)
-    if how == CUT_OFF or (how == NEAR and ended == "done"):
+    if how in (BY_FAULT, BY_CLOCK) or (how == NEAR and ended == "done"):
         ended = "undecided"
     if ended == "done" and len(results) != len(calls):
         ended = "over"  # it wrote into its own pipe
     found = tuple(tuple(each) if each else None for each in results) if ended == "done" else ()
     return Ran(ended, found, lines, cpu_s)
+
+
+def _note_waiting(cpu_s: float, wall_s: float) -> None:
+    if cpu_s < wall_s / 2 and not is_starved():
+        _Current.waited = True
 
 
 def _understood(said: bytes) -> tuple[Ended, list[Any], int]:

@@ -32,11 +32,11 @@ from node.sandbox import confinement
 
 MODULE_FLAGS: Final = ("-s", "-S", "-P", "-B", "-m", "node.sandbox.runner_main")
 JOB: Final = struct.Struct("=Qd")  # number, seconds of the clock
-ANSWER: Final = struct.Struct("=QBddB")  # number, how it ended, CPU s, clock s, whether it waited
+ANSWER: Final = struct.Struct("=QBdd")  # number, how it ended, CPU s, clock s
 READY, REFUSED = b"1", b"0"  # the first byte that a runner sends
-IN_ORDER, NEAR, CUT_OFF = range(3)
-"""How a child ended: by itself; so, but near to a limit of CPU time or memory; by the clock, a
-limit or a fault, which others may not have."""
+IN_ORDER, NEAR, BY_FAULT, BY_CLOCK = range(4)
+"""How a child ended: by itself; so, but near to a limit of CPU time or memory; by a limit or a
+fault; by the clock."""
 
 BAND: Final = 4  # a limit is this many times the least that is undecided
 LINES_MIN: Final = 10_000  # of Python that run, in all calls together
@@ -89,9 +89,9 @@ def main() -> None:
 
 def _in_child(
     job: int, result: int, wall_s: float, *, has_filter: bool
-) -> tuple[int, float, float, bool]:
-    """How a child ended that works on the job in one pipe, its CPU seconds, those of the clock, and
-    whether it was ended while it waited for something else than this machine's time."""
+) -> tuple[int, float, float]:
+    """How a child ended that works on the job in one pipe, its CPU seconds, and those of the
+    clock."""
     before_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     began = time.perf_counter()
     child = os.fork()
@@ -105,13 +105,14 @@ def _in_child(
     status, usage, in_time = _wait_until(child, began + wall_s)
     took_s = time.perf_counter() - began
     cpu_s = usage.ru_utime + usage.ru_stime
-    waited = not in_time and cpu_s < took_s / 2 and not is_starved()
     ended = IN_ORDER
-    if not in_time or os.WIFSIGNALED(status):
-        ended = CUT_OFF
+    if not in_time:
+        ended = BY_CLOCK
+    elif os.WIFSIGNALED(status):
+        ended = BY_FAULT
     elif cpu_s >= CPU_MIN_S or usage.ru_maxrss * 1024 - before_bytes >= MEMORY_MIN_BYTES:
         ended = NEAR
-    return ended, cpu_s, took_s, waited
+    return ended, cpu_s, took_s
 
 
 def _wait_until(child: int, until: float) -> tuple[int, resource.struct_rusage, bool]:

@@ -20,6 +20,7 @@ from swarm.errors import (
     RequestRefused,
 )
 from swarm.exchange.fetching import DIAL_ADDRESSES_MAX, TAKEN_IN_AT_ONCE
+from swarm.exchange.offers import OfferLimits
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
@@ -181,8 +182,11 @@ def server_of(records: dict[bytes, bytes], refusals: int = 0) -> Any:
     return serve
 
 
-def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays() -> None:
-    failures = 4  # more than the fetches that an offer is allowed to fail
+@pytest.mark.parametrize(("failures", "tried"), [(4, 4), (1000, OfferLimits().attempts_max)])
+def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays_for_some_tries(
+    failures: int, tried: int
+) -> None:
+    """A group over which it fails each time would else be fetched until it expires."""
 
     async def fails_first(group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         nonlocal failures
@@ -195,8 +199,8 @@ def test_a_failed_verifier_is_our_own_failure_and_the_offer_stays() -> None:
         async with setting(fails_first) as here:
             here.serve(server_of(await here.advertise(group_of(here.identity, 1))))
             await trio.sleep(60)
-            assert here.exchange.verifier_failures == 4
-            assert here.exchange.ledger.accepted == 1
+            assert here.exchange.verifier_failures == tried
+            assert here.exchange.ledger.accepted == (tried == 4)
             assert not here.exchange.ledger.rejected
 
     run(main, virtual=True, timeout_s=1000)

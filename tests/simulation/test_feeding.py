@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError, RequestRefused
-from swarm.leasing.intake import STANDBY, Admitted, Intake, IntakeRules
+from swarm.leasing.intake import CHECKS_MAX, STANDBY, Admitted, Intake, IntakeRules
 from swarm.leasing.lease_client import Declined, HeldLease, WorkSource
 from swarm.leasing.leases import Lease, LeaseBook, LeaseRules
 from swarm.leasing.staleness import Account, StalenessRules
@@ -398,6 +398,22 @@ def test_a_fault_of_our_own_costs_nobody_the_group() -> None:
             intake = there.learner.intake
             assert (intake.check_failures, intake.last_check_failure) == (2, str(failures[1]))
             assert intake.counts().discarded == {}
+            assert not there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
+
+    play(body)
+
+
+def test_a_group_that_is_never_looked_at_is_refused_and_nobody_blamed() -> None:
+    """It would else be handed in until the lease of an honest worker runs out."""
+
+    async def body() -> None:
+        failures: list[Exception] = [ChildFailed("a verifier process ended")] * 100
+        async with scene(checks=ScriptedChecks(failures=failures)) as there:
+            source, lease = there.source(1), await there.lease(1)
+            assert await source.submit(lease, group_of(there.world, 1, lease, 0, 0)) == "refused"
+            intake = there.learner.intake
+            assert intake.check_failures == CHECKS_MAX
+            assert intake.faulty == 0
             assert not there.learner.gater.ledger.of(there.world.peer_id(1)).rejected
 
     play(body)

@@ -36,6 +36,9 @@ def attacks(folder: Path, port: int) -> Mapping[str, str]:
     which somebody listens as on the port, and `path`, from which modules are imported."""
     where = f"import os, socket, ctypes, resource\nfolder, port = {str(folder)!r}, {port}\n"
     libc = "libc = ctypes.CDLL(None, use_errno=True)\n"
+    # A file that it may read, by descriptor; each change leaves it as it is.
+    own = f"import fcntl\nown = os.open({str(Path(__file__))!r}, os.O_RDONLY)\n"
+    flags = "flags = fcntl.ioctl(own, 0x80086601, bytes(8))\n"  # FS_IOC_GETFLAGS
     tried = {
         "read the node's key": "open(folder + '/node/key').read()",
         "change its mode": "os.chmod(folder + '/node/key', 0o644)",
@@ -63,6 +66,22 @@ def attacks(folder: Path, port: int) -> Mapping[str, str]:
         "look at the parent's limits": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
         "leave the process group": "os.setpgid(0, 0)",
         "share memory beyond limits": "os.memfd_create('x')",
+        "change the mode of what it reads": f"{own}os.fchmod(own, os.fstat(own).st_mode & 0o7777)",
+        "change the owner of what it reads": f"{own}os.fchown(own, -1, -1)",
+        "leave a note on what it reads": (
+            f"{own}os.setxattr(own, 'user.note', b'x')\nos.removexattr(own, 'user.note')"
+        ),
+        "remove a note": (
+            f"{own}try:\n    os.removexattr(own, 'user.none')\n"
+            "except OSError as error:\n    if error.errno != 61:\n        raise"
+        ),
+        "change the flags of what it reads": f"{own}{flags}fcntl.ioctl(own, 0x40086602, flags)",
+        "change the times of what it reads": f"{own}os.utime(own)",
+        "hint at its use": f"{own}fcntl.fcntl(own, 1036, (0).to_bytes(8, 'little'))",
+        "lease what it reads": (
+            f"{own}fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_RDLCK)\n"
+            "fcntl.fcntl(own, fcntl.F_SETLEASE, fcntl.F_UNLCK)"
+        ),
         "have a namespace": (f"{libc}if libc.unshare(0x10000000):\n    raise OSError('no')"),
     }
     return {name: where + code for name, code in tried.items()}

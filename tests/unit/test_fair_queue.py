@@ -92,6 +92,17 @@ def test_new_keys_share_one_account_and_newcomers_are_not_punished_for_each_othe
     assert served(queue) == ["proven", "new", "overran"]
 
 
+def test_a_doubtful_group_is_remembered_and_proves_nobody() -> None:
+    queue = FairQueue[str]()
+    prove(queue, ANN)
+    for count in range(3):
+        assert queue.doubtful(ANN) == count
+        queue.charge(ANN, 1.0, 0.0, End.DOUBTFUL)
+        assert not queue.is_proven(ANN)
+    queue.charge(BEN, 1.0, 0.0, End.OVERRUN)
+    assert queue.doubtful(BEN) == queue.doubtful(PeerId("nobody")) == 0
+
+
 def test_what_failed_proves_nobody() -> None:
     queue = FairQueue[str]()
     for _ in range(3 * PROVEN_GROUPS):

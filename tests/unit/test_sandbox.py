@@ -17,6 +17,7 @@ from node.doctor import machine as doctor
 from node.environments import registry, scoring
 from node.roles import machine
 from node.sandbox import confinement
+from node.sandbox.runner_main import is_starved
 from node.system.child_channel import NUMBER, encode
 from node.verification.assignment import assigned_task
 from node.verification.verifier import ProcessVerifier
@@ -25,6 +26,7 @@ from swarm.rollouts import RolloutGroup
 from tests.support import run as run_async
 from tests.unit.sandbox_attacks import SECRET_VARIABLE, attacks
 from tests.unit.tasks_support import ALICE, make_config, make_group, make_run
+from tests.unit.thieves import thief
 
 CPU_LIMIT_S = 0.5
 LAYERS = confinement.found()
@@ -125,6 +127,73 @@ def test_a_scorer_that_runs_texts_reaches_nothing(
         assert verifier.counters.starts == 1
 
     with_verifier(mole, world[0], body, sandbox=sandbox)
+
+
+@pytest.mark.parametrize("sandbox", ["auto", "off"])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_text_finds_nothing_of_others_in_its_scorer(
+    together: bool, sandbox: str, mole: RunConfig, tmp_path: Path
+) -> None:
+    """Neither of those of its own group nor of those scored before. Each thief succeeds where all
+    are scored in one process."""
+    (tmp_path / "node").mkdir()
+    kinds = ("frames", "objects that the collector knows", "the heap")
+    thieves = [f"{thief(kind)}\nassert solve(0)" for kind in kinds]
+    honest = "left = 'MARK:0123456789abcdef'\nassert left"
+
+    async def body(verifier: ProcessVerifier) -> None:
+        if together:
+            found = (await verifier.verify(group(mole, honest, *thieves, honest)))[1]
+        else:
+            found = (await verifier.verify(group(mole, honest)))[1]
+            found += (await verifier.verify(group(mole, *thieves, honest)))[1]
+        assert (found[0], found[-1]) == (1.0, 1.0)
+        if sandbox == "auto":
+            assert found[1:-1] == (0.0, 0.0, 0.0)
+        elif together:
+            assert 1.0 in found[1:-1]
+
+    with_verifier(mole, tmp_path, body, sandbox=sandbox)
+
+
+@pytest.mark.parametrize("seconds", [0.2, 30.0])
+def test_a_scorer_in_which_texts_wait_is_cut_off_and_blamed(
+    seconds: float, mole: RunConfig, tmp_path: Path
+) -> None:
+    """A scorer may wait, so what waits in it pays; its worker stays."""
+    (tmp_path / "node").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(
+        "import sys\nif 'verifier_worker' in ' '.join(sys.orig_argv):\n"
+        "    from node.sandbox import runner_main\n    runner_main._PROBE_FACTOR_MAX = 1e9\n"
+    )  # whatever else this machine does
+
+    async def body(verifier: ProcessVerifier) -> None:
+        assert (await verifier.verify(group(mole, "pass")))[1] == (1.0,)
+        waits = group(mole, *[f"import time\ntime.sleep({seconds})"] * 16)
+        for _ in range(3):
+            with pytest.raises(RemoteProtocolError) as refused:
+                await verifier.verify(waits)
+            assert refused.value.reason is Reject.OVERRUN
+        assert (await verifier.verify(group(mole, "pass")))[1] == (1.0,)
+        assert verifier.counters.starts == 1
+        assert verifier.counters.second_tries == 0
+
+    with_verifier(mole, tmp_path, body, sandbox="auto")
+
+
+def test_it_is_told_where_a_machine_has_no_core_left() -> None:
+    """Beside a process on the same core; none of them is to be blamed for it."""
+    cores = os.sched_getaffinity(0)
+    beside = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        one = {min(cores)}
+        for pid in (0, beside.pid):
+            os.sched_setaffinity(pid, one)
+        assert any(is_starved() for _ in range(100))
+    finally:
+        os.sched_setaffinity(0, cores)
+        beside.kill()
+        beside.wait()
 
 
 FORGE = """
