@@ -630,7 +630,7 @@ class ProcessVerifier:
         item, end = ticket.item, End.DONE
         item.scored = scored
         if scored[_WAITED]:
-            item.error, end = _Waited(), End.OVERRUN
+            item.error, end, used_s = _Waited(), End.OVERRUN, max(used_s, self._run_s)
         elif None in scored[_REWARDS]:
             end = End.DOUBTFUL if used_s >= self._first_limits.cpu_s else End.FAILED
         self._conclude(ticket, used_s, end)

@@ -137,7 +137,8 @@ _CALL = (
 _WORD = "word = ctypes.c_int({})"
 WAITS = {
     "receives from itself": _CALL.format(
-        "a, b = socket.socketpair()\n    a.settimeout(0.45)\n    a.recv(1)"
+        "a, b = socket.socketpair()\n    "
+        "a.setsockopt(1, 20, struct.pack('ll', 0, 450_000))\n    a.recv(1)"  # SO_RCVTIMEO
     ),
     "locks as an heir of priorities": _CALL.format(
         _WORD.format(1) + "; call(202, ctypes.byref(word), 6, 0, at(), 0, 0)"
