@@ -37,6 +37,12 @@ from node.verification.assignment import assigned_task, format_samples, is_commo
 from node.verification.cells import cell_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
+from node.verification.worker_answers import (
+    Scored,
+    WorkEnded,
+    checked_replies,
+    checked_scores,
+)
 from swarm.errors import ChildFailed, ConfigError, LocalProtocolError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup, Task
 
@@ -249,7 +255,6 @@ class _Limits:
 
 OWN_BATCH_LIMITS = _Limits(cpu_s=60.0, wall_s=120.0)  # before it is tried group by group
 DOUBTFUL_MAX = 3  # groups of one producer that are undecided and dear; the third is an offence
-_REWARDS, _CPU_S, _WAITED = 1, 4, 5  # in what a worker says of a group
 OWN_ENOUGH_S = 20.0  # of CPU time in one request; the rest is asked for again
 
 
@@ -259,10 +264,6 @@ class _Overran(Exception):
 
 class _Waited(_Overran):
     """A call let its time go by, on a machine that had a core for it."""
-
-
-class _Ended(ChildFailed):
-    """The work itself ended the process, or failed in it."""
 
 
 class _WrongSettings(ConfigError):
@@ -277,7 +278,7 @@ class _Foreign:
     texts: list[Said]
     limits: _Limits
     done: trio.Event = field(default_factory=trio.Event)
-    scored: Sequence[Any] = ()
+    scored: Scored | None = None
     error: Exception | None = None
     wasted_s: float = 0.0  # CPU time of a batch that it was part of and that came to nothing
 
@@ -301,7 +302,7 @@ class _Worker:
 
         Raises:
             _Overran: it used up its CPU time.
-            _Ended: it ended the worker.
+            WorkEnded: it ended the worker.
             _WrongSettings: no worker starts with them.
             ChildFailed: it got no time, or something else ended the worker.
         """
@@ -316,7 +317,7 @@ class _Worker:
         used_s = answer.get("cpu_s")
         if not isinstance(used_s, float) or not 0.0 <= used_s < math.inf:
             await self.close()  # what ran in it writes into its pipe
-            raise _Ended("a verifier does not say what it used")
+            raise WorkEnded("a verifier does not say what it used")
         return answer, used_s
 
     async def close(self) -> None:
@@ -399,7 +400,7 @@ def _why_ended(status: int) -> Exception:
         return _Overran()
     if status == OUT_OF_TIME or -status in _ENDED_BY_OTHERS:
         return ChildFailed(f"a verifier was ended by signal {-status}")
-    return _Ended(f"a verifier ended with status {status}")
+    return WorkEnded(f"a verifier ended with status {status}")
 
 
 def _result(answer: _Answer) -> Any:
@@ -407,74 +408,13 @@ def _result(answer: _Answer) -> Any:
 
     Raises:
         ConfigError: the worker says that the run's settings are wrong.
-        _Ended: it failed.
+        WorkEnded: it failed.
     """
     if "config" in answer:
         raise ConfigError(str(answer["config"]))
     if "ok" not in answer:
-        raise _Ended(f"a verifier failed: {answer.get('failed')}")
+        raise WorkEnded(f"a verifier failed: {answer.get('failed')}")
     return answer["ok"]
-
-
-def _checked(scores: Any, texts: Sequence[Sequence[Said]]) -> Sequence[Sequence[Any]]:
-    """What a worker says of groups, or of the first of them: what runs there may not be ours.
-
-    Raises:
-        _Ended: it has no such form.
-    """
-    try:
-        sound = (0 < len(scores) <= len(texts) or not texts) and all(
-            _is_score(*scored, texts=len(group))
-            for scored, group in zip(scores, texts, strict=False)
-        )
-    except TypeError:
-        sound = False
-    if not sound:
-        raise _Ended("a verifier says of groups what it cannot")
-    return list(scores)
-
-
-def _is_score(
-    prompt: Any,
-    verdicts: Any,
-    scorer_errors: Any,
-    forgery: Any,
-    cpu_s: Any,
-    waited: Any,
-    *,
-    texts: int,
-) -> bool:
-    return (
-        type(prompt) is str
-        and len(verdicts) == texts
-        and all(each is None or 0.0 <= each <= 1.0 for each in verdicts)
-        and type(scorer_errors) is int
-        and (forgery == "" or forgery in frozenset(Reject))
-        and 0.0 <= cpu_s < math.inf
-        and type(waited) is bool
-    )
-
-
-def _checked_replies(
-    found: Any, transcripts: Sequence[Sequence[Sequence[str]]]
-) -> list[list[str | None]]:
-    """What a worker says to transcripts, or to the first tasks' of them.
-
-    Raises:
-        _Ended: it has no such form.
-    """
-    try:
-        said = [list(each) for each in found]
-    except TypeError:
-        said = []
-    counts = [len(each) for each in transcripts[: len(said)]]
-    if (
-        not said
-        or [len(each) for each in said] != counts
-        or not all(reply is None or type(reply) is str for each in said for reply in each)
-    ):
-        raise _Ended("a verifier says to transcripts what it cannot")
-    return said
 
 
 class ProcessVerifier:
@@ -530,13 +470,13 @@ class ProcessVerifier:
             scored = await self._score_foreign(group)
         except _WrongSettings as error:
             raise ChildFailed(str(error)) from error
-        except (_Ended, ConfigError) as error:  # it was this text that the worker was at
+        except (WorkEnded, ConfigError) as error:  # it was this text that the worker was at
             raise RemoteProtocolError(Reject.UNVERIFIABLE, str(error)) from None
         self.counters.groups += 1
-        _check_forgery(scored[3])
-        return scored[0], _decided(self._rewards(scored))
+        _check_forgery(scored.forgery)
+        return scored.prompt, _decided(self._rewards(scored))
 
-    async def _score_foreign(self, group: RolloutGroup) -> Sequence[Any]:
+    async def _score_foreign(self, group: RolloutGroup) -> Scored:
         """Score one group with little time at first, as nearly all need. One that takes more gets
         all of it when nobody else waits; one that waited for something gets no more."""
         limits, last = self._first_limits, False
@@ -553,9 +493,7 @@ class ProcessVerifier:
             Reject.OVERRUN, f"not scored within {limits.cpu_s:g} s of CPU time, or it waited"
         )
 
-    async def _score_in_turn(
-        self, group: RolloutGroup, limits: _Limits, *, last: bool
-    ) -> Sequence[Any]:
+    async def _score_in_turn(self, group: RolloutGroup, limits: _Limits, *, last: bool) -> Scored:
         """What the worker found out about a group.
 
         Raises:
@@ -584,6 +522,7 @@ class ProcessVerifier:
             self._waiting.discard(ticket)
         if item.error is not None:
             raise item.error
+        assert item.scored is not None
         return item.scored
 
     async def _serve(self) -> None:
@@ -610,28 +549,28 @@ class ProcessVerifier:
         began = trio.current_time()
         try:
             answer, used_s = await self._foreign.call(request, limits)
-            scores = _checked(_result(answer), texts)
+            scores = checked_scores(_result(answer), texts)
         except (ChildFailed, ConfigError, _Overran) as error:
-            if isinstance(error, ChildFailed) and not isinstance(error, _Ended):
+            if isinstance(error, ChildFailed) and not isinstance(error, WorkEnded):
                 # Perhaps our own fault. It held others up all the same, and nobody may do so for
                 # nothing time and again.
                 used_s = WAITING_SHARE * (trio.current_time() - began)
             self._blame(batch, error, used_s)
             return
-        common_s = (used_s - sum(scored[_CPU_S] for scored in scores)) / len(scores)
+        common_s = (used_s - sum(scored.cpu_s for scored in scores)) / len(scores)
         for ticket, scored in zip(batch, scores, strict=False):
-            self._take(ticket, scored, scored[_CPU_S] + common_s)
+            self._take(ticket, scored, scored.cpu_s + common_s)
         for ticket in batch[len(scores) :]:
             self._waiting.put_back(ticket)
 
-    def _take(self, ticket: Ticket[_Foreign], scored: Sequence[Any], used_s: float) -> None:
+    def _take(self, ticket: Ticket[_Foreign], scored: Scored, used_s: float) -> None:
         """Settle what was found of a group. One that waited is not scored at all. One that is
         undecided after the time that a first try has is `DOUBTFUL`."""
         item, end = ticket.item, End.DONE
         item.scored = scored
-        if scored[_WAITED]:
+        if scored.waited:
             item.error, end, used_s = _Waited(), End.OVERRUN, max(used_s, self._run_s)
-        elif None in scored[_REWARDS]:
+        elif None in scored.rewards:
             end = End.DOUBTFUL if used_s >= self._first_limits.cpu_s else End.FAILED
         self._conclude(ticket, used_s, end)
         if end is End.DOUBTFUL and self._waiting.doubtful(ticket.producer) >= DOUBTFUL_MAX:
@@ -676,7 +615,7 @@ class ProcessVerifier:
             except _Overran:
                 alone = [await self._score_alone(*group) for group in zip(*rest, strict=True)]
                 return [*scored, *alone]
-            scored += [self._rewards(group) for group in _checked(found, rest[1])]
+            scored += [self._rewards(group) for group in checked_scores(found, rest[1])]
         return scored
 
     async def replies(
@@ -697,13 +636,13 @@ class ProcessVerifier:
                 said = await self._call_own(request, OWN_BATCH_LIMITS)
             except _Overran:
                 raise ChildFailed(f"no replies in {OWN_BATCH_LIMITS.cpu_s:.0f} s") from None
-            found += _checked_replies(said, rest)
+            found += checked_replies(said, rest)
         return found
 
     async def _score_alone(self, task: Task, texts: Sequence[Said]) -> Verdicts:
         try:
             request = self._score_request([task], [texts])
-            found = _checked(await self._call_own(request, self._limits), [texts])
+            found = checked_scores(await self._call_own(request, self._limits), [texts])
             return self._rewards(found[0])
         except _Overran:
             return (0.0,) * len(texts)
@@ -712,11 +651,10 @@ class ProcessVerifier:
         async with self._own_turn:
             return _result((await self._own.call(request, limits))[0])
 
-    def _rewards(self, scored: Sequence[Any]) -> Verdicts:
-        _, rewards, scorer_errors, forgery, _, _ = scored
-        _check_own(forgery)
-        self.counters.scorer_errors += scorer_errors
-        return tuple(rewards)
+    def _rewards(self, scored: Scored) -> Verdicts:
+        _check_own(scored.forgery)
+        self.counters.scorer_errors += scored.scorer_errors
+        return tuple(scored.rewards)
 
     def _pose_request(self, tasks: Sequence[Task]) -> dict[str, Any]:
         return {

@@ -49,6 +49,7 @@ from node.sandbox.namespaces import SCRATCH
 from node.sandbox.runner import NoSandbox, RunnerFailed
 from node.sandbox.runner_main import is_starved
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
+from node.verification.worker_answers import Scored
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
 
@@ -411,7 +412,7 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
             limits.use(answer["cpu_s"], answer["took_s"])
             try:
                 (said,) = answer["ok"]
-                found.append(_Score(*said) if request["op"] == "score" else said)
+                found.append(Scored(*said) if request["op"] == "score" else said)
                 row = _merged(found, request["op"], count, used_s - before_s)
                 is_enough = request["op"] == "score" and found[-1].ends_group(request["foreign"])
             except (TypeError, ValueError):
@@ -443,22 +444,6 @@ class _Left:
         return {"cpu_s": max(least, self.cpu_s), "apart_s": max(least, self.apart_s)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Score:
-    """What was found of a group, in the order in which it is told."""
-
-    prompt: Any
-    rewards: Any
-    scorer_errors: Any
-    forgery: Any
-    cpu_s: Any
-    waited: Any = False
-
-    def ends_group(self, is_foreign: bool) -> bool:
-        """Whether nothing more is to be known of its group."""
-        return bool(self.forgery) or (is_foreign and None in self.rewards)
-
-
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
     """What was found of a group of so many texts, by what was found of its first ones, each alone.
 
@@ -467,7 +452,7 @@ def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any
     """
     if op == "reply":
         return [reply for replies_to_one in found for reply in replies_to_one]
-    scores: Sequence[_Score] = found
+    scores: Sequence[Scored] = found
     last = scores[-1]
     if last.forgery:
         return [last.prompt, [0.0] * count, 0, last.forgery, cpu_s, False]
@@ -510,7 +495,7 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """What was found of each group (`_Score`); only of the first ones where those took `enough_s`:
+    """What was found of each group (`Scored`); only of the first ones where those took `enough_s`:
     who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []
