@@ -175,6 +175,12 @@ def reach_of(address: str) -> int:
     return GLOBAL if numbers["ip"] is None else reach_of_ip(numbers["ip"])
 
 
+def ip_in(address: str) -> str | None:
+    """The IP address that is dialled, or that of the relay; None: there is none in it."""
+    numbers = _NUMBERS.fullmatch(address)
+    return None if numbers is None else numbers["ip"]
+
+
 def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:
     """Addresses that make sense coming from a peer at this IP; None: somewhere on the internet.
 
