@@ -14,6 +14,7 @@ Block = NewType("Block", str)
 Path = tuple[str, ...]
 """An origin: names from wide to narrow, of which each is within the one before; () is anywhere."""
 
+BLOCK_LENGTH: Final = 2  # of a path: it names a network, then an address block, then an address
 RELAYED_PATH: Final[Path] = ("relayed",)  # whom relays hide: they may all be one person
 
 IPV4_BITS: Final = 24

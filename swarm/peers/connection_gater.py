@@ -28,6 +28,7 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import (
+    BLOCK_LENGTH,
     RELAYED_PATH,
     Block,
     Path,
@@ -124,9 +125,9 @@ class ConnectionGater:
         if path[:1] == RELAYED_PATH:
             return rules.relayed_connections_max if path == RELAYED_PATH else None
         is_shared = not rules.trust_private or is_public_network(path[0])
-        if len(path) == 3:
+        if len(path) == BLOCK_LENGTH + 1:
             return rules.connections_per_address_max if is_shared else None
-        if len(path) != 2:
+        if len(path) != BLOCK_LENGTH:
             return None
         return (
             rules.connections_per_block_max

@@ -23,6 +23,7 @@ import trio
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import (
+    BLOCK_LENGTH,
     RELAYED_PATH,
     Block,
     Path,
@@ -207,9 +208,9 @@ class Places:
 
 def _handshakes_of(path: Path) -> int | None:
     """How many of an origin may be admitted at once."""
-    if len(path) == 2:
+    if len(path) == BLOCK_LENGTH:
         return OF_BLOCK_MAX if is_public_network(path[1]) else None
-    return OF_PRIVATE_MAX if len(path) == 3 or path == RELAYED_PATH else None
+    return OF_PRIVATE_MAX if len(path) > BLOCK_LENGTH or path == RELAYED_PATH else None
 
 
 def _why(path: Path) -> str:
