@@ -6,7 +6,7 @@ checked before it is held: a packet by its header, before its body is read.
 
 from typing import Final
 
-from swarm.limits.address_blocks import BLOCK_LENGTH, Path, is_public_network
+from swarm.limits.address_blocks import BLOCK_LENGTH, OriginPath, is_public_network
 from swarm.limits.byte_budget import ByteBudget
 
 CONNECT, PUBLISH = 1, 3  # types of packets
@@ -75,7 +75,7 @@ class Pace:
         return max(self._bytes.spend(size_bytes, now_s), self._packets.spend(1, now_s))
 
 
-def clients_of(path: Path) -> int | None:
+def clients_of(path: OriginPath) -> int | None:
     """How many clients of an origin there may be at once."""
     if len(path) != BLOCK_LENGTH:
         return None

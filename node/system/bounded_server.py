@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from swarm.limits.address_blocks import Path, path_of
+from swarm.limits.address_blocks import OriginPath, path_of
 from swarm.limits.bounded_table import BoundedTable
 
 CLIENTS_MAX: Final = 8  # of one socket at once
@@ -53,7 +53,7 @@ async def serve_answers(
     await trio.serve_listeners(take, list(listeners))
 
 
-def _path_of(stream: trio.SocketStream) -> Path:
+def _path_of(stream: trio.SocketStream) -> OriginPath:
     """Where a client is; () on a Unix socket, or if it is gone."""
     try:
         remote = stream.socket.getpeername()

@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import Final, NewType
 
 Block = NewType("Block", str)
-Path = tuple[str, ...]
+OriginPath = tuple[str, ...]
 """An origin: names from wide to narrow, of which each is within the one before; () is anywhere."""
 
 BLOCK_LENGTH: Final = 2  # of a path: it names a network, then an address block, then an address
-RELAYED_PATH: Final[Path] = ("relayed",)  # whom relays hide: they may all be one person
+RELAYED_PATH: Final[OriginPath] = ("relayed",)  # whom relays hide: they may all be one person
 
 IPV4_BITS: Final = 24
 IPV6_BITS: Final = 56
@@ -59,7 +59,7 @@ def is_public(ip: str | None) -> bool:
 
 
 @lru_cache(maxsize=PARSED_MAX)
-def path_of(ip: str | None) -> Path:
+def path_of(ip: str | None) -> OriginPath:
     """Where an address is: in a /16, in a /24, itself; of IPv6 in a /32, in a /56, in a /64, whose
     holder has each address in it. None: it came through a relay."""
     address = _parse(ip)

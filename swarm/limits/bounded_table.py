@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import Generic, TypeVar
 
-from swarm.limits.address_blocks import Path
+from swarm.limits.address_blocks import OriginPath
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def no_share(path: Path) -> int | None:
+def no_share(path: OriginPath) -> int | None:
     """No number for any origin: only the whole is bounded."""
     return None
 
@@ -32,7 +32,7 @@ def no_share(path: Path) -> int | None:
 class _Entry(Generic[K, V]):
     key: K
     value: V
-    path: Path
+    path: OriginPath
     rank: int
 
 
@@ -42,7 +42,7 @@ class Gone(Generic[K, V]):
 
     key: K
     value: V
-    path: Path
+    path: OriginPath
 
 
 class _Crowd(Generic[K, V]):
@@ -95,7 +95,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self,
         total_max: int,
         *,
-        share_of: Callable[[Path], int | None] = no_share,
+        share_of: Callable[[OriginPath], int | None] = no_share,
         rank_of: Callable[[K, V], int] | None = None,
         newest_first: bool = False,
     ) -> None:
@@ -106,7 +106,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self._rank_of = rank_of
         self._newest_first = newest_first
         self._entries: OrderedDict[K, _Entry[K, V]] = OrderedDict()
-        self._sizes: Counter[Path] = Counter()
+        self._sizes: Counter[OriginPath] = Counter()
         self._crowds: dict[int, _Crowd[K, V]] = {}  # by rank
 
     def __getitem__(self, key: K) -> V:
@@ -118,17 +118,17 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
     def __iter__(self) -> Iterator[K]:
         return iter(self._entries)
 
-    def size_of(self, path: Path) -> int:
+    def size_of(self, path: OriginPath) -> int:
         """How many entries an origin has."""
         return self._sizes.get(path, 0) if path else len(self)
 
-    def within(self, path: Path) -> list[V]:
+    def within(self, path: OriginPath) -> list[V]:
         """The entries of an origin, in the order of their last use."""
         if not self.size_of(path):
             return []
         return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
 
-    def put(self, key: K, value: V, path: Path = ()) -> Gone[K, V] | None:
+    def put(self, key: K, value: V, path: OriginPath = ()) -> Gone[K, V] | None:
         """Take an entry in, in the place of one with its key. Returns what had to go, if anything
         had: the entry itself where nobody has more than its own origin."""
         self.pop(key)
@@ -160,7 +160,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self._change(entry, -1)
         return entry.value
 
-    def evict(self, path: Path = ()) -> Gone[K, V]:
+    def evict(self, path: OriginPath = ()) -> Gone[K, V]:
         """Take out what goes first of an origin.
 
         Raises:
@@ -175,7 +175,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self.pop(entry.key)
         return Gone(entry.key, entry.value, path)
 
-    def oldest(self, path: Path = ()) -> K:
+    def oldest(self, path: OriginPath = ()) -> K:
         """The key that goes first of an origin where the oldest goes first.
 
         Raises:
@@ -191,7 +191,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
     def _rank(self, entry: _Entry[K, V]) -> int:
         return 0 if self._rank_of is None else self._rank_of(entry.key, entry.value)
 
-    def _first_to_go(self, path: Path, newest_first: bool) -> _Entry[K, V]:
+    def _first_to_go(self, path: OriginPath, newest_first: bool) -> _Entry[K, V]:
         for rank in sorted(self._crowds):
             crowd: _Crowd[K, V] | None = self._crowds[rank]
             for name in path:

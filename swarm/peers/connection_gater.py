@@ -31,10 +31,11 @@ from swarm.limits.address_blocks import (
     BLOCK_LENGTH,
     RELAYED_PATH,
     Block,
-    Path,
+    OriginPath,
     block_of,
     is_public,
     is_public_network,
+    path_of,
 )
 from swarm.limits.dial_backoff import DialBackoff, hops_of
 from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
@@ -119,7 +120,7 @@ class ConnectionGater:
             return "too often"
         return None
 
-    def _share_of(self, path: Path) -> int | None:
+    def _share_of(self, path: OriginPath) -> int | None:
         """How many connections an origin may have."""
         rules = self._rules
         if path[:1] == RELAYED_PATH:
@@ -152,6 +153,10 @@ class ConnectionGater:
     def share_of(self, peer: PeerId) -> PeerId | Block:
         """In whose name the peer takes a share of something that is divided by peers."""
         return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
+
+    def path_of(self, peer: PeerId) -> OriginPath:
+        """Where the peer is, and in that itself."""
+        return (*path_of(self._transport.ip_of(peer)), peer)
 
     # --- dialling --------------------------------------------------------------------------
 

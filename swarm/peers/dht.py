@@ -29,7 +29,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId, public_key_of
-from swarm.limits.address_blocks import Path, is_public, path_of
+from swarm.limits.address_blocks import OriginPath, is_public, path_of
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import ip_in, plausible
@@ -105,7 +105,7 @@ class Table:
             self.buckets[number] = BoundedTable(BUCKET_PEERS_MAX, newest_first=True)
         return self.buckets[number]
 
-    def add(self, peer: PeerId, addresses: Sequence[str], path: Path = ()) -> None:
+    def add(self, peer: PeerId, addresses: Sequence[str], path: OriginPath = ()) -> None:
         """Note a peer that answered, and where it is."""
         self._bucket(peer).put(peer, tuple(addresses[:ADDRESSES_MAX]), path)
 
@@ -130,7 +130,12 @@ class Store:
         )
 
     def put(
-        self, key: bytes, peer: PeerId, addresses: Sequence[str], now_s: float, path: Path = ()
+        self,
+        key: bytes,
+        peer: PeerId,
+        addresses: Sequence[str],
+        now_s: float,
+        path: OriginPath = (),
     ) -> None:
         """Keep what a peer says of itself. `path`: where it is."""
         entry = now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX])
@@ -167,7 +172,7 @@ class Store:
         return [] if run is None else [(peer, known[peer]) for peer in run.spread(count, rng)]
 
 
-def _entries_of(path: Path) -> int | None:
+def _entries_of(path: OriginPath) -> int | None:
     return KEYS_PER_PROVIDER_MAX if path[-1].startswith(OF_PEER) else None
 
 
@@ -203,7 +208,7 @@ class _Lookup:
             turns[path] += 1
         return [peer for _, _, peer in sorted(ordered)]
 
-    def _path(self, peer: PeerId) -> Path:
+    def _path(self, peer: PeerId) -> OriginPath:
         """The address block of a peer, as it was named. An address that is not public counts for
         nobody in particular."""
         ips = [ip for address in self.where[peer] if (ip := ip_in(address)) and is_public(ip)]

@@ -26,7 +26,7 @@ from swarm.limits.address_blocks import (
     BLOCK_LENGTH,
     RELAYED_PATH,
     Block,
-    Path,
+    OriginPath,
     block_of,
     is_public,
     is_public_network,
@@ -98,7 +98,7 @@ class PlaceFigures:
     failed: dict[str, int]  # newcomers since the start that did not get through, by the step
 
 
-ShareOf = Callable[[Path], int | None]
+ShareOf = Callable[[OriginPath], int | None]
 _Slots = BoundedTable[Place, Place]
 
 
@@ -119,7 +119,7 @@ class Places:
         made; see `BoundedTable`."""
         self._share_of = share_of
 
-    def _share(self, path: Path) -> int | None:
+    def _share(self, path: OriginPath) -> int | None:
         return self._share_of(path)
 
     @property
@@ -206,13 +206,13 @@ class Places:
         )
 
 
-def _handshakes_of(path: Path) -> int | None:
+def _handshakes_of(path: OriginPath) -> int | None:
     """How many of an origin may be admitted at once."""
     if len(path) == BLOCK_LENGTH:
         return OF_BLOCK_MAX if is_public_network(path[1]) else None
     return OF_PRIVATE_MAX if len(path) > BLOCK_LENGTH or path == RELAYED_PATH else None
 
 
-def _why(path: Path) -> str:
+def _why(path: OriginPath) -> str:
     """What there was too much of."""
     return "relayed" if path == RELAYED_PATH else ("full", "network", "block", "address")[len(path)]

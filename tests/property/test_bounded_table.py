@@ -6,32 +6,32 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.limits.address_blocks import Path
+from swarm.limits.address_blocks import OriginPath
 from swarm.limits.bounded_table import BoundedTable
 
 TOTAL_MAX = 6
 SHARES = {1: 5, 2: 3}
-PATHS: list[Path] = [(), ("a",), ("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
+PATHS: list[OriginPath] = [(), ("a",), ("a", "x"), ("a", "y"), ("b", "x"), ("b", "y")]
 PUT = st.tuples(st.just("put"), st.integers(0, 12), st.sampled_from(PATHS))
 OTHER = st.tuples(st.sampled_from(["use", "pop"]), st.integers(0, 12), st.just(()))
 STEPS = st.lists(PUT | PUT | OTHER, max_size=60)
 
 
-def share_of(path: Path) -> int | None:
+def share_of(path: OriginPath) -> int | None:
     return SHARES[len(path)]
 
 
 @given(steps=STEPS, newest_first=st.booleans(), is_ranked=st.booleans())
 def test_no_limit_is_passed_and_what_goes_is_of_the_greediest(
-    steps: list[tuple[str, int, Path]], newest_first: bool, is_ranked: bool
+    steps: list[tuple[str, int, OriginPath]], newest_first: bool, is_ranked: bool
 ) -> None:
     def rank_of(key: int, _: object) -> int:
         return key % 2 if is_ranked else 0
 
-    table: BoundedTable[int, Path] = BoundedTable(
+    table: BoundedTable[int, OriginPath] = BoundedTable(
         TOTAL_MAX, share_of=share_of, rank_of=rank_of, newest_first=newest_first
     )
-    kept: dict[int, Path] = {}
+    kept: dict[int, OriginPath] = {}
     for what, key, path in steps:
         if what == "pop":
             assert table.pop(key) == kept.pop(key, None)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from swarm.limits.address_blocks import RELAYED_PATH, Path, path_of
+from swarm.limits.address_blocks import RELAYED_PATH, OriginPath, path_of
 from swarm.limits.bounded_table import BoundedTable, Gone
 
 GREEDY = path_of("203.0.113.7")
@@ -12,7 +12,7 @@ NEIGHBOUR = path_of("203.0.113.8")
 ELSEWHERE = path_of("198.51.100.1")
 
 
-def put_all(table: BoundedTable[str, int], name: str, count: int, path: Path) -> None:
+def put_all(table: BoundedTable[str, int], name: str, count: int, path: OriginPath) -> None:
     for number in range(count):
         table.put(f"{name} {number}", number, path)
 
@@ -118,5 +118,5 @@ def test_nothing_goes_of_an_origin_that_has_nothing() -> None:
         ("behind a relay", RELAYED_PATH),
     ],
 )
-def test_an_address_is_in_networks_from_wide_to_narrow(ip: str | None, path: Path) -> None:
+def test_an_address_is_in_networks_from_wide_to_narrow(ip: str | None, path: OriginPath) -> None:
     assert path_of(ip) == path
