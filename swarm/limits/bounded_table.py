@@ -100,7 +100,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         newest_first: bool = False,
     ) -> None:
         """`share_of` says of an origin, wide or narrow, how many entries it may have; None: as many
-        as there is room for. `rank_of` is asked when an entry comes and before it goes."""
+        as there is room for. `rank_of` is asked as an entry comes, is used, and before it goes."""
         self._total_max = total_max
         self._share_of = share_of
         self._rank_of = rank_of
@@ -149,6 +149,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
             return None
         self._entries.move_to_end(key)
         self._change(entry, -1)
+        entry.rank = self._rank(entry)
         self._change(entry, 1)
         return entry.value
 

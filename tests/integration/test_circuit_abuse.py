@@ -270,19 +270,21 @@ def test_a_greedy_address_keeps_no_other_from_relaying(monkeypatch: pytest.Monke
             monkeypatch.setattr(inner._reserved, "_total_max", 2)
             for node in (one, another, friend):
                 node.handle(STOP_PROTOCOL, silent)
-            async with relayed_by(relay, greedy, friendly, hidden=(one, another)):
-                async with relayed_by(relay, hidden=(friend,)):
-                    kept = {str(peer) for peer in inner._reserved}
-                    assert friend.peer_id in kept
-                    assert len(kept) == 2
-                    left = next(node for node in (one, another) if node.peer_id in kept)
-                    monkeypatch.setattr(inner._by_asker, "_total_max", 2)
-                    assert not await is_refused(greedy, relay, left.peer_id)
-                    assert not await is_refused(greedy, relay, friend.peer_id)
-                    assert await is_refused(greedy, relay, left.peer_id)
-                    assert not await is_refused(friendly, relay, friend.peer_id)
-                    assert inner.figures.ended["crowded"] == 1
-                    assert inner.figures.circuits == 2
+            async with (
+                relayed_by(relay, greedy, friendly, hidden=(one, another)),
+                relayed_by(relay, hidden=(friend,)),
+            ):
+                kept = {str(peer) for peer in inner._reserved}
+                assert friend.peer_id in kept
+                assert len(kept) == 2
+                left = next(node for node in (one, another) if node.peer_id in kept)
+                monkeypatch.setattr(inner._by_asker, "_total_max", 2)
+                assert not await is_refused(greedy, relay, left.peer_id)
+                assert not await is_refused(greedy, relay, friend.peer_id)
+                assert await is_refused(greedy, relay, left.peer_id)
+                assert not await is_refused(friendly, relay, friend.peer_id)
+                assert inner.figures.ended["crowded"] == 1
+                assert inner.figures.circuits == 2
 
     run(main)
 
