@@ -221,7 +221,9 @@ async def _check_router(transport: Libp2pTransport) -> Finding:
 
 async def _check_peers(config: NodeConfig, transport: Libp2pTransport) -> Finding:
     book = AddressBook.load(config.data_dir / "addresses.json")
-    known = [entry.addresses[0] for entry in reversed(book.entries.values()) if entry.addresses]
+    known = [
+        entry.addresses[0] for entry in reversed(list(book.entries.values())) if entry.addresses
+    ]
     addresses = [*config.bootstrap, *known[:BOOK_DIALS_MAX]]
     if not addresses:
         return Finding("peers", "?", "none is known", "name one with --peer to test more")

@@ -4,10 +4,9 @@ Whoever reaches the broker is let in, so that everything a client makes it hold 
 checked before it is held: a packet by its header, before its body is read.
 """
 
-from collections import Counter
 from typing import Final
 
-from swarm.limits.address_blocks import block_of, is_public
+from swarm.limits.address_blocks import BLOCK_LENGTH, OriginPath, is_public_network
 from swarm.limits.byte_budget import ByteBudget
 
 CONNECT, PUBLISH = 1, 3  # types of packets
@@ -76,26 +75,8 @@ class Pace:
         return max(self._bytes.spend(size_bytes, now_s), self._packets.spend(1, now_s))
 
 
-class ClientSlots:
-    """Who is connected, by address block."""
-
-    def __init__(self) -> None:
-        self._by_block: Counter[str] = Counter()
-        self.refused = 0
-
-    def enter(self, ip: str) -> bool:
-        """Whether there is room for one more; then it counts until it leaves."""
-        block = block_of(ip) or ip
-        most = CLIENTS_PER_BLOCK_MAX if is_public(ip) else CLIENTS_PER_PRIVATE_BLOCK_MAX
-        if self._by_block.total() >= CLIENTS_MAX or self._by_block[block] >= most:
-            self.refused += 1
-            return False
-        self._by_block[block] += 1
-        return True
-
-    def leave(self, ip: str) -> None:
-        """One that had entered is gone."""
-        block = block_of(ip) or ip
-        self._by_block[block] -= 1
-        if not self._by_block[block]:
-            del self._by_block[block]
+def clients_of(path: OriginPath) -> int | None:
+    """How many clients of an origin there may be at once."""
+    if len(path) != BLOCK_LENGTH:
+        return None
+    return CLIENTS_PER_BLOCK_MAX if is_public_network(path[-1]) else CLIENTS_PER_PRIVATE_BLOCK_MAX

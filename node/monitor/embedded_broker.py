@@ -19,7 +19,7 @@ import logging
 import os
 import sys
 import threading
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -30,8 +30,10 @@ from amqtt.contexts import BrokerConfig, ListenerConfig
 from amqtt.errors import AMQTTError, BrokerError
 from amqtt.session import Session
 
-from node.monitor.broker_limits import ClientSlots, Header, Pace, TooMuch
+from node.monitor.broker_limits import CLIENTS_MAX, Header, Pace, TooMuch, clients_of
 from node.system.memory import GIVE_BACK_EVERY_S, give_back
+from swarm.limits.address_blocks import path_of
+from swarm.limits.bounded_table import BoundedTable
 
 READ_BYTES: Final = 4_096
 EXIT_TAKEN: Final = 3  # the address cannot be listened on
@@ -64,8 +66,9 @@ class _Reader(ReaderAdapter):
     """What a client sends, packet by packet, none of which is longer than it may be. Each read may
     be cancelled and asked for again: amqtt does so whenever a client is silent."""
 
-    def __init__(self, reader: asyncio.StreamReader, broker: "Bounded") -> None:
+    def __init__(self, reader: asyncio.StreamReader, broker: "Bounded", ip: str | None) -> None:
         self._reader = reader
+        self.ip = ip
         self._broker = broker
         self._header = Header()
         self._head = bytearray()  # of a packet that may be read, as far as amqtt has not
@@ -178,9 +181,12 @@ class Bounded(Broker):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # by topic, the longest unheard first
+        self._sizes: BoundedTable[str, int] = BoundedTable(RETAINED_TOPICS_MAX)  # by topic
         self._retained_bytes = 0
-        self._places = ClientSlots()
+        self._clients: BoundedTable[asyncio.StreamWriter, None] = BoundedTable(
+            CLIENTS_MAX, share_of=clients_of, newest_first=True
+        )
+        self._turned_away = 0
         self._big_bodies = asyncio.Semaphore(BIG_BODIES_MAX)
         self._filters: dict[int, list[str]] = {}  # that the clients have asked for, by session
         self._tasks_left = 0
@@ -192,7 +198,7 @@ class Bounded(Broker):
     @property
     def refused(self) -> int:
         """Clients that got no place, or lost it."""
-        return self._places.refused + self.sent_away.total()
+        return self._turned_away + self.sent_away.total()
 
     @property
     def messages(self) -> int:
@@ -212,15 +218,18 @@ class Bounded(Broker):
     ) -> None:
         """See `Broker`."""
         remote = writer.get_extra_info("peername")
-        ip = str(remote[0]) if remote else ""
-        if not self._places.enter(ip):
-            writer.transport.abort()
-            return
-        bounded, adapter = _Reader(reader, self), _Writer(writer)
+        ip = str(remote[0]) if remote else None
+        gone = self._clients.put(writer, None, path_of(ip))
+        if gone is not None:
+            self._turned_away += 1
+            gone.key.transport.abort()
+            if gone.key is writer:
+                return
+        bounded, adapter = _Reader(reader, self, ip), _Writer(writer)
         try:
             await self._client_connected(listener_name, bounded, adapter)
         finally:
-            self._places.leave(ip)
+            self._clients.pop(writer)
             await adapter.close()  # amqtt leaves some of those open that sent no CONNECT
 
     async def _handle_client_session(
@@ -228,6 +237,7 @@ class Bounded(Broker):
     ) -> None:
         """See `Broker`. A session ends with its connection: nothing is kept for who is away."""
         reader.session = client_session
+        client_session.remote_address = reader.ip
         filters = self._filters[id(client_session)] = []
         handler.mqtt_publish = partial(self._publish, handler.mqtt_publish, filters, Counter())
         try:
@@ -312,16 +322,24 @@ class Bounded(Broker):
         await super().retain_message(None, topic_name, data, qos)
         if not data:
             return
-        self._sizes[topic_name] = len(data) + len(topic_name)
-        self._retained_bytes += self._sizes[topic_name]
-        while len(self._sizes) > RETAINED_TOPICS_MAX or self._retained_bytes > RETAINED_BYTES_MAX:
-            oldest = next(iter(self._sizes))
-            self._forget(oldest)
-            self.retained_messages.pop(oldest, None)
-            self.dropped += 1
+        size_bytes = len(data) + len(topic_name)
+        self._retained_bytes += size_bytes
+        where = path_of(getattr(source_session, "remote_address", None))
+        gone = self._sizes.put(topic_name, size_bytes, where)
+        if gone is not None:
+            self._retained_bytes -= gone.value
+            self._drop(gone.key)
+        while self._retained_bytes > RETAINED_BYTES_MAX:
+            gone = self._sizes.evict()
+            self._retained_bytes -= gone.value
+            self._drop(gone.key)
+
+    def _drop(self, topic: str) -> None:
+        self.retained_messages.pop(topic, None)
+        self.dropped += 1
 
     def _forget(self, topic: str) -> None:
-        self._retained_bytes -= self._sizes.pop(topic, 0)
+        self._retained_bytes -= self._sizes.pop(topic) or 0
 
 
 def _now_s() -> float:

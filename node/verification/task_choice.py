@@ -100,7 +100,7 @@ class TaskChoice:
                 known,
                 group.producer,
                 group.round,
-                group.created_at_s,
+                min(group.created_at_s, int(self._now_s())),  # else who is ahead would leave last
                 group.expires_at_s,
                 voice,
             )

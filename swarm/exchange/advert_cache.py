@@ -3,17 +3,18 @@
 A peer that catches up is told of every producer first, and then of a random choice of what else is
 kept: whoever asks several peers comes to know all of it.
 
-A full cache gives up adverts of producers that never delivered first, those of the peer or block
-that told of most of them before others: invented producers take places from each other. Own adverts
-stay, for nobody else may have them.
+A full cache gives up adverts of producers that never delivered first, and of these the oldest of
+whoever told of most: invented producers take places from each other. Own adverts go last, for
+nobody else may have them.
 """
 
 import hashlib
-from collections import Counter, OrderedDict
 from collections.abc import Callable
 from random import Random
 
 from swarm.identity import PeerId
+from swarm.limits.address_blocks import OriginPath
+from swarm.limits.bounded_table import BoundedTable
 from swarm.wire.messages import AnyAdvert
 
 
@@ -28,12 +29,12 @@ class AdvertCache:
         is_proven: Callable[[PeerId], bool] = lambda producer: False,
     ) -> None:
         """`own` is the producer whose adverts stay; `is_proven` says who has delivered."""
-        self._adverts_max = adverts_max
         self._per_producer_max = per_producer_max
-        self._adverts: OrderedDict[bytes, tuple[bytes, AnyAdvert]] = OrderedDict()
+        self._adverts: BoundedTable[bytes, tuple[bytes, AnyAdvert]] = BoundedTable(
+            adverts_max, rank_of=self._rank
+        )
         self._own = own
         self._is_proven = is_proven
-        self._told_by: dict[bytes, str] = {}  # of each advert: a peer, or an address block
         self._by_producer: dict[PeerId, list[bytes]] = {}
         self._records: set[bytes] = set()  # hashes of the records that are kept
 
@@ -44,22 +45,24 @@ class AdvertCache:
         """Whether these very bytes are kept, and so were checked before."""
         return hashlib.sha256(record).digest() in self._records
 
-    def put(self, advert_id: bytes, record: bytes, advert: AnyAdvert, told_by: str = "") -> bool:
+    def put(
+        self, advert_id: bytes, record: bytes, advert: AnyAdvert, told_by: OriginPath = ()
+    ) -> bool:
         """Keep a checked advert; whether it is kept. One is not that is here already, in whatever
-        wrapping, or whose producer has enough newer ones. `told_by` is in whose name its
-        forwarder takes places."""
+        wrapping, or whose producer has enough newer ones. `told_by`: where its forwarder is."""
         if advert_id in self._adverts:
             return False
-        self._adverts[advert_id] = (record, advert)
-        self._told_by[advert_id] = told_by
+        gone = self._adverts.put(advert_id, (record, advert), told_by)
+        if gone is not None and gone.key == advert_id:
+            return False
+        if gone is not None:
+            self._forget(gone.key, *gone.value)
         self._records.add(hashlib.sha256(record).digest())
         ids = self._by_producer.setdefault(PeerId(advert.producer), [])
         ids.append(advert_id)
         ids.sort(key=lambda each: _age(self._adverts[each][1]))
         if len(ids) > self._per_producer_max:
             self._remove(ids[0])
-        while len(self._adverts) > self._adverts_max:
-            self._remove(self._superfluous())
         return advert_id in self._adverts
 
     def choose(self, count: int, now_s: float, rng: Random) -> list[bytes]:
@@ -80,20 +83,15 @@ class AdvertCache:
         for each in [i for i, (_, a) in self._adverts.items() if a.expires_at_s <= now_s]:
             self._remove(each)
 
-    def _superfluous(self) -> bytes:
-        """Which advert leaves a full cache."""
-        others = [i for i, (_, advert) in self._adverts.items() if advert.producer != self._own]
-        producers = {advert.producer for _, advert in self._adverts.values()}
-        proven = {name for name in producers if self._is_proven(PeerId(name))}
-        unproven = [i for i in others if self._adverts[i][1].producer not in proven]
-        crowds = Counter(self._told_by[i] for i in unproven).most_common(1)
-        if not crowds:
-            return next(iter(others or self._adverts))
-        return next(i for i in unproven if self._told_by[i] == crowds[0][0])
+    def _rank(self, _: bytes, entry: tuple[bytes, AnyAdvert]) -> int:
+        producer = PeerId(entry[1].producer)
+        return 2 if producer == self._own else int(self._is_proven(producer))
 
     def _remove(self, advert_id: bytes) -> None:
-        record, advert = self._adverts.pop(advert_id)
-        del self._told_by[advert_id]
+        self._forget(advert_id, *self._adverts[advert_id])
+        self._adverts.pop(advert_id)
+
+    def _forget(self, advert_id: bytes, record: bytes, advert: AnyAdvert) -> None:
         self._records.discard(hashlib.sha256(record).digest())
         producer = PeerId(advert.producer)
         self._by_producer[producer].remove(advert_id)

@@ -17,6 +17,8 @@ from math import inf
 from random import Random
 
 from swarm.identity import PeerId
+from swarm.limits.address_blocks import OriginPath
+from swarm.limits.bounded_table import BoundedTable
 from swarm.rollouts import GroupId
 from swarm.wire.messages import AnyAdvert
 
@@ -51,7 +53,6 @@ class _Producer:
     round: int = 0
     created_at_s: int = 0  # of its newest advert
     addresses: tuple[str, ...] = ()
-    told_by: str = ""  # who handed over its first advert: a peer, or an address block
     proven: bool = False
     slow: bool = False  # its last fetch brought something, but late
     failures: Counter[float] = field(default_factory=Counter)  # in a row, by their first rests
@@ -67,7 +68,9 @@ class OfferTable:
 
     def __init__(self, limits: OfferLimits) -> None:
         self._limits = limits
-        self._producers: OrderedDict[PeerId, _Producer] = OrderedDict()
+        self._producers: BoundedTable[PeerId, _Producer] = BoundedTable(
+            limits.producers_max, rank_of=lambda _, producer: int(producer.proven)
+        )
 
     def __len__(self) -> int:
         return sum(len(producer.offers) for producer in self._producers.values())
@@ -77,20 +80,24 @@ class OfferTable:
         advert: AnyAdvert,
         heard_from: PeerId,
         now: float,
-        told_by: str | None = None,
+        told_by: OriginPath | None = None,
         addresses: Sequence[str] = (),
     ) -> int:
         """Take in a checked advert. Returns how many groups are new on the table: none where the
         producer has moved on, for an advert may travel slowly through no fault of anybody.
 
-        `told_by` is in whose name `heard_from` takes places on the table, None: its own.
-        `addresses` are those of the advert that may be dialled.
+        `told_by`: where `heard_from` is; None: nobody knows. Where there are too many producers,
+        one that never delivered goes first, of these the least recently heard of whoever told of
+        most: invented names take places from each other. `addresses` are those of the advert that
+        may be dialled.
 
         The advert that was made last says at which round the producer is: one that was set back,
         to an older checkpoint or to an empty directory, is at a lower round than before."""
         name = PeerId(advert.producer)
-        producer = self._producers.setdefault(name, _Producer(told_by=told_by or heard_from))
-        self._producers.move_to_end(name)
+        producer = self._producers.use(name)
+        if producer is None:
+            producer = _Producer()
+            self._producers.put(name, producer, told_by or (heard_from,))
         newest = (producer.created_at_s, producer.round)
         if (advert.created_at_s, advert.round) >= newest:
             producer.created_at_s, producer.round = advert.created_at_s, advert.round
@@ -110,19 +117,7 @@ class OfferTable:
             )
             new += 1
         self._trim(producer)
-        while len(self._producers) > self._limits.producers_max:
-            del self._producers[self._superfluous()]
         return new
-
-    def _superfluous(self) -> PeerId:
-        """Who leaves a full table: of the producers that never delivered, if there are any, those
-        of the teller that has most of them there; of these the one heard of least recently. So
-        invented names take places from each other."""
-        unproven = {name: p.told_by for name, p in self._producers.items() if not p.proven}
-        if not unproven:
-            return next(iter(self._producers))
-        ((crowd, _),) = Counter(unproven.values()).most_common(1)
-        return next(name for name, told_by in unproven.items() if told_by == crowd)
 
     def _trim(self, producer: _Producer) -> None:
         oldest = producer.round - self._limits.rounds_max
@@ -235,7 +230,7 @@ class OfferTable:
 
     def forget(self, producer: PeerId) -> None:
         """Take a producer off the table with all that it offers."""
-        self._producers.pop(producer, None)
+        self._producers.pop(producer)
 
     def drop(self, group_id: GroupId, producer: PeerId) -> None:
         """Take an offer off the table: fetched, or found worthless."""

@@ -489,7 +489,7 @@ class Exchange:
             return False
         if sampled and not self._sampler.wants(producer, self._rng):
             return False
-        told_by = self.gater.share_of(peer)
+        told_by = self.gater.path_of(peer)
         if not cache.put(advert_id, record, advert, told_by):
             return False
         addresses = plausible(of_peer(producer, advert.addresses), self._transport.ip_of(peer))

@@ -11,6 +11,11 @@ from functools import lru_cache
 from typing import Final, NewType
 
 Block = NewType("Block", str)
+OriginPath = tuple[str, ...]
+"""An origin: names from wide to narrow, of which each is within the one before; () is anywhere."""
+
+BLOCK_LENGTH: Final = 2  # of a path: it names a network, then an address block, then an address
+RELAYED_PATH: Final[OriginPath] = ("relayed",)  # whom relays hide: they may all be one person
 
 IPV4_BITS: Final = 24
 IPV6_BITS: Final = 56
@@ -51,6 +56,26 @@ def is_public(ip: str | None) -> bool:
     """Whether whoever has this address is alone with its block, as far as can be known."""
     address = _parse(ip)
     return address is not None and not any(address in network for network in _PRIVATE)
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def path_of(ip: str | None) -> OriginPath:
+    """Where an address is: in a /16, in a /24, itself; of IPv6 in a /32, in a /56, in a /64, whose
+    holder has each address in it. None: it came through a relay."""
+    address = _parse(ip)
+    if address is None:
+        return RELAYED_PATH
+    bits = (16, IPV4_BITS, 32) if address.version == 4 else (32, IPV6_BITS, 64)
+    if address.version == 6 and not is_public(ip):
+        bits = (32, IPV6_BITS, 128)
+    return tuple(str(ipaddress.ip_network((address, each), strict=False)) for each in bits)
+
+
+@lru_cache(maxsize=PARSED_MAX)
+def is_public_network(network: str) -> bool:
+    """As `is_public`, of a network that `path_of` names."""
+    parsed = ipaddress.ip_network(network)
+    return not any(each.version == parsed.version and each.overlaps(parsed) for each in _PRIVATE)
 
 
 def _parse(ip: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

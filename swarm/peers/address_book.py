@@ -3,14 +3,21 @@
 import json
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import GLOBAL, NOWHERE, THIS_MACHINE, reach_of_ip
+from swarm.limits.address_blocks import (
+    GLOBAL,
+    NOWHERE,
+    THIS_MACHINE,
+    OriginPath,
+    path_of,
+    reach_of_ip,
+)
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import CIRCUIT, DIAL_AGAIN_MAX_S, DIAL_AGAIN_S
 from swarm.storage.files import RunSync
 from swarm.wire.messages import ADDRESSES_MAX
@@ -25,12 +32,17 @@ class _Entry:
     addresses: tuple[str, ...]
     failures: int = 0
     due_s: float = 0.0  # not dialled before; by the clock of whoever dials
-    told_by: str = ""  # of hearsay: a peer, or the address block of several
+
+
+def _told_by_one(path: OriginPath) -> int | None:
+    """A path of hearsay begins with who told it, and goes on with what it names."""
+    return HEARSAY_PER_TELLER_MAX if len(path) == 1 else None
 
 
 @dataclass(slots=True)
 class AddressBook:
-    """Peers and where they may be reached, newest last, bounded.
+    """Peers and where they may be reached, newest last, bounded: what goes is of the address at
+    which there are most.
 
     `entries` are peers that we were connected to, saved as one JSON file; `hearsay` are peers
     that others named, and takes no place from them. A peer that worked is dialled ever more
@@ -38,8 +50,12 @@ class AddressBook:
     """
 
     path: Path | None = None
-    entries: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
-    hearsay: OrderedDict[PeerId, _Entry] = field(default_factory=OrderedDict)
+    entries: BoundedTable[PeerId, _Entry] = field(
+        default_factory=lambda: BoundedTable(BOOK_PEERS_MAX)
+    )
+    hearsay: BoundedTable[PeerId, _Entry] = field(
+        default_factory=lambda: BoundedTable(HEARSAY_PEERS_MAX, share_of=_told_by_one)
+    )
     changed: bool = False  # since it was saved
 
     @classmethod
@@ -50,9 +66,9 @@ class AddressBook:
             stored = json.loads(path.read_text())
             for peer, addresses in list(stored.items())[-BOOK_PEERS_MAX:]:
                 texts = tuple(str(address) for address in addresses[:ADDRESSES_MAX])
-                book.entries[PeerId(str(peer))] = _Entry(texts)
+                book.entries.put(PeerId(str(peer)), _Entry(texts), _path_of(texts))
         except (OSError, ValueError, AttributeError, TypeError):
-            book.entries.clear()
+            return cls(path)
         return book
 
     def save(self) -> None:
@@ -75,33 +91,25 @@ class AddressBook:
     ) -> None:
         """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
         who has told much replaces its own."""
-        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]), told_by=told_by)
+        entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
         if worked:
             self._learn_worked(peer, entry, known)
         elif known is None and addresses:
-            self.hearsay[peer] = entry
-            same = [name for name, each in self.hearsay.items() if each.told_by == told_by]
-            for name in same[:-HEARSAY_PER_TELLER_MAX]:
-                del self.hearsay[name]
-            while len(self.hearsay) > HEARSAY_PEERS_MAX:
-                self.hearsay.popitem(last=False)
+            self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
 
     def _learn_worked(self, peer: PeerId, entry: _Entry, known: _Entry | None) -> None:
-        heard = self.hearsay.pop(peer, None)
+        heard = self.hearsay.pop(peer)
         if not entry.addresses:
             entry = known or heard or entry
         if not entry.addresses:
             return
         self.changed |= known is None or known.addresses != entry.addresses
-        self.entries[peer] = _Entry(entry.addresses)
-        self.entries.move_to_end(peer)
-        while len(self.entries) > BOOK_PEERS_MAX:
-            self.entries.popitem(last=False)
+        self.entries.put(peer, _Entry(entry.addresses), _path_of(entry.addresses))
 
     def failed(self, peer: PeerId, now_s: float) -> None:
         """Count a dial that failed; hearsay is forgotten, others are left alone for a while."""
-        self.hearsay.pop(peer, None)
+        self.hearsay.pop(peer)
         entry = self.entries.get(peer)
         if entry is not None:
             entry.due_s = now_s + min(DIAL_AGAIN_S * 2**entry.failures, DIAL_AGAIN_MAX_S)
@@ -139,6 +147,10 @@ class AddressBook:
         return entry.addresses if entry else ()
 
 
+def _path_of(addresses: Sequence[str]) -> OriginPath:
+    return path_of(ip_in(addresses[0]) if addresses else None)
+
+
 def of_peer(peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
     """Those under which this peer and nobody else may answer."""
     return tuple(text for text in addresses if text.endswith(f"/p2p/{peer}"))[:ADDRESSES_MAX]
@@ -173,6 +185,12 @@ def reach_of(address: str) -> int:
     if numbers is None:
         return GLOBAL if _NAME.match(address) else NOWHERE
     return GLOBAL if numbers["ip"] is None else reach_of_ip(numbers["ip"])
+
+
+def ip_in(address: str) -> str | None:
+    """The IP address that is dialled, or that of the relay; None: there is none in it."""
+    numbers = _NUMBERS.fullmatch(address)
+    return None if numbers is None else numbers["ip"]
 
 
 def plausible(addresses: Sequence[str], teller_ip: str | None) -> tuple[str, ...]:

@@ -27,7 +27,16 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.address_blocks import (
+    BLOCK_LENGTH,
+    RELAYED_PATH,
+    Block,
+    OriginPath,
+    block_of,
+    is_public,
+    is_public_network,
+    path_of,
+)
 from swarm.limits.dial_backoff import DialBackoff, hops_of
 from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.peers.ledger import Ledger
@@ -41,8 +50,9 @@ NEW_BANS_MAX: Final = 64  # that wait to be told of; the oldest are in force and
 
 @dataclass(frozen=True, slots=True)
 class GaterRules:
-    """`*_per_block_max` are connections. Behind a private address there may be many honest nodes
-    (a laboratory, a demonstration on one machine), so that a private block has more of them."""
+    """How many connections an origin may have that come to us, and as many that we make. Behind a
+    private address there may be many honest nodes (a laboratory, a demonstration on one machine),
+    so that a private block has more of them."""
 
     connections_per_block_max: int = 32
     connections_per_address_max: int = 16  # of a public block
@@ -85,7 +95,7 @@ class ConnectionGater:
         self.refused_connections: Counter[str] = Counter()  # by why
         self.dials = DialBackoff()
         self.on_ban: OnBan = _tell_nobody
-        transport.set_gate(self._admits)
+        transport.set_gate(self._admits, self._share_of)
         transport.report_to(ledger.reject)
         ledger.on_accept, ledger.on_reject = self._good, self._bad
 
@@ -103,38 +113,28 @@ class ConnectionGater:
         now, block = trio.current_time(), block_of(ip)
         if self._reputation.is_banned(peer, now):
             return "banned peer"
-        if block is None:
-            return self._relayed_objection(peer, now)
-        is_shared = self._is_shared(ip)
-        if is_shared and self._reputation.is_banned(block, now):
+        share = None if block is not None and not self._is_shared(ip) else block or RELAYED
+        if self._reputation.is_banned(share, now):
             return "banned block"
-        rules = self._rules
-        most = (
-            rules.connections_per_block_max
-            if is_shared
-            else rules.connections_per_private_block_max
-        )
-        near = [
-            other
-            for each, other in self._transport.connections()
-            if each != peer and block_of(other) == block
-        ]
-        if len(near) >= most:
-            return "too many of one block"
-        if is_shared and near.count(ip) >= rules.connections_per_address_max:
-            return "too many of one address"
-        share = block if is_shared else None
         if self._quotas.take(Kind.CONNECT, peer, share, now) is not Verdict.GRANTED:
             return "too often"
         return None
 
-    def _relayed_objection(self, peer: PeerId, now: float) -> str | None:
-        relayed = sum(block_of(ip) is None for _, ip in self._transport.connections())
-        if relayed >= self._rules.relayed_connections_max:
-            return "too many through relays"
-        if self._quotas.take(Kind.CONNECT, peer, RELAYED, now) is not Verdict.GRANTED:
-            return "too often"
-        return None
+    def _share_of(self, path: OriginPath) -> int | None:
+        """How many connections an origin may have."""
+        rules = self._rules
+        if path[:1] == RELAYED_PATH:
+            return rules.relayed_connections_max if path == RELAYED_PATH else None
+        is_shared = not rules.trust_private or is_public_network(path[0])
+        if len(path) == BLOCK_LENGTH + 1:
+            return rules.connections_per_address_max if is_shared else None
+        if len(path) != BLOCK_LENGTH:
+            return None
+        return (
+            rules.connections_per_block_max
+            if is_shared
+            else rules.connections_per_private_block_max
+        )
 
     def _is_shared(self, ip: str | None) -> bool:
         return is_public(ip) or not self._rules.trust_private
@@ -153,6 +153,10 @@ class ConnectionGater:
     def share_of(self, peer: PeerId) -> PeerId | Block:
         """In whose name the peer takes a share of something that is divided by peers."""
         return RELAYED if self.is_relayed(peer) else self.block_of(peer) or peer
+
+    def path_of(self, peer: PeerId) -> OriginPath:
+        """Where the peer is, and in that itself."""
+        return (*path_of(self._transport.ip_of(peer)), peer)
 
     # --- dialling --------------------------------------------------------------------------
 

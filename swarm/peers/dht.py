@@ -13,7 +13,7 @@ any kind for them.
 """
 
 import hashlib
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -29,8 +29,10 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId, public_key_of
+from swarm.limits.address_blocks import OriginPath, is_public, path_of
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
-from swarm.peers.address_book import plausible
+from swarm.peers.address_book import ip_in, plausible
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.transport.base import ServeLimits, Transport
 from swarm.wire import codec
@@ -50,9 +52,10 @@ KEY_DOMAIN: Final = b"swarm/dht/run/1\x00"
 PEER_DOMAIN: Final = b"swarm/dht/peer/1\x00"
 BUCKET_PEERS_MAX: Final = 8
 BUCKETS_MAX: Final = 32  # by the number of leading bits that are ours; the last holds the rest
-KEYS_MAX: Final = 512
+ENTRIES_MAX: Final = 4_096  # a peer and a key each
 PROVIDERS_PER_KEY_MAX: Final = 64
 KEYS_PER_PROVIDER_MAX: Final = 4
+OF_PEER: Final = "/p2p/"  # with which a peer's own name in a path begins
 PROVIDER_LIFE_S: Final = 1_800.0
 SAID_MAX: Final = 256
 LOOKUP_PEERS_MAX: Final = 24  # that one lookup asks
@@ -81,69 +84,96 @@ def distance(one: bytes, other: bytes) -> int:
     return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
 
 
-@dataclass(slots=True)
+Where = tuple[str, ...]
+
+
 class Table:
     """Peers that answered, by their distance from us: few far ones and many near ones, bounded.
 
-    A full bucket keeps those that it has for as long as they answer.
+    A full bucket keeps those that it has for as long as they answer, but for the newest of whoever
+    has more of it than a newcomer.
     """
 
-    own: bytes
-    buckets: dict[int, OrderedDict[PeerId, tuple[str, ...]]] = field(default_factory=dict)
+    def __init__(self, own: bytes) -> None:
+        self._own = own
+        self.buckets: dict[int, BoundedTable[PeerId, Where]] = {}
 
-    def _bucket(self, peer: PeerId) -> OrderedDict[PeerId, tuple[str, ...]]:
-        shared_bits = 256 - distance(self.own, point_of(peer)).bit_length()
-        return self.buckets.setdefault(min(shared_bits, BUCKETS_MAX - 1), OrderedDict())
+    def _bucket(self, peer: PeerId) -> BoundedTable[PeerId, Where]:
+        shared_bits = 256 - distance(self._own, point_of(peer)).bit_length()
+        number = min(shared_bits, BUCKETS_MAX - 1)
+        if number not in self.buckets:
+            self.buckets[number] = BoundedTable(BUCKET_PEERS_MAX, newest_first=True)
+        return self.buckets[number]
 
-    def add(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Note a peer that answered."""
-        bucket = self._bucket(peer)
-        if peer in bucket or len(bucket) < BUCKET_PEERS_MAX:
-            bucket[peer] = tuple(addresses[:ADDRESSES_MAX])
+    def add(self, peer: PeerId, addresses: Sequence[str], path: OriginPath = ()) -> None:
+        """Note a peer that answered, and where it is."""
+        self._bucket(peer).put(peer, tuple(addresses[:ADDRESSES_MAX]), path)
 
     def drop(self, peer: PeerId) -> None:
         """Forget a peer that does not answer."""
-        self._bucket(peer).pop(peer, None)
+        self._bucket(peer).pop(peer)
 
-    def closest(self, key: bytes, number: int) -> list[tuple[PeerId, tuple[str, ...]]]:
+    def closest(self, key: bytes, number: int) -> list[tuple[PeerId, Where]]:
         """The peers closest to a key."""
         known = [entry for bucket in self.buckets.values() for entry in bucket.items()]
         return sorted(known, key=lambda entry: distance(key, point_of(entry[0])))[:number]
 
 
-@dataclass(slots=True)
 class Store:
-    """Who says that it takes part in which run, for a while, bounded in every direction."""
+    """Who says that it takes part in which run, for a while, bounded in every direction: where
+    there is too much, the oldest goes of whoever has most, of a run or of all."""
 
-    providers: OrderedDict[bytes, OrderedDict[PeerId, tuple[float, tuple[str, ...]]]] = field(
-        default_factory=OrderedDict
-    )
+    def __init__(self) -> None:
+        self.runs: dict[bytes, BoundedTable[PeerId, tuple[float, Where]]] = {}
+        self._all: BoundedTable[tuple[bytes, PeerId], None] = BoundedTable(
+            ENTRIES_MAX, share_of=_entries_of
+        )
 
-    def put(self, key: bytes, peer: PeerId, addresses: Sequence[str], now_s: float) -> None:
-        """Keep what a peer says of itself. The oldest goes where there is too much."""
-        mine = [each for each, providers in self.providers.items() if peer in providers]
-        if key not in mine and len(mine) >= KEYS_PER_PROVIDER_MAX:
-            self._remove(mine[0], peer)
-        providers = self.providers.setdefault(key, OrderedDict())
-        providers[peer] = (now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX]))
-        providers.move_to_end(peer)
-        self.providers.move_to_end(key)
-        while len(providers) > PROVIDERS_PER_KEY_MAX:
-            providers.popitem(last=False)
-        while len(self.providers) > KEYS_MAX:
-            self.providers.popitem(last=False)
+    def put(
+        self,
+        key: bytes,
+        peer: PeerId,
+        addresses: Sequence[str],
+        now_s: float,
+        path: OriginPath = (),
+    ) -> None:
+        """Keep what a peer says of itself. `path`: where it is."""
+        entry = now_s + PROVIDER_LIFE_S, tuple(addresses[:ADDRESSES_MAX])
+        run = self.runs.setdefault(key, BoundedTable(PROVIDERS_PER_KEY_MAX))
+        of_run = run.put(peer, entry, path)
+        if of_run is not None:
+            self._all.pop((key, of_run.key))
+        if of_run is None or of_run.key != peer:
+            of_all = self._all.put((key, peer), None, (*path, f"{OF_PEER}{peer}"))
+            if of_all is not None:
+                self._remove(*of_all.key)
 
     def _remove(self, key: bytes, peer: PeerId) -> None:
-        del self.providers[key][peer]
-        if not self.providers[key]:
-            del self.providers[key]
+        self._all.pop((key, peer))
+        self.runs[key].pop(peer)
+        if not self.runs[key]:
+            del self.runs[key]
 
-    def of(self, key: bytes, now_s: float) -> list[tuple[PeerId, tuple[str, ...]]]:
+    def of(self, key: bytes, now_s: float) -> list[tuple[PeerId, Where]]:
         """Who takes part, as far as is known and not too old."""
-        for peer, (until_s, _) in list(self.providers.get(key, {}).items()):
-            if until_s <= now_s:
-                self._remove(key, peer)
-        return [(peer, where) for peer, (_, where) in self.providers.get(key, {}).items()]
+        run = self.runs.get(key)
+        if run is None:
+            return []
+        for peer in [peer for peer, (until_s, _) in run.items() if until_s <= now_s]:
+            self._remove(key, peer)
+        return [(peer, where) for peer, (_, where) in run.items()]
+
+    def choose(
+        self, key: bytes, count: int, now_s: float, rng: Random
+    ) -> list[tuple[PeerId, Where]]:
+        """As `of`, up to `count` by chance: of each origin one before two of any."""
+        known = dict(self.of(key, now_s))
+        run = self.runs.get(key)
+        return [] if run is None else [(peer, known[peer]) for peer in run.spread(count, rng)]
+
+
+def _entries_of(path: OriginPath) -> int | None:
+    return KEYS_PER_PROVIDER_MAX if path[-1].startswith(OF_PEER) else None
 
 
 @dataclass(slots=True)
@@ -151,17 +181,38 @@ class _Lookup:
     """One walk towards a key."""
 
     key: bytes
-    where: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)
-    asked: set[PeerId] = field(default_factory=set)
+    where: dict[PeerId, Where] = field(default_factory=dict)
+    asked: dict[PeerId, None] = field(default_factory=dict)
     answered: list[PeerId] = field(default_factory=list)
 
     def next(self, number: int) -> list[PeerId]:
         """Whom to ask now: of those not asked yet the closest, until enough were asked."""
         left = min(number, LOOKUP_PEERS_MAX - len(self.asked))
         open_ones = [peer for peer in self.where if peer not in self.asked]
-        chosen = sorted(open_ones, key=lambda p: distance(self.key, point_of(p)))[: max(0, left)]
-        self.asked.update(chosen)
+        chosen = self._closest(open_ones, self.asked)[: max(0, left)]
+        self.asked |= dict.fromkeys(chosen)
         return chosen
+
+    def holders(self) -> list[PeerId]:
+        """Who is told of us: the closest that answered."""
+        return self._closest(self.answered, ())[:HOLDERS]
+
+    def _closest(self, peers: Iterable[PeerId], taken: Iterable[PeerId]) -> list[PeerId]:
+        """In the order of their distance, but one of each origin before two of any: whoever makes
+        keys until many are close has one turn in each round."""
+        turns = Counter(self._path(peer) for peer in taken)
+        ordered: list[tuple[int, int, PeerId]] = []
+        for peer in sorted(peers, key=lambda p: distance(self.key, point_of(p))):
+            path = self._path(peer)
+            ordered.append((turns[path], len(ordered), peer))
+            turns[path] += 1
+        return [peer for _, _, peer in sorted(ordered)]
+
+    def _path(self, peer: PeerId) -> OriginPath:
+        """The address block of a peer, as it was named. An address that is not public counts for
+        nobody in particular."""
+        ips = [ip for address in self.where[peer] if (ip := ip_in(address)) and is_public(ip)]
+        return path_of(ips[0])[:2] if ips else (peer,)
 
 
 Found = Callable[[PeerId, Sequence[str]], None]
@@ -191,7 +242,7 @@ class Dht:
         self._is_lonely = is_lonely
         self._rng = rng
         self._serves = serves
-        self._said: OrderedDict[PeerId, tuple[str, ...]] = OrderedDict()  # where askers are
+        self._said: BoundedTable[PeerId, Where] = BoundedTable(SAID_MAX)  # where askers are
         self.table = Table(point_of(transport.peer_id))
         self.store = Store()
 
@@ -222,9 +273,8 @@ class Dht:
             async with trio.open_nursery() as nursery:
                 for peer in batch:
                     nursery.start_soon(self._ask, lookup, peer, False)
-        closest = sorted(lookup.answered, key=lambda p: distance(self._key, point_of(p)))
         async with trio.open_nursery() as nursery:
-            for peer in closest[:HOLDERS]:
+            for peer in lookup.holders():
                 nursery.start_soon(self._ask, lookup, peer, True)
 
     async def _ask(self, lookup: _Lookup, peer: PeerId, provide: bool) -> None:
@@ -252,7 +302,7 @@ class Dht:
             return
         if not provide:
             lookup.answered.append(peer)
-            self.table.add(peer, lookup.where[peer])
+            self.table.add(peer, lookup.where[peer], path_of(self._transport.ip_of(peer)))
         teller_ip = self._transport.ip_of(peer)
         for other, where in _sensible(reply.providers, teller_ip):
             if other != self._transport.peer_id:
@@ -293,23 +343,18 @@ class Dht:
             raise RequestRefused("a client of the table")
         own = tuple(a for a in asked.addresses if a.endswith(f"/p2p/{peer}"))
         where = plausible(own, self._transport.ip_of(peer))
+        path = path_of(self._transport.ip_of(peer))
         if where:
-            self._remember(peer, where)
+            self._said.put(peer, where, path)
         if where and asked.intent == "provide":
-            self.store.put(asked.key, peer, where, now_s)
-        known = [entry for entry in self.store.of(asked.key, now_s) if entry[0] != peer]
-        chosen = self._rng.sample(known, min(len(known), PROVIDERS_PER_REPLY_MAX))
+            self.store.put(asked.key, peer, where, now_s, path)
+        known = self.store.choose(asked.key, PROVIDERS_PER_REPLY_MAX + 1, now_s, self._rng)
+        chosen = [entry for entry in known if entry[0] != peer][:PROVIDERS_PER_REPLY_MAX]
         closer = [e for e in self.table.closest(asked.key, CLOSER_PER_REPLY_MAX) if e[0] != peer]
         reply = ProvidersReply(
             type="providers", providers=_named(chosen), closer=_named(e for e in closer if e[1])
         )
         return codec.encode(reply)
-
-    def _remember(self, peer: PeerId, where: tuple[str, ...]) -> None:
-        self._said[peer] = where
-        self._said.move_to_end(peer)
-        while len(self._said) > SAID_MAX:
-            self._said.popitem(last=False)
 
 
 def _named(entries: Iterable[tuple[PeerId, tuple[str, ...]]]) -> tuple[KnownPeer, ...]:

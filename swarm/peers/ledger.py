@@ -1,13 +1,14 @@
 """Who sent what: accepted groups and broken rules, counted by peer. Pure and bounded."""
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from swarm.errors import Reject, RemoteProtocolError
 from swarm.identity import PeerId
+from swarm.limits.bounded_table import BoundedTable
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,13 @@ class PeerRecord:
 
 
 class Ledger:
-    """Accounts of peers, the least recently touched forgotten first; totals are never forgotten."""
+    """Accounts of peers, the least recently touched forgotten first, and those last of whom a group
+    was accepted: others cost nothing. Totals are never forgotten."""
 
     def __init__(self, peers_max: int = LEDGER_PEERS_MAX) -> None:
-        self._peers_max = peers_max
-        self._peers: OrderedDict[PeerId, PeerRecord] = OrderedDict()
+        self._peers: BoundedTable[PeerId, PeerRecord] = BoundedTable(
+            peers_max, rank_of=lambda _, record: int(record.accepted > 0)
+        )
         self.on_accept: Callable[[PeerId], None] = _ignore
         self.on_reject: Callable[[PeerId, Reject], None] = _ignore
         self.accepted = 0
@@ -42,10 +45,10 @@ class Ledger:
 
     def of(self, peer: PeerId) -> PeerRecord:
         """The peer's account, opened if there is none."""
-        record = self._peers.setdefault(peer, PeerRecord())
-        self._peers.move_to_end(peer)
-        while len(self._peers) > self._peers_max:
-            self._peers.popitem(last=False)
+        record = self._peers.use(peer)
+        if record is None:
+            record = PeerRecord()
+            self._peers.put(peer, record)
         return record
 
     def accept(self, producer: PeerId) -> None:

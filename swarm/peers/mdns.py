@@ -4,25 +4,31 @@ Each node announces a service whose text holds its peer id, its addresses, and a
 made from the run id and, in a private swarm, from the join key: members recognise it, and it tells
 others neither. Whatever is found is hearsay: a dial shows whether it is true.
 
-Names are looked at one after the other, none of them for longer than `ASK_TIMEOUT_MS`: whoever
-announces a thousand delays the others by that, and shuts out none.
+A name that came with its text, as nodes announce theirs, is judged at once. The others wait, few of
+them, and are asked for `LOOKUPS_AT_A_TIME` together, which by chance: whoever announces thousands
+delays nobody else. zeroconf does not say who announced a name, so that there is no share by origin.
 
-zeroconf works in threads of its own; what it finds is handed to the loop one by one.
+zeroconf works in threads of its own; what it finds is handed to the loop one by one. It remembers
+each name: after `NAMES_MAX` of them it is begun anew.
 """
 
 import hashlib
 import ipaddress
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from random import Random
 from typing import Final
 
 import trio
 import zeroconf
-from zeroconf import Error
+from zeroconf import Error, ServiceInfo
 
 from swarm.errors import RemoteProtocolError
 from swarm.identity import PeerId, public_key_of
 from swarm.limits.address_blocks import LOCAL
+from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.address_book import not_nearer
 from swarm.peers.invite import JoinKey
 from swarm.wire.messages import ADDRESS_CHARS_MAX, ADDRESSES_MAX
@@ -31,6 +37,10 @@ SERVICE: Final = "_swarm-node._tcp.local."
 TAG_DOMAIN: Final = b"swarm/lan/1\x00"
 TAG_CHARS: Final = 32
 ASK_TIMEOUT_MS: Final = 1_000  # for the text of a service whose name was heard
+LOOKUPS_AT_A_TIME: Final = 8
+WAITING_MAX: Final = 256  # names that are to be asked for; beyond these the longest known goes
+NAMES_MAX: Final = 8_192  # that zeroconf remembers, and what else it knows of each
+AGAIN_S: Final = 60.0  # before it is begun anew for that
 CLOSE_TIMEOUT_S: Final = 3.0
 
 Found = Callable[[PeerId, Sequence[str]], None]
@@ -72,15 +82,21 @@ async def run_lan(
         with suppress(trio.RunFinishedError):
             token.run_sync_soon(found, other, where)
 
-    service = await trio.to_thread.run_sync(
-        _Lan, peer, tag, tuple(addresses), tell, interfaces, abandon_on_cancel=True
-    )
-    try:
-        task_status.started()
-        await trio.sleep_forever()
-    finally:
-        with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
-            await trio.to_thread.run_sync(service.close, abandon_on_cancel=True)
+    is_started = False
+    while True:
+        service = await trio.to_thread.run_sync(
+            _Lan, peer, tag, tuple(addresses), tell, interfaces, abandon_on_cancel=True
+        )
+        try:
+            if not is_started:
+                is_started = True
+                task_status.started()
+            await trio.sleep(AGAIN_S)
+            while service.names < NAMES_MAX:  # noqa: ASYNC110  it counts in another thread
+                await trio.sleep(AGAIN_S)
+        finally:
+            with trio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
+                await trio.to_thread.run_sync(service.close, abandon_on_cancel=True)
 
 
 class _Lan:
@@ -99,6 +115,11 @@ class _Lan:
         self._peer = peer
         self._tag = tag
         self._tell = tell
+        self.names = 0  # that were announced
+        self._lock = threading.Lock()  # of what waits
+        self._waiting: BoundedTable[str, None] = BoundedTable(WAITING_MAX)
+        self._rng = Random(peer)
+        self._lookups = ThreadPoolExecutor(LOOKUPS_AT_A_TIME, "lan")
         try:
             self._zeroconf = zeroconf.Zeroconf(
                 interfaces=list(interfaces) if interfaces else zeroconf.InterfaceChoice.All,
@@ -119,6 +140,7 @@ class _Lan:
     def close(self) -> None:
         """Say goodbye and end the threads."""
         self._is_closing = True
+        self._lookups.shutdown(wait=False, cancel_futures=True)
         self._zeroconf.close()
 
     def _on_change(
@@ -130,13 +152,32 @@ class _Lan:
     ) -> None:
         if state_change.name == "Removed" or self._is_closing:
             return  # a question while it closes would never be asked, and zeroconf warns of that
+        self.names += 1
         try:
-            info = zeroconf.get_service_info(service_type, name, ASK_TIMEOUT_MS)
-        except Error:  # a bad name, or we are closing: it must not end the browser's thread
+            info = ServiceInfo(service_type, name)
+        except Error:  # a bad name: it must not end the browser's thread
             return
-        if info is not None:
-            text = {_text(key): _text(value) for key, value in info.properties.items()}
-            self._judge(text)
+        if info.load_from_cache(zeroconf):
+            self._read(info)
+            return
+        with self._lock:
+            gone = self._waiting.put(name, None)
+        if gone is None and not self._is_closing:
+            self._lookups.submit(self._look_up, zeroconf)
+
+    def _look_up(self, zeroconf: zeroconf.Zeroconf) -> None:
+        with self._lock:
+            chosen = self._waiting.spread(1, self._rng)
+            for name in chosen:
+                self._waiting.pop(name)
+        for name in chosen:
+            with suppress(Error):  # we are closing
+                info = zeroconf.get_service_info(SERVICE, name, ASK_TIMEOUT_MS)
+                if info is not None:
+                    self._read(info)
+
+    def _read(self, info: ServiceInfo) -> None:
+        self._judge({_text(key): _text(value) for key, value in info.properties.items()})
 
     def _judge(self, text: dict[str, str]) -> None:
         """Tell of what a service's text names, if it is one of ours."""

@@ -17,7 +17,8 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
-from swarm.transport.places import PlaceFigures
+from swarm.limits.bounded_table import no_share
+from swarm.transport.places import PlaceFigures, ShareOf
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
 """Serves one request: (who asks, request bytes) -> response bytes.
@@ -191,11 +192,6 @@ class Transport(Protocol):
         """Peers with a live connection, in order of their ids."""
         ...
 
-    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        """Each connection that has a place, with its peer and its IP address as `ip_of` has it. A
-        peer may have several."""
-        ...
-
     @property
     def door(self) -> PlaceFigures | None:
         """Who has the places for connections; None where they are not bounded."""
@@ -208,8 +204,9 @@ class Transport(Protocol):
         """
         ...
 
-    def set_gate(self, gate: Gate) -> None:
-        """Ask `gate` about each new connection, before anything is served on it.
+    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+        """Ask `gate` about each new connection, before anything is served on it, and `share_of`
+        how many an origin may have; see `Places`.
 
         A refused one ends at once and is counted; a dial that either end refuses raises
         `PeerUnreachable` or makes a connection that ends at once. Connections that exist stay.

@@ -6,23 +6,33 @@ or dialled until its socket is closed or it has to give way, whatever happens be
 
 Whoever opens a TCP connection and says nothing costs a place until it times out, before anything is
 known of it but its address. So each origin has few places among those that are being admitted, and
-where they or all are taken, the oldest gives way: an honest handshake takes a few round trips.
+where they or all are taken, the oldest of who has most of them gives way: an honest handshake takes
+a few round trips.
 
-Where all places for admitted connections are taken, the newest connection of the origin that has
-most gives way to a newcomer whose origin has fewer: nobody fills a node from a few addresses. A
-part of the places is kept for connections that this node makes itself.
+Where a block of addresses or the whole has no place left for a connection, the newest of who has
+most of it gives way: nobody fills a node, or his neighbours' part of it, from a few addresses.
+Connections that this node makes itself are counted apart.
 """
 
-import ipaddress
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
 
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.address_blocks import (
+    BLOCK_LENGTH,
+    RELAYED_PATH,
+    Block,
+    OriginPath,
+    block_of,
+    is_public,
+    is_public_network,
+    path_of,
+)
+from swarm.limits.bounded_table import BoundedTable, no_share
 from swarm.limits.quotas import RELAYED
 
 HANDSHAKES_MAX: Final = 128
@@ -46,6 +56,10 @@ def origin_of(ip: str | None) -> Origin:
     return (block_of(ip) if is_public(ip) else None) or ip
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(eq=False, slots=True)
 class Place:
     """One connection, or what may become one."""
@@ -55,12 +69,16 @@ class Place:
     inbound: bool = True
     peer: PeerId | None = None  # None: not proved yet
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    on_end: Callable[[], None] = field(default=_nothing, repr=False)  # called as it gives way
     origin: Origin = field(init=False)
-    block: Block | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.origin = origin_of(self.ip)
-        self.block = block_of(self.ip)
+
+    def give_way(self) -> None:
+        """End what holds it."""
+        self.scope.cancel()
+        self.on_end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,58 +98,57 @@ class PlaceFigures:
     failed: dict[str, int]  # newcomers since the start that did not get through, by the step
 
 
+ShareOf = Callable[[OriginPath], int | None]
+_Slots = BoundedTable[Place, Place]
+
+
 class Places:
     """All places of one node."""
 
     def __init__(self) -> None:
-        self._handshakes: dict[Place, None] = {}  # oldest first
-        self._admitted: dict[Place, None] = {}  # oldest first
+        self._share_of: ShareOf = no_share
+        self._handshakes = _Slots(HANDSHAKES_MAX, share_of=_handshakes_of, newest_first=True)
+        self._inbound = _Slots(INBOUND_MAX, share_of=self._share, newest_first=True)
+        self._own = _Slots(CONNECTIONS_MAX, share_of=self._share, newest_first=True)
         self.turned_away: Counter[str] = Counter()  # newcomers, by why
         self.gave_way: Counter[str] = Counter()  # places that were taken back, by why
         self.failed: Counter[str] = Counter()  # newcomers that did not get through, by the step
+
+    def set_shares(self, share_of: ShareOf) -> None:
+        """How many admitted connections an origin may have that came to us, and as many that we
+        made; see `BoundedTable`."""
+        self._share_of = share_of
+
+    def _share(self, path: OriginPath) -> int | None:
+        return self._share_of(path)
 
     @property
     def handshakes(self) -> int:
         """How many connections are being admitted."""
         return len(self._handshakes)
 
-    def admitted(self) -> Iterator[tuple[PeerId, str | None]]:
-        """The peer and the address of each connection."""
-        for place in self._admitted:
-            assert place.peer is not None
-            yield place.peer, place.ip
+    def _admitted(self) -> list[Place]:
+        return [*self._inbound, *self._own]
 
     # --- before anything is known ---------------------------------------------------------------
 
     def enter(self, ip: str | None) -> Place | None:
         """A place to be admitted from; None if there is none. `leave` gives it back."""
         place = Place(ip, trio.current_time())
-        held = Counter(each.origin for each in self._handshakes)
-        roomy = True
-        if held[place.origin] >= (OF_BLOCK_MAX if is_public(ip) else OF_PRIVATE_MAX):
-            roomy = self._end_oldest(place.origin)
-        elif len(self._handshakes) >= HANDSHAKES_MAX:
-            roomy = self._end_oldest(held.most_common(1)[0][0])
-            if not roomy and (crowding := _crowding(self._handshakes, place)) is not None:
-                self._end_handshake(crowding)
-                roomy = True
-        if not roomy:
+        gone = self._handshakes.put(place, place, path_of(ip))
+        if gone is None:
+            return place
+        ended, oldest = gone.key, self._handshakes.oldest(gone.path)
+        if trio.current_time() - oldest.since_s >= PATIENCE_S:
+            self._handshakes.pop(oldest)
+            self._handshakes.put(ended, ended, path_of(ended.ip))
+            ended = oldest
+        if ended is place:
             self.turned_away["handshakes"] += 1
             return None
-        self._handshakes[place] = None
-        return place
-
-    def _end_oldest(self, origin: Origin) -> bool:
-        oldest = next(each for each in self._handshakes if each.origin == origin)
-        if trio.current_time() - oldest.since_s < PATIENCE_S:
-            return False
-        self._end_handshake(oldest)
-        return True
-
-    def _end_handshake(self, place: Place) -> None:
-        place.scope.cancel()
-        del self._handshakes[place]
+        ended.give_way()
         self.gave_way["handshakes"] += 1
+        return place
 
     # --- once a peer is proved ------------------------------------------------------------------
 
@@ -139,41 +156,45 @@ class Places:
         """A place for a connection whose peer is proved; None if there is none. Whoever holds it
         runs the connection in its scope, which is cancelled where it has to give way."""
         place = Place(ip, trio.current_time(), inbound, peer)
-        same = [each for each in self._admitted if each.peer == peer]
+        same = [each for each in self._admitted() if each.peer == peer]
         if len(same) >= OF_PEER_MAX:
-            self._end(same[0], "peer")
-        elif len(self._admitted) >= CONNECTIONS_MAX or (inbound and self._inbound() >= INBOUND_MAX):
-            crowding = _crowding([each for each in self._admitted if each.inbound], place)
-            if crowding is None:
-                self.turned_away["full"] += 1
-                return None
-            self._end(crowding, "full")
-        self._admitted[place] = None
+            oldest = min(same, key=lambda each: each.since_s)
+            self._forget(oldest)
+            self._end(oldest, "peer")
+        table = self._inbound if inbound else self._own
+        gone = table.put(place, place, (*path_of(ip), peer))
+        if gone is None and len(self._inbound) + len(self._own) > CONNECTIONS_MAX:
+            gone = self._inbound.evict()
+        if gone is not None and gone.key is place:
+            self.turned_away[_why(gone.path)] += 1
+            return None
+        if gone is not None:
+            self._end(gone.key, _why(gone.path))
         return place
 
-    def _inbound(self) -> int:
-        return sum(place.inbound for place in self._admitted)
-
     def _end(self, place: Place, why: str) -> None:
-        place.scope.cancel()
-        del self._admitted[place]
+        place.give_way()
         self.gave_way[why] += 1
 
     # --- the end ----------------------------------------------------------------------------------
 
     def leave(self, place: Place) -> None:
         """The connection is over, one way or another."""
-        self._handshakes.pop(place, None)
-        self._admitted.pop(place, None)
+        self._handshakes.pop(place)
+        self._forget(place)
+
+    def _forget(self, place: Place) -> None:
+        self._inbound.pop(place)
+        self._own.pop(place)
 
     def figures(self) -> PlaceFigures:
         """What is taken, and by whom most."""
-        held = Counter(each.origin for each in self._admitted)
+        held = Counter(each.origin for each in self._admitted())
         largest, count = held.most_common(1)[0] if held else ("", 0)
         return PlaceFigures(
-            connections=len(self._admitted),
+            connections=len(self._inbound) + len(self._own),
             connections_max=CONNECTIONS_MAX,
-            inbound=self._inbound(),
+            inbound=len(self._inbound),
             inbound_max=INBOUND_MAX,
             handshakes=len(self._handshakes),
             handshakes_max=HANDSHAKES_MAX,
@@ -185,25 +206,13 @@ class Places:
         )
 
 
-def _crowding(places: Collection[Place], newcomer: Place) -> Place | None:
-    """The newest place of the largest origin, if that has more than the newcomer's would have.
-    Where none has, wider networks are asked: one contract may come with hundreds of blocks."""
-    for place_of in (_origin, _network):
-        held = Counter(map(place_of, places))
-        if held:
-            largest, count = held.most_common(1)[0]
-            if count > held[place_of(newcomer)] + 1:
-                return [each for each in places if place_of(each) == largest][-1]
-    return None
+def _handshakes_of(path: OriginPath) -> int | None:
+    """How many of an origin may be admitted at once."""
+    if len(path) == BLOCK_LENGTH:
+        return OF_BLOCK_MAX if is_public_network(path[1]) else None
+    return OF_PRIVATE_MAX if len(path) > BLOCK_LENGTH or path == RELAYED_PATH else None
 
 
-def _origin(place: Place) -> str:
-    return place.origin
-
-
-def _network(place: Place) -> str:
-    """The network around an address: a /16 of IPv4, a /32 of IPv6."""
-    if place.block is None:
-        return place.origin
-    network = ipaddress.ip_network(place.block)
-    return str(network.supernet(new_prefix=16 if network.version == 4 else 32))
+def _why(path: OriginPath) -> str:
+    """What there was too much of."""
+    return "relayed" if path == RELAYED_PATH else ("full", "network", "block", "address")[len(path)]

@@ -64,6 +64,8 @@ HEADS_LOOK_S: Final = 1.0  # for peers that connected
 HEADS_AGAIN_S: Final = 10.0  # one peer, drawn at random
 HEADS_TIMEOUT_S: Final = 20.0
 MANIFEST_ANSWER_S: Final = 20.0  # beyond what its size takes on the slowest link
+MANIFEST_NEXT_S: Final = 2.0  # without an answer, after which the next peer is asked as well
+MANIFEST_ASKED_MAX: Final = 8  # at once; beyond these who was asked first is given up
 MANIFEST_AGAIN_S: Final = 1.0  # after nobody had it
 MANIFESTS_CACHED_MAX: Final = 4
 OLDER_MANIFESTS_MAX: Final = 8  # looked into for a way of several steps
@@ -417,8 +419,32 @@ class WeightsService:
         peers = list(self._transport.peers())
         self._rng.shuffle(peers)
         peers.sort(key=lambda peer: first.index(peer) if peer in first else len(first))
+        found: list[bytes] = []
+        asked: dict[PeerId, trio.CancelScope] = {}  # the longest first
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                silent = [each for each in asked if each not in first]
+                if len(asked) >= MANIFEST_ASKED_MAX and silent:
+                    asked.pop(silent[0]).cancel()
+                answered = trio.Event()
+                asked[peer] = trio.CancelScope()
+                nursery.start_soon(self._ask_body, head, peer, asked, answered, found, nursery)
+                with trio.move_on_after(MANIFEST_NEXT_S):
+                    await answered.wait()
+        return found[0] if found else None
+
+    async def _ask_body(
+        self,
+        head: HeadBody,
+        peer: PeerId,
+        asked: dict[PeerId, trio.CancelScope],
+        answered: trio.Event,
+        found: list[bytes],
+        all_asked: trio.Nursery,
+    ) -> None:
+        """Ask one peer of several; the first that has the bytes ends the others."""
         request = WantManifest(type="want_manifest", run_id=self.rules.heads.run_id, root=head.root)
-        for peer in peers:
+        with asked[peer]:
             try:
                 body = await self._transport.request(
                     peer,
@@ -427,15 +453,17 @@ class WeightsService:
                     timeout_s=MANIFEST_ANSWER_S + head.manifest_bytes / BYTES_PER_S_MIN,
                     response_bytes_max=head.manifest_bytes,
                 )
+                if await self.run_sync(manifest_wire.root_of, body) == head.root:
+                    found.append(body)
+                    all_asked.cancel_scope.cancel()
+                else:
+                    self.gater.ledger.reject(peer, Reject.WRONG_HASH)
             except TransportError:
-                continue
+                pass  # the next one
             except RemoteProtocolError as error:  # longer than was asked for
                 self.gater.ledger.reject(peer, error.reason)
-                continue
-            if await self.run_sync(manifest_wire.root_of, body) == head.root:
-                return body
-            self.gater.ledger.reject(peer, Reject.WRONG_HASH)
-        return None
+        asked.pop(peer, None)
+        answered.set()
 
     # --- getting versions ------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from swarm.errors import PeerUnreachable, RemoteProtocolError, RequestRefused
 from swarm.exchange.pool import Pool, PoolLimits
 from swarm.exchange.service import Exchange, ExchangeRules
 from swarm.identity import Identity, PeerId
+from swarm.limits.bounded_table import no_share
 from swarm.peers.discovery import AddressBook, Discovery
 from swarm.rollouts import RolloutGroup
 from swarm.transport.base import (
@@ -48,7 +49,7 @@ from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import MESHSUB_PROTOCOL
 from swarm.transport.libp2p.host import Libp2pTransport
 from swarm.transport.libp2p.reach.reachability import ReachRules
-from swarm.transport.places import PlaceFigures
+from swarm.transport.places import PlaceFigures, ShareOf
 from swarm.wire.messages import adverts_topic
 from tests.wire_samples import ALICE, BOB
 
@@ -203,14 +204,11 @@ class DeskTransport:
     def door(self) -> PlaceFigures | None:
         return None
 
-    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        return tuple((peer, self.ip_of(peer)) for peer in self.connected)
-
     def ip_of(self, peer: PeerId) -> str | None:
         return "203.0.113.7"
 
-    def set_gate(self, gate: Gate) -> None:
-        self._real.set_gate(gate)
+    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
+        self._real.set_gate(gate, share_of)
 
     def report_to(self, report: Report) -> None:
         self._real.report_to(report)

@@ -216,8 +216,9 @@ def test_many_identities_from_one_address_get_one_share() -> None:
                     served += sum(answers)
                     assert trio.current_time() >= before
                 assert len(target.transport.peers()) <= 8
-            refused = target.gater.refused_connections
-            assert refused["too many of one block"] + refused["too often"] >= IDENTITIES - 8
+            crowded = target.transport._network.places.turned_away["block"]
+            refused = target.gater.refused_connections["too often"]
+            assert crowded + refused >= IDENTITIES - 8
             assert served <= burst + RATES[Kind.HELLO].per_s * BLOCK_SHARE * trio.current_time()
             assert 0 < served <= 12 * 8
             assert not target.gater.ledger.rejected[Reject.FLOOD]

@@ -1,6 +1,7 @@
 """What whoever reaches the monitor's own broker can make it hold: little, and not for long."""
 
 import os
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -11,6 +12,7 @@ import psutil
 import pytest
 import trio
 
+from node.monitor.embedded_broker import RETAINED_TOPICS_MAX
 from node.monitor.monitoring import embedded_broker
 from tests.brokers import free_port
 from tests.support import run
@@ -80,6 +82,10 @@ def connect(*, name: bytes | None = None, clean: bool = True, will: bytes = b"")
 def publish(topic: bytes, data: bytes, *, qos: int = 0, number: int = 1) -> bytes:
     head = text(topic) + (number.to_bytes(2, "big") if qos else b"")
     return packet(0x30 | qos << 1, head + data)
+
+
+def retained(topic: bytes) -> bytes:
+    return packet(0x31, text(topic) + b"kept")
 
 
 def subscribe(topic: bytes, qos: int = 0) -> bytes:
@@ -255,6 +261,30 @@ def test_nothing_is_kept_of_who_came_and_went() -> None:
             await stream.aclose()
 
     assert gain_mib(attack) < 8
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+def test_one_address_pushes_out_no_others_retained_message() -> None:
+    async def body() -> None:
+        async with target() as where:
+            honest = await client(where)
+            await honest.send_all(retained(b"lasting"))
+            await is_well(where)
+            greedy = await trio.open_tcp_stream("127.0.0.1", where.port, local_address="127.0.0.2")
+            where.streams.append(greedy)
+            await greedy.send_all(connect())
+            for number in range(RETAINED_TOPICS_MAX + 500):
+                await greedy.send_all(retained(b"greedy/%d" % number))
+            await greedy.send_all(publish(b"x", b"x", qos=1))
+            seen = b""
+            while not seen.endswith(b"\x40\x02\x00\x01"):  # all before it is dealt with
+                seen += await greedy.receive_some(4_096)
+            await honest.send_all(subscribe(b"lasting"))
+            seen = b""
+            while b"lastingkept" not in seen:
+                seen += await honest.receive_some(4_096)
+
+    run(body, timeout_s=WAIT_S)
 
 
 def test_filters_are_few() -> None:

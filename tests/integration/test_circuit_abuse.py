@@ -195,7 +195,7 @@ def test_one_block_has_few_circuits_and_cannot_keep_others_from_a_peer(
                 for node in (one, another, friend):
                     await node.disconnect(relay.peer_id)
                 await until(lambda: not figures.circuits)
-                assert not reach(relay)._relay._circuits
+                assert not reach(relay)._relay._by_target
 
     run(main)
 
@@ -252,6 +252,39 @@ def test_one_block_has_few_reservations(monkeypatch: pytest.MonkeyPatch) -> None
                 await until(lambda: refused["RESOURCE_LIMIT_EXCEEDED"])
                 async with relayed_by(relay, hidden=(friend,)):
                     assert not reach(another).summary.relays
+
+    run(main)
+
+
+def test_a_greedy_address_keeps_no_other_from_relaying(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all reservations, or all circuits, are taken, the newest of the greediest goes."""
+
+    async def main() -> None:
+        async with hosts(RULES, *[NO_PUNCH] * 6) as (relay, one, another, friend, *askers):
+            greedy, friendly = askers[0], askers[1]
+            ips = (HERE.format(1), HERE.format(2), THERE.format(1), HERE.format(3), "192.0.9.1")
+            nodes = (one, another, friend, greedy, friendly)
+            where = zip(nodes, ips, strict=True)
+            seen_at(relay, {node.peer_id: ip for node, ip in where})
+            inner = reach(relay)._relay
+            monkeypatch.setattr(inner._reserved, "_total_max", 2)
+            for node in (one, another, friend):
+                node.handle(STOP_PROTOCOL, silent)
+            async with (
+                relayed_by(relay, greedy, friendly, hidden=(one, another)),
+                relayed_by(relay, hidden=(friend,)),
+            ):
+                kept = {str(peer) for peer in inner._reserved}
+                assert friend.peer_id in kept
+                assert len(kept) == 2
+                left = next(node for node in (one, another) if node.peer_id in kept)
+                monkeypatch.setattr(inner._by_asker, "_total_max", 2)
+                assert not await is_refused(greedy, relay, left.peer_id)
+                assert not await is_refused(greedy, relay, friend.peer_id)
+                assert await is_refused(greedy, relay, left.peer_id)
+                assert not await is_refused(friendly, relay, friend.peer_id)
+                assert inner.figures.ended["crowded"] == 1
+                assert inner.figures.circuits == 2
 
     run(main)
 

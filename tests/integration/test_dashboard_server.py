@@ -3,8 +3,9 @@
 import json
 import re
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,10 @@ import trio
 
 from swarm.errors import ConfigError
 from swarm.identity import Identity
+from swarm.telemetry.dashboard import server
 from swarm.telemetry.dashboard.server import (
     ACTION_BYTES_MAX,
+    CONNECTIONS_MAX,
     POLICY,
     STREAMS_MAX,
     Board,
@@ -30,6 +33,7 @@ from swarm.telemetry.fleet_view import Watch
 from tests.dashboard_samples import NOW_S, signed
 
 pytestmark = pytest.mark.integration
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
 
 WAIT_S = 30.0  # a busy machine is no failure
 PAUSE_S = 0.02
@@ -182,6 +186,54 @@ def test_more_streams_than_there_are_places_are_sent_away_and_counted() -> None:
             assert board.streams_refused == 1
             assert (await client.get("/api/state")).status_code == 200
             leave.set()
+
+    within(body)
+
+
+async def from_address(ip: str, client: httpx.AsyncClient) -> trio.SocketStream:
+    base = client.base_url
+    return await trio.open_tcp_stream(base.host, base.port or 0, local_address=ip)
+
+
+@linux_only
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_silent_connections_of_one_address_keep_no_other_out(words: bytes) -> None:
+    async def body(board: Board, client: httpx.AsyncClient) -> None:
+        board.put(b"1")
+        greedy = [await from_address("127.0.0.2", client) for _ in range(CONNECTIONS_MAX + 50)]
+        for each in greedy[-CONNECTIONS_MAX:]:
+            await each.send_all(words)
+        assert (await client.get("/api/state")).status_code == 200
+        for _ in range(STREAMS_MAX):
+            watching = await from_address("127.0.0.2", client)
+            greedy.append(watching)
+            await watching.send_all(b"GET /api/stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: board.streams == STREAMS_MAX)
+        async with client.stream("GET", "/api/stream") as answer:
+            assert answer.status_code == 200
+            assert board.streams == STREAMS_MAX
+        assert board.streams_refused == 1
+        for each in greedy:
+            await trio.aclose_forcefully(each)
+
+    within(body)
+
+
+@pytest.mark.parametrize("words", [b"", b"GET / HTTP/1.1\r\nX: "])
+def test_a_head_has_to_come_in_time(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
+
+    async def body(board: Board, client: httpx.AsyncClient) -> None:
+        board.put(b"1")
+        slow = await from_address("127.0.0.1", client)
+        with suppress(trio.BrokenResourceError):
+            await slow.send_all(b"GET /api/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            seen = b""
+            while not seen.endswith(b"\r\n\r\n1"):
+                seen += await slow.receive_some(4_096)
+            await slow.send_all(words)
+            assert await slow.receive_some() == b""
+        await slow.aclose()
 
     within(body)
 

@@ -85,7 +85,7 @@ def test_where_all_places_are_taken_the_largest_block_gives_way() -> None:
         door = Places()
         many = [door.enter("203.0.113.1") for _ in range(OF_BLOCK_MAX)]
         for i in range(HANDSHAKES_MAX - OF_BLOCK_MAX):
-            assert door.enter(f"10.0.{i}.1") is not None
+            assert door.enter(f"{i + 11}.0.0.1") is not None
         await trio.sleep(PATIENCE_S)
         newcomer = door.enter("198.51.100.1")
         assert newcomer is not None

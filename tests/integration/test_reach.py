@@ -236,7 +236,7 @@ def test_an_unreachable_peer_is_reached_through_a_relay() -> None:
             await other.disconnect(hidden.peer_id)
             await until(lambda: not reach(relay)._relay.figures.circuits)
             await until(lambda: other.peer_id not in hidden.peers())
-            assert reach(relay)._relay._circuits.total() == 0
+            assert not reach(relay)._relay._by_target
 
     run(main)
 
@@ -271,7 +271,7 @@ def test_a_relay_has_limits(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(PeerUnreachable, match="201"):
                 await other.connect(circuit(hidden))
             monkeypatch.setattr(relay_module, "CIRCUITS_PER_PEER_MAX", 8)
-            monkeypatch.setattr(relay_module, "RESERVATIONS_MAX", 1)
+            monkeypatch.setattr(reach(relay)._relay._reserved, "_total_max", 1)
             unreachable(other)
             await other.connect(relay.addresses()[0])
             refused = reach(relay)._relay.figures.refused

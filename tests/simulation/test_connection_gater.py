@@ -107,11 +107,35 @@ def test_one_block_gets_no_more_connections_than_its_share() -> None:
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         inside = [joined(world, host, f"{PUBLIC}{host}") for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in inside]) == 4
-        assert guard.gater.refused_connections["too many of one block"] == 6
+        assert guard.transport.places.turned_away["block"] == 6
         assert await guard.lets_in(joined(world, 11, "198.51.100.1"))
         await guard.transport.disconnect(guard.transport.peers()[0])
 
     guarded(12, body, rules)
+
+
+@pytest.mark.parametrize("block", [PUBLIC, "10.0.0."])
+def test_one_address_keeps_no_neighbour_out_nor_the_node_from_dialling_one(block: str) -> None:
+    rules = GaterRules(
+        connections_per_block_max=8,
+        connections_per_address_max=8,
+        connections_per_private_block_max=8,
+    )
+
+    async def body(world: SimulatedWorld, guard: Guarded) -> None:
+        greedy = [joined(world, host, f"{block}7") for host in range(1, 44)]
+        assert sum([await guard.lets_in(each) for each in greedy]) == 8
+        neighbours = [joined(world, 50 + host, f"{block}{100 + host}") for host in range(6)]
+        assert [await guard.lets_in(each) for each in neighbours[:3]] == [True] * 3
+        for each in neighbours[3:]:
+            await guard.transport.connect(each.addresses()[0])
+        for each in greedy:
+            await guard.lets_in(each)
+        await trio.sleep(1.0)
+        assert {each.peer_id for each in neighbours} <= set(guard.transport.peers())
+        assert guard.transport.places.gave_way == {"block": 3}
+
+    guarded(60, body, rules)
 
 
 def test_a_block_whose_peers_lie_is_banned_and_others_are_not() -> None:
@@ -186,7 +210,7 @@ def test_relayed_peers_take_no_more_than_their_part_of_the_connections() -> None
     async def body(world: SimulatedWorld, guard: Guarded) -> None:
         hidden = [joined(world, host, HIDDEN) for host in range(1, 11)]
         assert sum([await guard.lets_in(each) for each in hidden]) == 4
-        assert guard.gater.refused_connections["too many through relays"] == 6
+        assert guard.transport.places.turned_away["relayed"] == 6
         assert await guard.lets_in(world.join(11))
         await guard.transport.disconnect(hidden[0].peer_id)
         assert await guard.lets_in(hidden[9])

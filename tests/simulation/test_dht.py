@@ -8,19 +8,23 @@ import trio
 from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import Reject, RequestRefused
 from swarm.identity import Identity, PeerId
+from swarm.limits.address_blocks import path_of
 from swarm.peers.address_book import AddressBook
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.peers.dht import (
     BUCKET_PEERS_MAX,
     BUCKETS_MAX,
-    KEYS_MAX,
+    ENTRIES_MAX,
+    HOLDERS,
     KEYS_PER_PROVIDER_MAX,
+    LOOKUP_PARALLEL,
     LOOKUP_PEERS_MAX,
     PROVIDER_LIFE_S,
     PROVIDERS_PER_KEY_MAX,
     Dht,
     Store,
     Table,
+    _Lookup,
     key_of,
     point_of,
 )
@@ -35,6 +39,7 @@ from swarm.wire import codec
 from swarm.wire.messages import (
     CLOSER_PER_REPLY_MAX,
     PROVIDERS_BYTES_MAX,
+    PROVIDERS_PER_REPLY_MAX,
     PROVIDERS_PROTOCOL,
     PROVIDERS_REPLY_BYTES_MAX,
     FindProviders,
@@ -213,7 +218,7 @@ def test_what_is_asked_too_often_or_said_of_others_is_refused() -> None:
                 except RequestRefused:
                     refused += 1
             assert refused > 20
-            assert not own.dht.store.providers
+            assert not own.dht.store.runs
             nursery.cancel_scope.cancel()
 
     deterministic_run(main, seed=1)
@@ -221,19 +226,69 @@ def test_what_is_asked_too_often_or_said_of_others_is_refused() -> None:
 
 def test_the_store_is_bounded_and_forgets() -> None:
     store, draw = Store(), Random(1)
-    for number in range(2 * KEYS_MAX):
+    for number in range(2 * ENTRIES_MAX):
         store.put(number.to_bytes(32, "big"), PeerId(f"peer {number}"), ["x"], 0.0)
-    assert len(store.providers) == KEYS_MAX
+    assert len(store.runs) == ENTRIES_MAX
     for number in range(2 * PROVIDERS_PER_KEY_MAX):
         store.put(bytes(32), PeerId(f"other {number}"), ["x"], 0.0)
     assert len(store.of(bytes(32), 0.0)) == PROVIDERS_PER_KEY_MAX
-    greedy = PeerId("greedy")
-    for _ in range(3 * KEYS_PER_PROVIDER_MAX):
-        store.put(draw.randbytes(32), greedy, ["x"], 0.0)
-    assert sum(greedy in each for each in store.providers.values()) == KEYS_PER_PROVIDER_MAX
     assert store.of(bytes(32), PROVIDER_LIFE_S - 1)
     assert not store.of(bytes(32), PROVIDER_LIFE_S)
-    assert bytes(32) not in store.providers
+    assert bytes(32) not in store.runs
+    store, greedy = Store(), PeerId("greedy")
+    for _ in range(3 * KEYS_PER_PROVIDER_MAX):
+        store.put(draw.randbytes(32), greedy, ["x"], 0.0)
+    assert sum(greedy in each for each in store.runs.values()) == KEYS_PER_PROVIDER_MAX
+
+
+GREEDY = path_of("203.0.113.7")
+
+
+def test_keys_without_number_of_one_address_hide_no_provider_and_remove_no_run() -> None:
+    store, draw = Store(), Random(1)
+    honest = [PeerId(f"honest {number}") for number in range(5)]
+    for number, peer in enumerate(honest):
+        store.put(bytes(32), peer, ["x"], 0.0, path_of(f"198.51.{number}.1"))
+    store.put(b"o" * 32, PeerId("other run"), ["x"], 0.0, path_of("203.0.113.8"))
+    for number in range(1_000):
+        store.put(bytes(32), PeerId(f"early {number}"), ["x"], 0.0, GREEDY)
+    found = {peer for peer, _ in store.choose(bytes(32), PROVIDERS_PER_REPLY_MAX, 2.0, draw)}
+    assert found > set(honest)
+    for number in range(ENTRIES_MAX):
+        for key in (bytes(32), draw.randbytes(32), draw.randbytes(32), draw.randbytes(32)):
+            store.put(key, PeerId(f"greedy {number}"), ["x"], 1.0, GREEDY)
+    assert len(store.of(bytes(32), 2.0)) <= PROVIDERS_PER_KEY_MAX
+    found = {peer for peer, _ in store.choose(bytes(32), PROVIDERS_PER_REPLY_MAX, 2.0, draw)}
+    assert found >= set(honest)
+    assert [peer for peer, _ in store.of(b"o" * 32, 2.0)] == ["other run"]
+    assert sum(map(len, store.runs.values())) == ENTRIES_MAX
+
+
+def test_one_address_fills_no_bucket() -> None:
+    draw = Random(1)
+    table = Table(bytes(32))
+    near = [Identity(draw.randbytes(32)).peer_id for _ in range(200)]
+    for peer in near[:-5]:
+        table.add(peer, ["x"], GREEDY)
+    honest = near[-5:]
+    for number, peer in enumerate(honest):
+        table.add(peer, ["x"], path_of(f"198.51.{number}.1"))
+    assert set(honest) <= dict(table.closest(bytes(32), 999)).keys()
+
+
+def test_a_walk_asks_one_of_each_block_before_two_of_any() -> None:
+    draw = Random(1)
+    greedy = [Identity(draw.randbytes(32)).peer_id for _ in range(1_000)]
+    honest = [Identity(draw.randbytes(32)).peer_id for _ in range(5)]
+    lookup = _Lookup(bytes(32))
+    lookup.where = {peer: (f"/ip4/203.0.113.7/tcp/4001/p2p/{peer}",) for peer in greedy}
+    lookup.where |= {
+        peer: (f"/ip4/198.51.{number}.7/tcp/4001/p2p/{peer}",) for number, peer in enumerate(honest)
+    }
+    asked = [peer for _ in range(2) for peer in lookup.next(LOOKUP_PARALLEL)]
+    assert set(honest) <= set(asked)
+    lookup.answered = [*greedy, *honest]
+    assert len(set(honest) & set(lookup.holders())) >= HOLDERS - 1
 
 
 def test_the_table_is_bounded_and_keeps_who_answered_first() -> None:

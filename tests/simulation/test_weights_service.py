@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from swarm.errors import ConfigError, Reject, RequestRefused
+from swarm.identity import PeerId
 from swarm.limits.quotas import RATES, Kind
 from swarm.simulation.determinism import deterministic_run
 from swarm.simulation.links import LinkProfile
@@ -22,9 +23,11 @@ from swarm.simulation.weights.hosts import (
     SimulatedHost,
     open_hosts,
 )
+from swarm.weights import service
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.topology import Strategy
 from swarm.weights.publisher import PLAN_LOOK_S
+from swarm.weights.service import MANIFEST_NEXT_S
 from swarm.wire import codec
 from swarm.wire.messages import (
     CHUNKS_PROTOCOL,
@@ -80,6 +83,29 @@ def test_who_comes_late_learns_of_it_from_any_peer(tmp_path: Path) -> None:
         assert late.outcomes[-1].bases == (None,)
 
     play(scene, tmp_path)
+
+
+def test_silent_peers_cost_seconds_and_not_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "MANIFEST_ANSWER_S", 1_000.0)  # as for one of many megabytes
+
+    async def silent(peer: PeerId, payload: bytes) -> bytes:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def scene(hosts: Hosts) -> None:
+        await hosts.all_at(1, range(1, 13))
+        for number in range(2, 13):
+            hosts[number].transport._services[MANIFEST_PROTOCOL].handler = silent
+        await hosts.kill(PUBLISHER)
+        began_s = trio.current_time()
+        late = await hosts.start(13)
+        assert await hosts.until_all_have(1, range(13, 14))
+        assert late.has_exactly(hosts.source(1))
+        assert trio.current_time() - began_s < 12 * MANIFEST_NEXT_S + SETTLED_S / 2
+
+    play(scene, tmp_path, hosts=14)
 
 
 def test_a_host_that_comes_back_gives_on_what_it_had(tmp_path: Path) -> None:

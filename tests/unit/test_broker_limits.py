@@ -11,11 +11,13 @@ from node.monitor.broker_limits import (
     CONTROL_BYTES_MAX,
     PACKETS_PER_S_MAX,
     PUBLISH_BYTES_MAX,
-    ClientSlots,
     Header,
     Pace,
     TooMuch,
+    clients_of,
 )
+from swarm.limits.address_blocks import path_of
+from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.mqtt import PACKET_BYTES_MAX
 
 
@@ -55,16 +57,22 @@ def test_what_nodes_send_fits() -> None:
 
 
 def test_no_address_block_has_all_places() -> None:
-    places = ClientSlots()
-    assert sum(places.enter(f"9.9.9.{ip}") for ip in range(99)) == CLIENTS_PER_BLOCK_MAX
-    own = sum(places.enter(f"127.0.0.{ip % 250}") for ip in range(999))
-    assert own == CLIENTS_PER_PRIVATE_BLOCK_MAX
-    others = sum(places.enter(f"9.8.{ip & 255}.{ip >> 8}") for ip in range(999))
-    assert others == CLIENTS_MAX - CLIENTS_PER_BLOCK_MAX - CLIENTS_PER_PRIVATE_BLOCK_MAX
-    assert places.refused == 99 + 999 + 999 - CLIENTS_MAX
-    places.leave("127.0.0.1")
-    assert places.enter("8.8.8.8")
-    assert not places.enter("127.0.0.1")
+    clients: BoundedTable[str, None] = BoundedTable(
+        CLIENTS_MAX, share_of=clients_of, newest_first=True
+    )
+
+    def connect(name: str, count: int, ip: str) -> int:
+        for number in range(count):
+            clients.put(f"{name} {number}", None, path_of(ip.format(number & 255, number >> 8)))
+        return sum(each.startswith(name) for each in clients)
+
+    assert connect("greedy", 99, "9.9.9.9") == CLIENTS_PER_BLOCK_MAX
+    assert connect("neighbour", 3, "9.9.9.{}") == 3
+    assert connect("own", 999, "127.0.0.1") == CLIENTS_PER_PRIVATE_BLOCK_MAX
+    others = (CLIENTS_MAX - CLIENTS_PER_BLOCK_MAX) // 2  # as many as the two networks can have
+    assert connect("other", 999, "9.8.{}.{}") == others
+    assert connect("elsewhere", 1, "8.8.8.8") == 1
+    assert len(clients) == CLIENTS_MAX
 
 
 @pytest.mark.parametrize(("size", "per_s"), [(1, PACKETS_PER_S_MAX), (99_999, 42.0)])

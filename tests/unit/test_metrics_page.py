@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -252,6 +253,25 @@ def test_only_so_many_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     served(body, told)
     assert told.unanswered == {CROWDED: 1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs all of 127.0.0.0/8")
+def test_silent_clients_of_one_address_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_page, "ANSWER_TIMEOUT_S", 1_000.0)
+    told = Told()
+
+    async def body(port: int) -> None:
+        silent = [
+            await trio.open_tcp_stream("127.0.0.1", port, local_address="127.0.0.2")
+            for _ in range(CLIENTS_MAX)
+        ]
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"http://127.0.0.1:{port}/metrics")).status_code == 200
+        for stream in silent:
+            await trio.aclose_forcefully(stream)
+
+    served(body, told)
+    assert told.unanswered[CROWDED] == 1
 
 
 def test_an_address_that_is_taken_is_told_of() -> None:

@@ -210,7 +210,9 @@ def test_a_thousand_invented_producers_take_places_from_each_other() -> None:
     for number in range(8):
         table.hear(advert(f"new{number}", 1, range(1)), PeerId(f"friend{number}"), 0.0)
     for number in range(1000):
-        table.hear(advert(f"sybil{number}", 1, range(1)), PeerId(f"s{number}"), 0.0, "192.0.2.0/24")
+        table.hear(
+            advert(f"sybil{number}", 1, range(1)), PeerId(f"s{number}"), 0.0, ("192.0.2.0/24",)
+        )
     left = set(table._producers)
     assert left >= {f"proven{number}" for number in range(4)}
     assert left >= {f"new{number}" for number in range(8)}

@@ -37,7 +37,7 @@ def test_a_newcomer_from_elsewhere_takes_the_place_of_the_newest_of_the_largest_
         assert newcomer is not None
         ended = [place for place in taken if place.scope.cancel_called]
         assert len(ended) == 1
-        assert ended[0] is taken[-1 - (len(taken) - 1) % 3]  # the newest of the first block
+        assert ended[0] is taken[-1]  # the newest of two blocks that have as many
         assert places.figures().inbound == INBOUND_MAX
         assert places.gave_way == {"full": 1}
 
@@ -125,7 +125,6 @@ def test_what_is_left_is_free() -> None:
             places.leave(place)
             places.leave(place)  # twice is no harm
         assert places.figures().connections == 0
-        assert list(places.admitted()) == []
         door = places.enter("203.0.113.1")
         assert door is not None
         assert places.handshakes == 1

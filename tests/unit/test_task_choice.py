@@ -110,11 +110,35 @@ def test_a_map_knows_another_from_itself() -> None:
 
 def test_the_newest_report_of_a_producer_counts_and_the_oldest_ones_leave() -> None:
     map_ = SharedMap(reports_max=2)
-    map_.hear([report("a", 16, 0, at_s=5), report("a", 16, 16, at_s=4)])
+    map_.hear([report("a", 16, 0, at_s=5, voice="one"), report("a", 16, 16, at_s=4, voice="one")])
     assert map_.of(BUCKET, 16) == SuccessCounts(0.0, 16.0)
-    map_.hear([report("b", 16, 16, at_s=9), report("c", 16, 16, at_s=8)])
+    map_.hear(report(each, 16, 16, at_s=9, voice="one") for each in "bc")
     assert len(map_) == 2
     assert map_.of(BUCKET, 16) == SuccessCounts(16.0, 0.0)  # a's is gone
+
+
+def test_a_full_map_gives_up_what_the_voice_with_most_has() -> None:
+    map_ = SharedMap(reports_max=16, per_voice_max=10, per_producer_max=5)
+    map_.hear([report("honest", 8, 4, at_s=1, voice="honest")])
+    for key in range(100):
+        voice = f"block-{key % 4}"
+        map_.hear([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice=voice) for b in range(5)])
+    assert len(map_) == 16
+    assert map_.voice_of("honest") == "honest"
+
+
+def test_who_dates_reports_ahead_has_them_no_longer_than_others() -> None:
+    run = make_run(*TWO)
+    choice = TaskChoice(run, Vade(), now_s=lambda: 1_000.0)
+    task, _ = next_task(run, ALICE, 0)
+    for producer, at_s in (("honest", 900), ("liar", 1_120)):
+        group = RolloutGroup(
+            run.run_id, PeerId(producer), 1, task, (), "t", 1.0, 1.0, at_s, 2_000,
+            counters=((bucket_of(run, task), 8, 2),),
+        )  # fmt: skip
+        choice.hear(group)
+    dates = [each.created_at_s for each in choice.others._buckets[bucket_of(run, task)].values()]
+    assert sorted(dates) == [900, 1_000]
 
 
 def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
@@ -126,11 +150,6 @@ def test_many_keys_of_one_voice_push_nobody_elses_reports_out() -> None:
     assert len(map_) == 11
     assert map_.voice_of("honest") == "honest"
     assert map_.of(BUCKET, 16) == SuccessCounts(4.0, 4.0)
-    free = SharedMap(reports_max=40, per_voice_max=40, per_producer_max=5)  # the control
-    free.hear([report("honest", 8, 4, voice="honest")])
-    for key in range(100):
-        free.hear([report(f"key-{key}", 8, 8, at_s=9, bucket=b, voice="block") for b in range(5)])
-    assert free.voice_of("honest") == ""
 
 
 def test_within_a_voice_no_producer_shouts_others_down() -> None:

@@ -1,10 +1,12 @@
 """What nodes tell each other of how hard tasks are, and what one that hears it may believe.
 
 Reports are merged in any order, and twice does no harm: of each producer the newest report on a
-bucket counts. The oldest reports leave a full map, which is as independent of the order. Pure.
+bucket counts. A full map gives up the oldest reports of the voice that has most, which is as
+independent of the order; so it is no `BoundedTable`, for which that matters. Pure.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -71,7 +73,19 @@ class SharedMap:
             self._trim(
                 [each for each in self._producers.values() if _voice(each) == voice], of_voice
             )
-        self._trim(list(self._producers.values()), in_all)
+        self._trim_greediest(in_all)
+
+    def _trim_greediest(self, most: int) -> None:
+        held: Counter[str] = Counter()
+        for reports in self._producers.values():
+            held[_voice(reports)] += len(reports)
+        while held.total() > most:
+            greediest = max(held, key=lambda voice: (held[voice], voice))
+            held[greediest] -= 1
+            self._trim(
+                [each for each in self._producers.values() if _voice(each) == greediest],
+                held[greediest],
+            )
 
     def _trim(self, owners: Sequence[Mapping[int, TriesReport]], most: int) -> None:
         """Forget the oldest reports of these producers beyond so many."""

@@ -87,7 +87,6 @@ LIMITS: Final[Mapping[str, int]] = {
     "AdvertCache._by_producer": ADVERTS_MAX,
     "AdvertCache._by_producer[]": ADVERTS_PER_PRODUCER_MAX,
     "AdvertCache._records": ADVERTS_MAX,
-    "AdvertCache._told_by": ADVERTS_MAX,
     "DialBackoff._pauses": ENDPOINTS_MAX,
     "DialBackoff._proven": PROVEN_MAX,
     "Discovery._dialling": DIALS_AT_A_TIME_MAX + BOOTSTRAP_DIALS_MAX,

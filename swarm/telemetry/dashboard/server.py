@@ -24,8 +24,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from swarm.errors import ConfigError
+from swarm.limits.address_blocks import path_of
+from swarm.limits.bounded_table import BoundedTable
 from swarm.telemetry.broker_address import Broker
 from swarm.telemetry.dashboard.keeping import Keep, kept, restore
 from swarm.telemetry.dashboard.listening import Listening
@@ -35,7 +38,8 @@ from swarm.telemetry.web_hosts import WebHosts
 
 KEEP_EVERY_S: Final = 20.0
 STREAMS_MAX: Final = 32  # who watches at once; more are sent away, and the page then asks by itself
-CONNECTIONS_MAX: Final = 128
+CONNECTIONS_MAX: Final = 128  # beyond these one of the address with most ends, silent ones first
+HEAD_TIMEOUT_S: Final = 10.0  # for the head of a request, from connecting or from the last answer
 ACTION_BYTES_MAX: Final = 4_096
 INTERVAL_S: Final = 0.5  # between two frames
 PAUSE_S: Final = 0.1  # until a stream looks whether there is another one
@@ -88,13 +92,18 @@ class Board:
     def __init__(self) -> None:
         self._newest = (0, b"")  # its number; replaced as one, so that no lock is needed
         self._closed = False
-        self.streams = 0
+        self.watchers: BoundedTable[object, None] = BoundedTable(STREAMS_MAX, newest_first=True)
         self.streams_refused = 0
         self.frames_skipped = 0  # by who reads slowly
 
     def put(self, frame: bytes) -> None:
         """Replace the frame. From one thread; returns at once."""
         self._newest = (self._newest[0] + 1, frame)
+
+    @property
+    def streams(self) -> int:
+        """How many watch."""
+        return len(self.watchers)
 
     @property
     def frame(self) -> bytes:
@@ -105,10 +114,11 @@ class Board:
         """End all streams, so that the server can. From any thread."""
         self._closed = True
 
-    async def frames(self) -> AsyncIterator[bytes]:
-        """The frame now, and each that is the newest when the one before was taken."""
+    async def frames(self, watcher: object) -> AsyncIterator[bytes]:
+        """The frame now, and each that is the newest when the one before was taken, while the
+        watcher has its place."""
         sent = 0
-        while not self._closed:
+        while not self._closed and watcher in self.watchers:
             number, frame = self._newest
             if number > sent:
                 self.frames_skipped += number - sent - 1 if sent else 0
@@ -154,32 +164,33 @@ async def _file(name: str, content: bytes, _: Request) -> Response:
     return Response(content, headers={"content-type": _suffix(name) or ""})
 
 
-async def _stream(board: Board, _: Request) -> Response:
-    if board.streams >= STREAMS_MAX:
-        board.streams_refused += 1
+async def _stream(board: Board, request: Request) -> Response:
+    watcher = object()
+    gone = board.watchers.put(watcher, None, path_of(request.client and request.client.host))
+    board.streams_refused += gone is not None
+    if gone is not None and gone.key is watcher:
         return JSONResponse({"error": "too many watch"}, 503, {"retry-after": "10"})
 
     async def events() -> AsyncIterator[bytes]:
         yield b"retry: %d\n\n" % RETRY_MS
-        async for frame in board.frames():
+        async for frame in board.frames(watcher):
             yield b"data: " + frame + b"\n\n"
 
-    board.streams += 1  # from here on: requests that come at once do not all find the same place
-    return _CountedStream(board, events())
+    return _CountedStream(board, watcher, events())
 
 
 class _CountedStream(StreamingResponse):
     """Events that have one of the board's places until they end."""
 
-    def __init__(self, board: Board, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, board: Board, watcher: object, events: AsyncIterator[bytes]) -> None:
         super().__init__(events, media_type="text/event-stream")
-        self._board = board
+        self._board, self._watcher = board, watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._board.streams -= 1
+            self._board.watchers.pop(self._watcher)
 
 
 async def _act(guarded: Guarded, request: Request) -> Response:
@@ -238,6 +249,55 @@ class _OurNames:
                 await PlainTextResponse(refusal.text, refusal.status)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+# --- who is connected --------------------------------------------------------------------------
+
+
+class _Client(H11Protocol):
+    """One connection, which has a place among `CONNECTIONS_MAX` and so long for each head."""
+
+    _due: Any = None
+
+    def __init__(self, clients: "Clients", **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._clients = clients
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a request is there, and an answer to it under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._clients.pop(self)
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        self._await_head()
+        super().on_response_complete()
+
+    def _await_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        gone = self._clients.put(self, None, path_of(self.client and self.client[0]))
+        if gone is not None:
+            gone.key.transport.abort()
+        if self._due is not None:
+            self._due.cancel()
+        self._due = self.loop.call_later(HEAD_TIMEOUT_S, self._too_late)
+
+    def _too_late(self) -> None:
+        if not self.is_answered:
+            self.transport.abort()
+
+
+Clients = BoundedTable[_Client, None]
 
 
 # --- running it --------------------------------------------------------------------------------
@@ -431,16 +491,16 @@ async def serve_board(
 ) -> None:
     """Serve a board until cancelled, in a thread of its own; reports the page's address. Closes the
     listener."""
+    clients = Clients(CONNECTIONS_MAX, rank_of=lambda client, _: client.is_answered)
     config = uvicorn.Config(
         application(board, guarded=guarded, hosts=hosts_of(listener, names)),
         loop="asyncio",
-        http="h11",
+        http=functools.partial(_Client, clients),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
         timeout_graceful_shutdown=LEAVE_TIMEOUT_S,
     )
     server = uvicorn.Server(config)

@@ -36,6 +36,7 @@ from swarm.errors import (
 )
 from swarm.identity import Identity, PeerId
 from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.bounded_table import no_share
 from swarm.limits.quotas import RELAYED, Kind, Quotas, Verdict
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
@@ -86,7 +87,7 @@ from swarm.transport.libp2p.connection.yamux import MuxedConnection, Stream
 from swarm.transport.libp2p.gossip import Gossip, Router
 from swarm.transport.libp2p.reach.reachability import Reach, ReachRules, ReachSummary
 from swarm.transport.libp2p.reach.relay import dial_through
-from swarm.transport.places import PlaceFigures
+from swarm.transport.places import PlaceFigures, ShareOf
 from swarm.transport.request_slots import Arrivals, RequestSlot, Served, Share
 
 STREAMS_PER_CONNECTION_MAX = 256  # inbound; over it new streams are reset
@@ -185,9 +186,6 @@ class Libp2pTransport:
     def door(self) -> PlaceFigures | None:
         return self._network.places.figures()
 
-    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        return tuple(self._network.places.admitted())
-
     def peers(self) -> tuple[PeerId, ...]:
         found = {str(peer) for peer in self._network.connections if self._connection(peer)}
         return tuple(PeerId(peer) for peer in sorted(found))
@@ -196,8 +194,9 @@ class Libp2pTransport:
         conn = self._connection(id_of(peer))
         return None if conn is None else remote_ip(conn.muxed_conn)
 
-    def set_gate(self, gate: Gate) -> None:
+    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
         self._gate = gate
+        self._network.places.set_shares(share_of)
 
     def report_to(self, report: Report) -> None:
         self._report = report

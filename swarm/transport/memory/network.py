@@ -33,6 +33,7 @@ from swarm.errors import (
     SwarmError,
 )
 from swarm.identity import PeerId, public_key_of
+from swarm.limits.bounded_table import no_share
 from swarm.transport.base import (
     GOSSIP_BYTES_MAX,
     GOSSIP_QUEUE_MAX,
@@ -53,7 +54,7 @@ from swarm.transport.base import (
 )
 from swarm.transport.memory.calendar import Post
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
-from swarm.transport.places import PlaceFigures
+from swarm.transport.places import Place, PlaceFigures, Places, ShareOf
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
 """The host whose code the current task runs; None where it is the network's own."""
@@ -314,10 +315,25 @@ class MemoryNetwork:
             if not here._admits(there):
                 raise PeerUnreachable(f"{here.peer_id} refuses {there.peer_id}")
         if peer_id not in source._connections:
-            connection = _Connection(source, host)
-            source._connections[peer_id] = host._connections[source.peer_id] = connection
-            self.gossip.connect(source.gossip, host.gossip)
-            self.observe("connect", source.peer_id, peer_id, "", b"")
+            self._connect(source, host)
+
+    def _connect(self, source: "MemoryTransport", host: "MemoryTransport") -> None:
+        connection = _Connection(source, host, self._places_of(source, host))
+        for place in connection.places:
+            place.on_end = partial(self._hang_up, connection)
+        source._connections[host.peer_id] = host._connections[source.peer_id] = connection
+        self.gossip.connect(source.gossip, host.gossip)
+        self.observe("connect", source.peer_id, host.peer_id, "", b"")
+
+    def _places_of(self, source: "MemoryTransport", host: "MemoryTransport") -> tuple[Place, Place]:
+        near = source.places.admit(host.peer_id, self._ips[host._number], inbound=False)
+        if near is None:
+            raise PeerUnreachable(f"{source.peer_id} has no place for {host.peer_id}")
+        far = host.places.admit(source.peer_id, self._ips[source._number], inbound=True)
+        if far is None:
+            source.places.leave(near)
+            raise PeerUnreachable(f"{host.peer_id} has no place for {source.peer_id}")
+        return near, far
 
     def part(self, one: PeerId, other: PeerId) -> None:
         """End the connection between two hosts, if there is one."""
@@ -328,6 +344,8 @@ class MemoryNetwork:
     def _hang_up(self, connection: "_Connection") -> None:
         one, other = connection.one, connection.other
         del one._connections[other.peer_id], other._connections[one.peer_id]
+        for end, place in zip((one, other), connection.places, strict=True):
+            end.places.leave(place)
         self.gossip.disconnect(one.gossip, other.gossip)
         self.observe("disconnect", one.peer_id, other.peer_id, "", b"")
         for exchange in list(connection.exchanges):
@@ -446,6 +464,7 @@ class MemoryTransport:
         self._services: dict[str, _Service] = {}
         self.gossip = GossipEnd(peer_id, self._counters)
         self._gate: Gate | None = None
+        self.places = Places()
         self.is_open = True
 
     async def __aenter__(self) -> Self:
@@ -485,18 +504,16 @@ class MemoryTransport:
 
     @property
     def door(self) -> PlaceFigures | None:
-        return None  # simulated hosts have places for all
-
-    def connections(self) -> tuple[tuple[PeerId, str | None], ...]:
-        return tuple((peer, self.ip_of(peer)) for peer in self.peers())
+        return None  # a simulated host has no door that strangers wait at
 
     def ip_of(self, peer: PeerId) -> str | None:
         """The address that a connected peer was given when it joined."""
         here = peer in self._connections
         return self._network._ips[self._network._numbers[peer]] if here else None
 
-    def set_gate(self, gate: Gate) -> None:
+    def set_gate(self, gate: Gate, share_of: ShareOf = no_share) -> None:
         self._gate = gate
+        self.places.set_shares(share_of)
 
     def report_to(self, report: Report) -> None:
         """Simulated links carry no messages of their own, so that there is nothing to report."""
@@ -597,6 +614,7 @@ class MemoryTransport:
 class _Connection:
     one: MemoryTransport
     other: MemoryTransport
+    places: tuple[Place, Place]  # in this order
     exchanges: "dict[_Exchange, None]" = field(default_factory=dict)
     turns: dict[PeerId, trio.Lock] = field(init=False)  # of what each side sends
 

@@ -29,7 +29,16 @@ from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import PeerUnreachable, Reject, RemoteProtocolError, RequestRefused
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import Block, block_of, is_public
+from swarm.limits.address_blocks import (
+    BLOCK_LENGTH,
+    Block,
+    OriginPath,
+    block_of,
+    is_public,
+    is_public_network,
+    path_of,
+)
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.byte_budget import ByteBudget
 from swarm.limits.quotas import Kind, Quotas, Verdict
 from swarm.transport.libp2p.connection.negotiation import Reader, agree, proposal
@@ -58,8 +67,6 @@ RELAYED_BYTES_PER_S_MAX = 4_194_304.0  # of all circuits together
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Message)
-
-_Share = ID | Block | str | tuple[Block | ID, ID]  # of an end, its block or address, of one to one
 
 
 async def read_message(reader: Reader, kind: type[M]) -> M:
@@ -267,8 +274,15 @@ class Relay:
         self._ip_of = ip_of
         self._offers = offers
         self._blame = blame
-        self._reserved: dict[ID, tuple[float, str]] = {}  # until when, from where
-        self._circuits: Counter[_Share] = Counter()
+        self._reserved: BoundedTable[ID, float] = BoundedTable(
+            RESERVATIONS_MAX, share_of=_reservations_of, newest_first=True
+        )  # until when
+        self._by_asker: _Circuits = BoundedTable(
+            CIRCUITS_MAX, share_of=_circuits_from, newest_first=True
+        )
+        self._by_target: _Circuits = BoundedTable(
+            CIRCUITS_MAX, share_of=_circuits_to, newest_first=True
+        )
         self._quotas = Quotas()
         self._budget: ByteBudget | None = None
         self.figures = RelayFigures()
@@ -288,7 +302,7 @@ class Relay:
             with trio.fail_after(MESSAGE_TIMEOUT_S):
                 message = await read_message(reader, pb.HopMessage)
             if message.type == pb.HopMessage.RESERVE:
-                await self._answer(raw, self._reserve(asker))
+                await self._answer(raw, await self._reserve(asker))
                 await raw.close()
             elif message.type == pb.HopMessage.CONNECT:
                 await self._connect(raw, reader, asker, ID(message.peer.id))
@@ -313,23 +327,22 @@ class Relay:
 
     def _forget(self) -> None:
         now_s = trio.current_time()
-        for peer, (until_s, _) in list(self._reserved.items()):
+        for peer, until_s in list(self._reserved.items()):
             if until_s <= now_s or self._connection_of(peer) is None:
-                del self._reserved[peer]
+                self._reserved.pop(peer)
 
-    def _reserve(self, asker: ID) -> int:
+    async def _reserve(self, asker: ID) -> int:
         ip = self._ip_of(asker)
         if ip is None:
             return pb.PERMISSION_DENIED  # relayed itself
         self._forget()
         if not self._offers():
             return pb.RESERVATION_REFUSED
-        origin = _public_block(ip) or ip
-        if asker not in self._reserved:
-            same = sum(each == origin for _, each in self._reserved.values())
-            if len(self._reserved) >= RESERVATIONS_MAX or same >= RESERVATIONS_PER_BLOCK_MAX:
-                return pb.RESOURCE_LIMIT_EXCEEDED
-        self._reserved[asker] = (trio.current_time() + RESERVATION_S, origin)
+        gone = self._reserved.put(asker, trio.current_time() + RESERVATION_S, path_of(ip))
+        if gone is not None and gone.key == asker:
+            return pb.RESOURCE_LIMIT_EXCEEDED
+        if gone is not None and (conn := self._connection_of(gone.key)) is not None:
+            await conn.close()  # nothing else tells it that nobody finds it here
         return pb.OK
 
     async def _connect(self, raw: Any, reader: Reader, asker: ID, target: ID) -> None:
@@ -342,12 +355,14 @@ class Relay:
             refusal = pb.RESOURCE_LIMIT_EXCEEDED
         elif conn is None:
             refusal = pb.NO_RESERVATION
-        elif self._is_full(shares := self._shares(asker, ip, target)):
-            refusal = pb.RESOURCE_LIMIT_EXCEEDED
         else:
-            with self._counted(list(shares)):
-                await self._bridge(raw, reader, asker, conn)
-            return
+            with trio.CancelScope() as circuit, self._counted(circuit, asker, ip, target) as is_in:
+                if is_in:
+                    await self._bridge(raw, reader, asker, conn)
+                    return
+            if circuit.cancelled_caught:
+                return
+            refusal = pb.RESOURCE_LIMIT_EXCEEDED
         await self._answer(raw, refusal)
         await raw.close()
 
@@ -357,32 +372,36 @@ class Relay:
         verdict = self._quotas.take(Kind.CONNECT, PeerId(str(asker)), block, now_s)
         return verdict is Verdict.GRANTED
 
-    def _shares(self, asker: ID, ip: str, target: ID) -> dict[_Share, int]:
-        """What a circuit counts against, each with how many there may be."""
-        ends = (_public_block(ip), _public_block(self._ip_of(target)))
-        shares: dict[_Share, int] = {(ends[0] or asker, target): CIRCUITS_TO_ONE_MAX}
-        shares |= dict.fromkeys((asker, target), CIRCUITS_PER_PEER_MAX)
-        private = [each for each in (ip, self._ip_of(target)) if each and not is_public(each)]
-        shares |= dict.fromkeys(private, CIRCUITS_PER_PRIVATE_IP_MAX)
-        return shares | {block: CIRCUITS_PER_BLOCK_MAX for block in ends if block is not None}
-
-    def _is_full(self, shares: dict[_Share, int]) -> bool:
-        return self.figures.circuits >= CIRCUITS_MAX or any(
-            self._circuits[each] >= at_most for each, at_most in shares.items()
-        )
-
     @contextmanager
-    def _counted(self, shares: Sequence[_Share]) -> Iterator[None]:
-        """One more circuit, as long as it is there."""
-        self.figures.circuits += 1
-        self.figures.circuits_total += 1
-        self._circuits.update(shares)
+    def _counted(self, circuit: trio.CancelScope, asker: ID, ip: str, target: ID) -> Iterator[bool]:
+        """Count one more circuit as long as it is there; whether there is room. It is cancelled
+        where it has to give way."""
+        where = self._ip_of(target)
+        to = (_public_block(where) or where or "", str(target), _public_block(ip) or str(asker))
         try:
-            yield
+            is_in = self._enter(self._by_asker, circuit, (*path_of(ip), str(asker)))
+            is_in = is_in and self._enter(self._by_target, circuit, to)
+            self.figures.circuits_total += is_in
+            self.figures.circuits = len(self._by_asker)
+            yield is_in
         finally:
-            self.figures.circuits -= 1
-            self._circuits.subtract(shares)
-            self._circuits += Counter()  # drops the zeros
+            self._leave(circuit)
+
+    def _enter(self, table: "_Circuits", circuit: trio.CancelScope, path: OriginPath) -> bool:
+        gone = table.put(circuit, None, path)
+        if gone is None:
+            return True
+        self._leave(gone.key)
+        if gone.key is circuit:
+            return False
+        gone.key.cancel()
+        self.figures.ended["crowded"] += 1
+        return True
+
+    def _leave(self, circuit: trio.CancelScope) -> None:
+        self._by_asker.pop(circuit)
+        self._by_target.pop(circuit)
+        self.figures.circuits = len(self._by_asker)
 
     async def _bridge(self, raw: Any, reader: Reader, asker: ID, conn: SwarmConn) -> None:
         call = await self._call(conn, asker)
@@ -458,6 +477,31 @@ class Relay:
         if self._budget is None:
             self._budget = ByteBudget(RELAYED_BYTES_PER_S_MAX, now_s)
         return self._budget.spend(size, now_s)
+
+
+_Circuits = BoundedTable[trio.CancelScope, None]
+
+
+def _reservations_of(path: OriginPath) -> int | None:
+    length = BLOCK_LENGTH if is_public_network(path[0]) else BLOCK_LENGTH + 1
+    return RESERVATIONS_PER_BLOCK_MAX if len(path) == length else None
+
+
+def _circuits_from(path: OriginPath) -> int | None:
+    """A path of who asks: network, block, address, peer."""
+    if len(path) == BLOCK_LENGTH + 2:
+        return CIRCUITS_PER_PEER_MAX
+    if is_public_network(path[0]):
+        return CIRCUITS_PER_BLOCK_MAX if len(path) == BLOCK_LENGTH else None
+    return CIRCUITS_PER_PRIVATE_IP_MAX if len(path) == BLOCK_LENGTH + 1 else None
+
+
+def _circuits_to(path: OriginPath) -> int | None:
+    """A path of who is asked for: block or address, peer, and the block or peer that asks."""
+    if len(path) > 1:
+        return (CIRCUITS_PER_PEER_MAX, CIRCUITS_TO_ONE_MAX)[len(path) - 2]
+    is_block = "/" in path[0]
+    return CIRCUITS_PER_BLOCK_MAX if is_block else CIRCUITS_PER_PRIVATE_IP_MAX
 
 
 def _public_block(ip: str | None) -> Block | None:

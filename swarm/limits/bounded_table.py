@@ -1,0 +1,218 @@
+"""A keyed collection that strangers fill, of which nobody gets more than a share. Pure.
+
+Each entry has an origin: a path of names from wide to narrow, such as network, address block and
+address. Keys cost nothing and addresses little, so where there is too much, what goes is looked for
+where most is: in the origin that holds most of the whole, in the part of it that holds most of
+that, and so on. Whoever fills a table therefore pushes out what is its own. Within the narrowest
+origin the least recently used entry goes or, with `newest_first`, the newest; so with as many
+entries as anybody has, a newcomer is turned away.
+
+An entry may have a rank, such as that of a producer that has delivered. One of a higher rank goes
+only where none of a lower is left.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Generic, TypeVar
+
+from swarm.limits.address_blocks import OriginPath
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+def no_share(path: OriginPath) -> int | None:
+    """No number for any origin: only the whole is bounded."""
+    return None
+
+
+@dataclass(eq=False, slots=True)
+class _Entry(Generic[K, V]):
+    key: K
+    value: V
+    path: OriginPath
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone(Generic[K, V]):
+    """What had to go, and the origin that had too much; () is the whole."""
+
+    key: K
+    value: V
+    path: OriginPath
+
+
+class _Crowd(Generic[K, V]):
+    """An origin: the origins and the entries in it, by how many entries each comes to."""
+
+    __slots__ = ("_by_size", "_largest", "inner", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.inner: dict[str, _Crowd[K, V]] = {}
+        self._by_size: dict[int, OrderedDict[str | _Entry[K, V], None]] = {}
+        self._largest = 0
+
+    def resize(self, part: str | _Entry[K, V], before: int, after: int) -> None:
+        """A part comes to one more or one less. It is the last of its size then."""
+        self.size += after - before
+        if before:
+            same = self._by_size[before]
+            del same[part]
+            if not same:
+                del self._by_size[before]
+        if after:
+            self._by_size.setdefault(after, OrderedDict())[part] = None
+        elif isinstance(part, str):
+            del self.inner[part]
+        self._largest = max(self._largest, after)
+        if self._largest not in self._by_size:
+            self._largest = max(0, before - 1)
+
+    def greediest(self, newest_first: bool) -> str | _Entry[K, V]:
+        """The part that comes to most; of several the one that did first, or last."""
+        largest = self._by_size[self._largest]
+        return next(reversed(largest)) if newest_first else next(iter(largest))
+
+    def spread(self, rng: Random) -> list[_Entry[K, V]]:
+        """All entries, one of each part before two of any."""
+        parts = [part for same in self._by_size.values() for part in same]
+        rng.shuffle(parts)
+        queues = [
+            self.inner[part].spread(rng) if isinstance(part, str) else [part] for part in parts
+        ]
+        longest = max(map(len, queues), default=0)
+        return [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+
+
+class BoundedTable(Mapping[K, V], Generic[K, V]):
+    """At most `total_max` entries, in the order of their last use; see above."""
+
+    def __init__(
+        self,
+        total_max: int,
+        *,
+        share_of: Callable[[OriginPath], int | None] = no_share,
+        rank_of: Callable[[K, V], int] | None = None,
+        newest_first: bool = False,
+    ) -> None:
+        """`share_of` says of an origin, wide or narrow, how many entries it may have; None: as many
+        as there is room for. `rank_of` is asked as an entry comes, is used, and before it goes."""
+        self._total_max = total_max
+        self._share_of = share_of
+        self._rank_of = rank_of
+        self._newest_first = newest_first
+        self._entries: OrderedDict[K, _Entry[K, V]] = OrderedDict()
+        self._sizes: Counter[OriginPath] = Counter()
+        self._crowds: dict[int, _Crowd[K, V]] = {}  # by rank
+
+    def __getitem__(self, key: K) -> V:
+        return self._entries[key].value
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._entries)
+
+    def size_of(self, path: OriginPath) -> int:
+        """How many entries an origin has."""
+        return self._sizes.get(path, 0) if path else len(self)
+
+    def within(self, path: OriginPath) -> list[V]:
+        """The entries of an origin, in the order of their last use."""
+        if not self.size_of(path):
+            return []
+        return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
+
+    def put(self, key: K, value: V, path: OriginPath = ()) -> Gone[K, V] | None:
+        """Take an entry in, in the place of one with its key. Returns what had to go, if anything
+        had: the entry itself where nobody has more than its own origin."""
+        self.pop(key)
+        entry = self._entries[key] = _Entry(key, value, path, 0)
+        entry.rank = self._rank(entry)
+        self._change(entry, 1)
+        for length in range(len(path), -1, -1):
+            wider = path[:length]
+            most = self._share_of(wider) if wider else self._total_max
+            if most is not None and self.size_of(wider) > most:
+                return self.evict(wider)  # one is enough: it is in all that are wider, too
+        return None
+
+    def use(self, key: K) -> V | None:
+        """The entry's value, which counts as used now; None: there is no such entry."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        self._change(entry, -1)
+        entry.rank = self._rank(entry)
+        self._change(entry, 1)
+        return entry.value
+
+    def pop(self, key: K) -> V | None:
+        """Take an entry out; None: there is no such entry."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return None
+        self._change(entry, -1)
+        return entry.value
+
+    def evict(self, path: OriginPath = ()) -> Gone[K, V]:
+        """Take out what goes first of an origin.
+
+        Raises:
+            KeyError: it has no entry.
+        """
+        entry = self._first_to_go(path, self._newest_first)
+        while (rank := self._rank(entry)) > entry.rank:
+            self._change(entry, -1)  # it has come up in the world
+            entry.rank = rank
+            self._change(entry, 1)
+            entry = self._first_to_go(path, self._newest_first)
+        self.pop(entry.key)
+        return Gone(entry.key, entry.value, path)
+
+    def oldest(self, path: OriginPath = ()) -> K:
+        """The key that goes first of an origin where the oldest goes first.
+
+        Raises:
+            KeyError: it has no entry.
+        """
+        return self._first_to_go(path, newest_first=False).key
+
+    def spread(self, count: int, rng: Random) -> list[K]:
+        """Up to `count` keys by chance: high ranks first, one of each origin before two of any."""
+        ranks = sorted(self._crowds, reverse=True)
+        return [entry.key for rank in ranks for entry in self._crowds[rank].spread(rng)][:count]
+
+    def _rank(self, entry: _Entry[K, V]) -> int:
+        return 0 if self._rank_of is None else self._rank_of(entry.key, entry.value)
+
+    def _first_to_go(self, path: OriginPath, newest_first: bool) -> _Entry[K, V]:
+        for rank in sorted(self._crowds):
+            crowd: _Crowd[K, V] | None = self._crowds[rank]
+            for name in path:
+                crowd = None if crowd is None else crowd.inner.get(name)
+            if crowd is not None:
+                while isinstance(part := crowd.greediest(newest_first), str):
+                    crowd = crowd.inner[part]
+                return part
+        raise KeyError(path)
+
+    def _change(self, entry: _Entry[K, V], by: int) -> None:
+        """Count an entry in, or out."""
+        crowds = [self._crowds.setdefault(entry.rank, _Crowd())]
+        for length, name in enumerate(entry.path, 1):
+            self._sizes[entry.path[:length]] += by
+            if not self._sizes[entry.path[:length]]:
+                del self._sizes[entry.path[:length]]
+            crowds.append(crowds[-1].inner.setdefault(name, _Crowd()))
+        crowds[-1].resize(entry, (1 - by) // 2, (1 + by) // 2)
+        for outer, inner, name in reversed(list(zip(crowds, crowds[1:], entry.path, strict=False))):
+            outer.resize(name, inner.size - by, inner.size)
+        if not crowds[0].size:
+            del self._crowds[entry.rank]
