@@ -39,7 +39,7 @@ from swarm.wire.messages import (
     TOKENS_MAX,
 )
 
-RUN_HASH_CHARS = 12
+RUN_HASH_CHARS = 32  # of 4 bits: no two sets of rules with one id are found by search
 _RUN_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 RUN_ID = re.compile(rf"{_RUN_NAME}-[0-9a-f]{{{RUN_HASH_CHARS}}}")
 GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
@@ -56,8 +56,23 @@ Count = Annotated[int, Field(ge=1)]
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 among them.
+
+    Raises:
+        TypeError, ValueError: a number is not finite, or something is no plain data.
+    """
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The same with each whole number as an integer: a float has many spellings of it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _parameters_text(value: Any) -> Any:
@@ -71,7 +86,7 @@ def _parameters_text(value: Any) -> Any:
         raise ValueError("must be a table")  # noqa: TRY004 - what pydantic asks of validators
     try:
         return canonical_json(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise ValueError("may hold only numbers, texts, booleans, lists and tables") from None
 
 
@@ -450,8 +465,9 @@ class RunConfig(Frozen):
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`. What a run leaves out that earlier releases
-        did not know does not enter, so that nodes of different releases meet."""
+        """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256. What a run leaves out
+        that earlier releases did not know does not enter, so that nodes of different releases
+        meet."""
         unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
         if self.answer == AnswerRules():
             unset.add("answer")
