@@ -50,6 +50,8 @@ EXAMPLES_MAX = 8
 COMMON_TASKS_MAX = 4096
 EPOCH_MAX = 65_536  # tasks of a node; their order is worked out at once
 INSTRUCTION_CHARS_MAX = 4096  # of a system prompt, and of either side of a worked example
+WEIGHT_MIN, WEIGHT_MAX = 1e-9, 1e9  # of an environment: their sum and each share of it are numbers
+TEMPERATURE_MIN = 0.001  # logits are divided by it
 CHARS_PER_TOKEN_MAX = 8  # in the mean over a completion; English text has four to five
 
 Count = Annotated[int, Field(ge=1)]
@@ -156,7 +158,7 @@ class EnvironmentSpec(Frozen):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """The environment's name, built in or plugged in, or that of a group."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
     """Its share of the tasks, relative to the other environments' weights."""
     parameters: Annotated[
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
@@ -198,7 +200,7 @@ def _without_groups(value: Any) -> Any:
 class SamplingRules(Frozen):
     """How every node of the run samples."""
 
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=TEMPERATURE_MIN, le=10)] = 1.0
     """The temperature that completions are sampled at."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""

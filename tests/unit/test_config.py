@@ -11,6 +11,7 @@ from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config.errors import flag_of
 from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
+from node.verification.assignment import assigned_task
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation, JoinKey
 from swarm.wire.messages import RUN_ID_CHARS_MAX
@@ -242,6 +243,17 @@ def test_a_wrong_flag_is_one_line_with_the_fix(flags: dict[str, Any], line: str)
     assert told(flags) == line
 
 
+def test_seconds_that_no_timer_takes_are_refused() -> None:
+    assert told({"verify_cpu_s": 1e308}).startswith("--verify-cpu-s 1e+308: must be at most")
+
+
+def test_the_largest_and_smallest_weights_are_drawn_by() -> None:
+    specs = [{"name": n, "weight": w} for n, w in (("scripted_sum", 1e9), ("bf", 1e-9)) * 64]
+    run = RunConfig.model_validate({"name": "test", "environments": specs})
+    drawn = {assigned_task(run, ALICE, index).environment for index in range(50)}
+    assert drawn == {"scripted_sum"}
+
+
 def test_a_wrong_variable_is_named_as_it_was_written() -> None:
     assert told(environ={"SWARM_NODE_GROUP_SIZE": "99"}) == (
         "SWARM_NODE_GROUP_SIZE=99: must be at most 64; try SWARM_NODE_GROUP_SIZE=8"
@@ -266,8 +278,17 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
          "node.limit in mine.toml: no such setting; known: activation_checkpointing, advantage"),
         ("weihgt = 2\n", "environments.0.weihgt in mine.toml: no such setting; "
          "did you mean weight?"),
-        ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be above 0.0; "
+        ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be at least 1e-09; "
          "try environments.0.weight = 1.0"),
+        ("weight = 1e308\n[[environments]]\nname = 'bf'\nweight = 1e308\n",
+         "environments.0.weight = 1e+308 in mine.toml: must be at most 1000000000.0; try"),
+        ("weight = 5e-324\n", "environments.0.weight = 5e-324 in mine.toml: must be at least"),
+        ("[[environments]]\nname = 'logic'\nweight = 1" + 400 * "0" + "\n",
+         "environments.1.weight"),
+        ("[sampling]\ntemperature = 1e-310\n",
+         "sampling.temperature = 1e-310 in mine.toml: must be at least 0.001; try"),
+        ("[common]\nshare = 5e-324\n", "common.tasks = 256: with common.share = 4.94066e-324"),
+        ("[training]\nclip_high = 1e308\n", "training.loss = sapo: sapo: clip_high: "),
         ("parameters = 3\n", "environments.0.parameters = 3 in mine.toml: must be a table"),
         ("parameters = { day = 2024-01-01 }\n", "environments.0.parameters"),
         ("version = '7'\n", "environment scripted_sum: this run needs version 7, installed is 1"),
