@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from node.commands.environment_template import template
-from node.environments.base import Interaction, Problem
+from node.environments.base import Environment, Interaction, Problem
 from node.environments.groups import group_version, is_group
 from node.environments.gym.datasets import GROUPS, OFFERED, REFUSED
 from node.environments.gym.environment import settings_of
+from node.environments.gym.sizes import is_number, largest
 from node.environments.registry import environment_names, is_plug_in
-from node.environments.trial import loaded, scored, settled_text, tasks_of
+from node.environments.scoring import made
+from node.environments.trial import loaded, memory_for_problems, scored, settled_text, tasks_of
 from node.system.extras import install_line
 from swarm.errors import ConfigError
+from swarm.rollouts import Task
 from swarm.texts import printable
 
 Say = Callable[[str], None]
@@ -56,21 +59,19 @@ def show_environment(name: str, parameters: str, say: Say) -> None:
             say(f"  because of the library's: {rules.note}")
         say(f"a longer text than {rules.text_chars_max} characters is worth 0")
         say("parameters:")
-        for setting, default in settings_of(name).items():
-            bounds = [
-                f", {word} {bounds[setting]:g}"
-                for word, bounds in (
-                    ("at least", rules.settings_min),
-                    ("at most", rules.settings_max),
-                )
-                if setting in bounds
-            ]
-            say(f"  {setting}: {printable(str(default), 100)}{''.join(bounds)}")
+        defaults = settings_of(name)
+        for setting, default in defaults.items():
+            bounds = ""
+            if setting in rules.settings_min:
+                bounds = f", at least {rules.settings_min[setting]:g}"
+            if is_number(default):
+                bounds += f", at most {largest(setting, defaults, rules):,}"
+            say(f"  {setting}: {printable(str(default), 100)}{bounds}")
     else:
         say(f"scorer: that of {type(source).__module__}")
         told = inspect.getdoc(type(source)) or "it says nothing of its parameters"
         say(printable(" ".join(told.split()), 500))
-    problem = source.problem(tasks_of(source, settled_text(name, parameters), 1)[0])
+    problem = _made(source, tasks_of(source, settled_text(name, parameters), 1)[0])
     _say_text(say, "a problem of it", problem.prompt)
     _say_text(say, "a right answer", problem.answer)
 
@@ -82,7 +83,7 @@ def try_environment(name: str, parameters: str, seed: int, answered: Answerer, s
         ConfigError: there is no such environment, or no such problem.
     """
     source = loaded(name)
-    problem = source.problem(tasks_of(source, settled_text(name, parameters), 1, seed)[0])
+    problem = _made(source, tasks_of(source, settled_text(name, parameters), 1, seed)[0])
     _say_text(say, f"{source.name}, problem {seed}", problem.prompt)
     if isinstance(source, Interaction):
         texts = _turns(source, problem, answered, say)
@@ -93,6 +94,11 @@ def try_environment(name: str, parameters: str, seed: int, answered: Answerer, s
     worth = f"nothing; its scorer failed ({found.error})" if found.reward is None else found.reward
     say(f"worth {worth}")
     _say_text(say, "the environment's own answer", problem.answer)
+
+
+def _made(source: Environment, task: Task) -> Problem:
+    with memory_for_problems():
+        return made(source, task)
 
 
 def _turns(source: Interaction, problem: Problem, answered: Answerer, say: Say) -> list[str]:

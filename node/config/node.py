@@ -59,7 +59,7 @@ OVER_PROVISION_MAX = 4.0
 
 _AddressText = Annotated[str, Field(max_length=ADDRESS_CHARS_MAX)]
 CountOrNone = Annotated[int, Field(ge=0)]
-PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=1e9)]  # multiples of it are set as timers
 
 
 # Long: a setting each, with what it means.

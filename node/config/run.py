@@ -39,7 +39,7 @@ from swarm.wire.messages import (
     TOKENS_MAX,
 )
 
-RUN_HASH_CHARS = 12
+RUN_HASH_CHARS = 32  # of 4 bits: no two sets of rules with one id are found by search
 _RUN_NAME = r"[a-z0-9][a-z0-9-]{0,39}"
 RUN_ID = re.compile(rf"{_RUN_NAME}-[0-9a-f]{{{RUN_HASH_CHARS}}}")
 GROUP_OVERHEAD_BYTES = 8_192  # of a signed record without its completions, parameters included
@@ -50,14 +50,31 @@ EXAMPLES_MAX = 8
 COMMON_TASKS_MAX = 4096
 EPOCH_MAX = 65_536  # tasks of a node; their order is worked out at once
 INSTRUCTION_CHARS_MAX = 4096  # of a system prompt, and of either side of a worked example
+WEIGHT_MIN, WEIGHT_MAX = 1e-9, 1e9  # of an environment: their sum and each share of it are numbers
+TEMPERATURE_MIN = 0.001  # logits are divided by it
 CHARS_PER_TOKEN_MAX = 8  # in the mean over a completion; English text has four to five
 
 Count = Annotated[int, Field(ge=1)]
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """JSON with sorted keys and no spaces: equal values give equal text, 1 and 1.0 among them.
+
+    Raises:
+        TypeError, ValueError: a number is not finite, or something is no plain data.
+    """
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The same with each whole number as an integer: a float has many spellings of it."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value
 
 
 def _parameters_text(value: Any) -> Any:
@@ -71,7 +88,7 @@ def _parameters_text(value: Any) -> Any:
         raise ValueError("must be a table")  # noqa: TRY004 - what pydantic asks of validators
     try:
         return canonical_json(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         raise ValueError("may hold only numbers, texts, booleans, lists and tables") from None
 
 
@@ -141,7 +158,7 @@ class EnvironmentSpec(Frozen):
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
     """The environment's name, built in or plugged in, or that of a group."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(ge=WEIGHT_MIN, le=WEIGHT_MAX)] = 1.0
     """Its share of the tasks, relative to the other environments' weights."""
     parameters: Annotated[
         str, Field(max_length=PARAMETERS_CHARS_MAX), BeforeValidator(_parameters_text)
@@ -183,7 +200,7 @@ def _without_groups(value: Any) -> Any:
 class SamplingRules(Frozen):
     """How every node of the run samples."""
 
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=TEMPERATURE_MIN, le=10)] = 1.0
     """The temperature that completions are sampled at."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the likeliest tokens that together have this probability."""
@@ -450,8 +467,9 @@ class RunConfig(Frozen):
 
     @cached_property
     def run_id(self) -> str:
-        """`<name>-<fingerprint of everything in here>`. What a run leaves out that earlier releases
-        did not know does not enter, so that nodes of different releases meet."""
+        """`<name>-<fingerprint of everything in here>`, 128 bits of SHA-256. What a run leaves out
+        that earlier releases did not know does not enter, so that nodes of different releases
+        meet."""
         unset = {name for name in ("publishers", "learner") if not getattr(self, name)}
         if self.answer == AnswerRules():
             unset.add("answer")

@@ -27,6 +27,7 @@ from swarm.wire.messages import (
     GREETING_PROTOCOL,
     GREETING_REPLY_BYTES_MAX,
     HELLO_REPLY_BYTES_MAX,
+    RUN_ID_CHARS_MAX,
     Greeting,
     GreetingReply,
     Hello,
@@ -107,7 +108,7 @@ def described(run: FoundRun) -> list[str]:
     """Some lines about a run, the last of which joins it, or says that nothing does."""
     nodes = "1 node" if len(run.nodes) == 1 else f"at least {len(run.nodes)} nodes"
     release = printable(run.release, NAME_CHARS)
-    lines = [f"{printable(run.run_id, NAME_CHARS)}: {nodes}, {release}"]
+    lines = [f"{printable(run.run_id, RUN_ID_CHARS_MAX)}: {nodes}, {release}"]
     if run.rules is None:
         lines.append("  rules: nobody handed them on")
     else:

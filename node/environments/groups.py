@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from node.environments.gym.datasets import GROUPS
@@ -47,7 +48,8 @@ def expanded(entry: Any) -> list[Any]:
         )
     weight = entry.get("weight", 1.0)
     if isinstance(weight, int | float) and not isinstance(weight, bool):
-        weight = weight / len(members)  # what is no number is told with the other settings
+        with suppress(OverflowError):  # what is no number, or too large, is told with the others
+            weight = weight / len(members)
     others = {key: value for key, value in entry.items() if key not in ("parameters", "version")}
     return [
         {**others, "name": each, "weight": weight, "parameters": parameters.get(each, {})}

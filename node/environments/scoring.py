@@ -20,12 +20,15 @@ from node.environments.registry import environment, interaction
 from node.environments.turns import replay
 from node.environments.turns.replay import Said
 from node.interfaces.prompts import prompt_of
+from node.sandbox.bounds import PROBLEM_CPU_S, OutOfTime, cpu_bound
 from node.sandbox.runner import NoSandbox, RunnerFailed
 from swarm.errors import ConfigError, Reject
 from swarm.rollouts import Task
 from swarm.texts import printable
+from swarm.wire.messages import TEXT_CHARS_MAX
 
 PROBLEMS_CACHED_MAX = 1024
+_PARAMETERS_SHOWN_CHARS = 200
 
 T = TypeVar("T")
 
@@ -51,8 +54,14 @@ class GroupScore:
     forgery: Reject | None = None  # why a transcript of it is none of this task
 
 
-def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedProblem:
-    """The problem of a task, with what the run says before it.
+def pose(
+    task: Task,
+    prompt_chars_max: int,
+    rule: AnswerRule = WHOLE,
+    answer_chars_max: int = TEXT_CHARS_MAX,
+) -> PosedProblem:
+    """The problem of a task, with what the run says before it. `answer_chars_max`: how long a
+    completion may be.
 
     Raises:
         ConfigError: the run's parameters make no problem, or one that is too long.
@@ -64,7 +73,13 @@ def pose(task: Task, prompt_chars_max: int, rule: AnswerRule = WHOLE) -> PosedPr
             f"environment {task.environment}: a prompt has {len(prompt)} characters, "
             f"limits.prompt_chars_max is {prompt_chars_max}; raise it or make the problems smaller"
         )
-    return PosedProblem(prompt, written(rule.format, problem.answer))
+    answer = written(rule.format, problem.answer)
+    if len(answer) > answer_chars_max:
+        raise ConfigError(
+            f"environment {task.environment}: a right answer has {len(answer)} characters, "
+            f"limits.text_chars_max is {answer_chars_max}; raise it or make the problems smaller"
+        )
+    return PosedProblem(prompt, answer)
 
 
 def score_group(
@@ -276,4 +291,23 @@ def _problem(task: Task) -> Problem:
             f"environment {task.environment}: version {task.version} is wanted, "
             f"{source.version} is installed; install the former"
         )
-    return source.problem(task)
+    return made(source, task)
+
+
+def made(source: Environment, task: Task) -> Problem:
+    """What an environment makes of a task, whose parameters may be a stranger's, in bounded time.
+
+    Raises:
+        ConfigError: it makes no problem of it, or not within the bounds of this process.
+    """
+    try:
+        with cpu_bound(PROBLEM_CPU_S):
+            return source.problem(task)
+    except OutOfTime:
+        why = f"takes over {PROBLEM_CPU_S:g} s of CPU time"
+    except MemoryError:
+        why = "takes more memory than there is for it"
+    raise ConfigError(
+        f"environment {task.environment} with {printable(task.parameters, _PARAMETERS_SHOWN_CHARS)}"
+        f": a problem {why}; make the problems smaller"
+    )

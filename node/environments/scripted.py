@@ -6,8 +6,10 @@ import random
 from node.environments.base import Problem
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
+from swarm.texts import printable
 
 _MAX_DEFAULT = 9
+_MAX_MOST = 10**9
 _TEXT_CHARS_MAX = 16
 
 
@@ -20,8 +22,9 @@ class ScriptedSum:
     def problem(self, task: Task) -> Problem:
         parameters = json.loads(task.parameters)
         largest = parameters.pop("max", _MAX_DEFAULT)
-        if parameters or not isinstance(largest, int) or largest < 1:
-            raise ConfigError(f"{self.name} parameters {task.parameters}: give max, at least 1")
+        if parameters or type(largest) is not int or not 1 <= largest <= _MAX_MOST:
+            given = printable(task.parameters, 100)
+            raise ConfigError(f"{self.name} parameters {given}: give max, 1 to {_MAX_MOST:,}")
         rng = random.Random(task.seed + task.index)
         left, right = rng.randint(0, largest), rng.randint(0, largest)
         return Problem(task, f"{left}+{right}=", str(left + right), {})

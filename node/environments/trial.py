@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any, Final
 from node.environments.base import Environment, Interaction, Problem, Settles
 from node.environments.hostile_texts import around, hostile_texts, repeated
 from node.environments.registry import environment
+from node.environments.scoring import made
+from node.sandbox.bounds import IMPORTS_BYTES, memory_bound, size_bytes
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
 
@@ -100,6 +103,11 @@ def settled_text(name: str, text: str) -> str:
         if isinstance(source, Settles):
             return _as_text(source.settled(json.loads(text), Path.cwd()))
     return text
+
+
+def memory_for_problems() -> AbstractContextManager[None]:
+    """The memory that making problems may take, with what they import."""
+    return memory_bound(size_bytes(), IMPORTS_BYTES + MEMORY_BYTES)
 
 
 def told(problem: Problem) -> str:
@@ -182,8 +190,9 @@ def try_all(asked: Mapping[str, Any], tell: Callable[[Mapping[str, Any]], None])
     tell({"name": source.name, "version": source.version})
     tasks = tasks_of(source, asked["parameters"], asked["count"])
     problems: dict[int, Problem] = {}
-    for at in sorted(range(len(tasks)), reverse=asked["backwards"]):
-        problems[at] = source.problem(tasks[at])
+    with memory_for_problems():
+        for at in sorted(range(len(tasks)), reverse=asked["backwards"]):
+            problems[at] = made(source, tasks[at])
     in_order = [problems[at] for at in range(len(tasks))]
     tell({"posed": [told(each) for each in in_order], "threads": threading.active_count()})
     tell({"own": [own_reward(source, each) for each in in_order]})

@@ -3,19 +3,19 @@
 `tiny` is built and briefly warmed on the run's own tasks, so that reinforcement learning starts
 from partial competence without any download. It is cached under a hash of all that decides it;
 nodes of one run that make it get the same weights. The making happens in a child process
-(`python -m node.hosting.models`, the run as JSON on its input), which leaves neither torch nor
-reasoning-gym in the node's own.
+(`python -m node.hosting.models`), which leaves no torch in the node's own; the problems are made in
+another one, in a sandbox (`node.verification.warm_up`).
 """
 
+import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
-from itertools import count
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
@@ -42,18 +42,15 @@ from node.policies.presets import PRESETS, missing_directory
 from node.policies.recipe import TinyRecipe, recipe_key
 from node.system.caches import cache_directory
 from node.system.extras import need
+from node.verification.warm_up import Asked, asked_of, warm_up_problems
 from swarm.errors import ChildFailed, ConfigError
-from swarm.rollouts import Task
 from swarm.storage.private_files import make_shared
 
 TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory
 MAKING_CPU_S = 1800  # it takes one or two minutes; a run of strangers may have problems of any size
-# Some datasets' packages have sloppy syntax, of which their first import warns.
-_QUIET = ("-W", "ignore::SyntaxWarning")
 WRONG_TASKS = 2  # the exit status of who makes it, where the run is why
 PROMPT_TOKENS = 4096  # that vLLM has room for beside a completion
-WARM_UP_PRODUCER = "warm-up"  # no valid peer id: its tasks are in nobody's stream
 
 
 def tiny_directory(run: RunConfig, cache_dir: Path | None) -> Path:
@@ -191,30 +188,30 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
         elif config.model.endswith(GGUF_SUFFIX):
             convert_file(Path(config.model), cache, say)
         else:
-            _make_once(config.run, Path(model), say)
+            _make_once(config, Path(model), say)
     elif no_directory := missing_directory(model):
         raise ConfigError(no_directory)
     return model
 
 
-def _make_once(run: RunConfig, directory: Path, say: Callable[[str], None]) -> None:
+def _make_once(config: NodeConfig, directory: Path, say: Callable[[str], None]) -> None:
     with made_once(directory) as missing:
         if missing:
             say("making and warming the tiny policy on this run's tasks (once, then cached)")
-            _make_in_child(run, directory)
+            _make_in_child(config, directory)
 
 
-def _make_in_child(run: RunConfig, directory: Path) -> None:
+def _make_in_child(config: NodeConfig, directory: Path) -> None:
     finished = subprocess.run(
-        [sys.executable, *_QUIET, "-m", "node.hosting.models", str(directory)],
-        input=run.model_dump_json().encode(),
+        [sys.executable, "-m", "node.hosting.models", str(directory)],
+        input=json.dumps(asked_of(config)).encode(),
         stdout=subprocess.PIPE,
         check=False,
     )
     if finished.returncode == -signal.SIGXCPU:
         raise ChildFailed(
             f"making the tiny policy took over {MAKING_CPU_S} s of CPU time: the problems of run "
-            f"{run.name} are too large for it; make them smaller or name another --model"
+            f"{config.run.name} are too large for it; make them smaller or name another --model"
         )
     if finished.returncode == WRONG_TASKS:
         raise ConfigError(finished.stdout.decode(errors="replace").strip())
@@ -222,8 +219,8 @@ def _make_in_child(run: RunConfig, directory: Path) -> None:
         raise ChildFailed(f"making the tiny policy failed with status {finished.returncode}")
 
 
-def _make_here(run: RunConfig, directory: Path) -> None:
-    """The child: draw the tasks, warm the model, give it its name when it is whole."""
+def _make_here(asked: Asked, directory: Path) -> None:
+    """The child: have tasks drawn, warm the model, give it its name when it is whole."""
     from node.policies.tiny import make_tiny
 
     resource.setrlimit(resource.RLIMIT_CPU, (MAKING_CPU_S, MAKING_CPU_S + 10))
@@ -232,49 +229,33 @@ def _make_here(run: RunConfig, directory: Path) -> None:
     name = "warming the tiny policy"
     with on_stderr().showing(name) as show:
         make_tiny(
-            warm_up_pairs(run), partial, lambda share, line: show(Work(name, share, 1.0, line)),
+            warm_up_pairs(asked), partial, lambda share, line: show(Work(name, share, 1.0, line)),
             TinyRecipe(),
         )  # fmt: skip
     make_shared(partial)  # safetensors makes its files private
     partial.rename(directory)
 
 
-def warm_up_pairs(
-    run: RunConfig, environments: Collection[str] | None = None
-) -> Iterator[tuple[str, str]]:
-    """Prompts and right answers without end, of a stream of their own, none of them held out; of
-    these environments of the run alone, or of all."""
-    from node.environments.scoring import PosedProblem, pose, right_turns
-    from node.interfaces.prompts import plain_text, question_of
+def warm_up_pairs(asked: Asked) -> Iterator[tuple[str, str]]:
+    """Prompts and right answers without end, of the problems that are asked for: of a problem with
+    several turns one pair for each.
+
+    Raises:
+        As `warm_up_problems`.
+    """
     from node.policies.tiny import ANSWER, EOS
-    from node.verification.assignment import assigned_task, held_out_tasks
 
-    def posed(task: Task) -> PosedProblem:
-        rule = run.answer_rule(task.environment, task.parameters)
-        return pose(task, run.limits.prompt_chars_max, rule)
-
-    held_out = {question_of(posed(task).prompt) for task in held_out_tasks(run)}
-    for index in count():
-        task = assigned_task(run, WARM_UP_PRODUCER, index)
-        if environments is not None and task.environment not in environments:
-            continue
-        problem = posed(task)
-        if question_of(problem.prompt) in held_out:
-            continue
-        turns = right_turns(task)
-        if turns is None:
-            yield plain_text(problem.prompt), problem.answer
-            continue
-        said = plain_text(problem.prompt)
-        for text, reply in turns:
-            yield said, text
-            said = f"{said}{ANSWER}{text}{EOS}{reply}"
+    with closing(warm_up_problems(asked)) as problems:
+        for said, turns in problems:
+            for text, reply in turns:
+                yield said, text
+                said = f"{said}{ANSWER}{text}{EOS}{reply}"
 
 
 def main() -> None:
     """The child. What is wrong with the tasks goes to standard output."""
     try:
-        _make_here(RunConfig.model_validate_json(sys.stdin.read()), Path(sys.argv[1]))
+        _make_here(json.loads(sys.stdin.read()), Path(sys.argv[1]))
     except ConfigError as error:
         sys.stdout.write(str(error))
         raise SystemExit(WRONG_TASKS) from None

@@ -218,8 +218,8 @@ class InlineVerifier:
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
         """See `Verifier.problems`."""
         await trio.lowlevel.checkpoint()
-        chars_max = self._run.limits.prompt_chars_max
-        return [pose(task, chars_max, _rule_of(self._run, task)) for task in tasks]
+        prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
+        return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
         """See `Verifier.score`."""
@@ -662,6 +662,7 @@ class ProcessVerifier:
             "tasks": [_task_values(task) for task in tasks],
             "answers": [_rule_of(self._run, task).to_values() for task in tasks],
             "prompt_chars_max": self._run.limits.prompt_chars_max,
+            "text_chars_max": self._run.limits.text_chars_max,
             "run_s": (OWN_BATCH_LIMITS.cpu_s, OWN_BATCH_LIMITS.wall_s),
         }
 

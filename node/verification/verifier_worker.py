@@ -44,6 +44,7 @@ from node.environments.answers import AnswerRule
 from node.environments.registry import is_unread, runs_code
 from node.environments.scoring import check_format, pose, replies, score_group
 from node.sandbox import confinement, runner
+from node.sandbox.bounds import IMPORTS_BYTES, memory_bound
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
 from node.sandbox.runner import NoSandbox, RunnerFailed
@@ -123,12 +124,17 @@ class _Cell:
             )
         return cls(layers, prepare["memory_bytes_max"], sizes)
 
+    def size_bytes(self) -> int | None:
+        """The address space of this process; None: unknown."""
+        if self.sizes is None:
+            return None
+        return int(os.pread(self.sizes, 256, 0).split()[0]) * resource.getpagesize()
+
     def lock(self) -> None:
         """Leave a fork nothing but to compute, in bounded memory."""
         memory_bytes = None
-        if self.sizes is not None:
-            pages = int(os.pread(self.sizes, 256, 0).split()[0])
-            memory_bytes = pages * resource.getpagesize() + self.memory_bytes_max
+        if self.sizes is not None and (size_bytes := self.size_bytes()) is not None:
+            memory_bytes = size_bytes + self.memory_bytes_max
             os.close(self.sizes)
         if self.layers.calls:
             confinement.lock(memory_bytes)
@@ -139,7 +145,8 @@ class _Cell:
 def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
     if request["apart"] and not cell.layers.suffice(request["trust"]):
         return {"config": confinement.NEEDED}
-    return _answer(request)
+    with memory_bound(cell.size_bytes(), IMPORTS_BYTES + cell.memory_bytes_max):
+        return _answer(request)
 
 
 def _runs_code(request: Request) -> bool:
@@ -488,7 +495,12 @@ def _pose(request: Request) -> list[list[str]]:
     for rule, tasks in request.get("formats", ()):  # of the request that prepares
         check_format([Task(*task) for task in tasks], AnswerRule.from_values(rule))
     posed = (
-        pose(Task(*task), request["prompt_chars_max"], AnswerRule.from_values(rule))
+        pose(
+            Task(*task),
+            request["prompt_chars_max"],
+            AnswerRule.from_values(rule),
+            request["text_chars_max"],
+        )
         for task, rule in zip(request["tasks"], request["answers"], strict=True)
     )
     return [[problem.prompt, problem.answer] for problem in posed]

@@ -104,12 +104,12 @@ def models_of(condition: str, out: Path) -> list[str]:
         return [model for _ in CONDITIONS[condition]["nodes"]]
     to = CONDITIONS[condition]["warmed_to"]
     return [
-        str(_warmed(config.run, *(("", STRONG_TO) if kind == "strong" else (kind, to)), out))
+        str(_warmed(config, *(("", STRONG_TO) if kind == "strong" else (kind, to)), out))
         for kind in CONDITIONS[condition]["nodes"]
     ]
 
 
-def _warmed(run: Any, environment: str, to: float, out: Path) -> Path:
+def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     """A tiny policy that was warmed on the run's tasks, on those of this environment `SPECIAL`
     times as often as on those of each other; "": on all alike."""
     from node.policies.recipe import TinyRecipe, recipe_key
@@ -117,22 +117,23 @@ def _warmed(run: Any, environment: str, to: float, out: Path) -> Path:
 
     recipe = TinyRecipe(target=to, steps=1_200)
     code = code_of("node/policies", "node/environments", "node/hosting/models.py")
-    key = recipe_key(recipe, f"{run.run_id} {environment} {SPECIAL} {code}")
+    key = recipe_key(recipe, f"{config.run.run_id} {environment} {SPECIAL} {code}")
     directory = out / "policies" / f"{environment or 'all'}-{key[:16]}"
     if not directory.exists():
         unfinished = directory.with_suffix(".partial")
-        pairs = _mixed_pairs(run, environment)
+        pairs = _mixed_pairs(config, environment)
         reached_share = make_tiny(pairs, unfinished, lambda share, line: None, recipe)
         print(f"warmed on {environment or 'all'}: {reached_share:.1%}", flush=True)
         unfinished.rename(directory)
     return directory
 
 
-def _mixed_pairs(run: Any, special: str) -> Iterator[tuple[str, str]]:
+def _mixed_pairs(config: Any, special: str) -> Iterator[tuple[str, str]]:
     from node.hosting.models import warm_up_pairs
+    from node.verification.warm_up import asked_of
 
-    names = sorted({each.name for each in run.environments})
-    pairs = [warm_up_pairs(run, {name}) for name in names]
+    names = sorted({each.name for each in config.run.environments})
+    pairs = [warm_up_pairs(asked_of(config, {name})) for name in names]
     weights = [SPECIAL if name == special else 1.0 for name in names]
     rng = Random(f"{special} pairs")
     while True:

@@ -35,7 +35,7 @@ from tests.integration.nodes import WAIT_S, all_gone, until
 from tests.support import run
 
 NODE = Identity(b"n" * 32)
-RUN = "demo-0123456789ab"
+RUN = "demo-0123456789abcdef0123456789abcdef"
 END = "the/end"
 
 pytestmark = pytest.mark.integration
@@ -130,7 +130,7 @@ def test_what_it_has_seen_is_there_after_a_restart() -> None:
         assert again["history"]["recent"]["t"][:2] == seen
         assert again["headline"]["nodes"] == 1  # its broker has forgotten it
         assert again["runs"] == [RUN]
-    with monitor(*flags, "--run-id", "another-0123456789ab") as (_, url):
+    with monitor(*flags, "--run-id", "another-0123456789abcdef0123456789abcdef") as (_, url):
         until(lambda: httpx.get(f"{url}api/state").status_code == 200)
         assert state(url)["headline"]["nodes"] == 0
 

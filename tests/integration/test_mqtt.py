@@ -42,7 +42,7 @@ from tests.brokers import PASSWORD, USER, Mosquitto, free_port, open_mosquitto
 from tests.support import run
 
 NODE = Identity(b"n" * 32)
-RUN = "demo-0123456789ab"
+RUN = "demo-0123456789abcdef0123456789abcdef"
 TOPICS = ("swarm/+/+/report", "swarm/+/+/status")
 BOUND_S = 30.0
 

@@ -29,11 +29,23 @@ def test_the_printed_line_is_enough_and_other_rules_are_refused(
     first.until(lambda: second_id in {peer.peer_id for peer in first.until(first.status).peers})
     assert f"{peer_id(first)} handed on the rules of run {run_id}" in second.said()
     assert second.until(second.status).run_id == run_id
-    other = ["join", "--run", "sums-000000000000", "--data-dir", tmp_path / "c"]
-    refused(swarm_node(*other, "--listen", LOOPBACK), "--run sums-000000000000", "--peer")
-    refused(swarm_node(*other, "--peer", address), "sums-000000000000", f"of run {run_id}")
+    other = ["join", "--run", "sums-00000000000000000000000000000000", "--data-dir", tmp_path / "c"]
+    refused(
+        swarm_node(*other, "--listen", LOOPBACK),
+        "--run sums-00000000000000000000000000000000",
+        "--peer",
+    )
+    refused(
+        swarm_node(*other, "--peer", address),
+        "sums-00000000000000000000000000000000",
+        f"of run {run_id}",
+    )
     nobody = address.replace(address.split("/")[4], "1", 1)
-    refused(swarm_node(*other, "--peer", nobody), "sums-000000000000", "nobody handed")
+    refused(
+        swarm_node(*other, "--peer", nobody),
+        "sums-00000000000000000000000000000000",
+        "nobody handed",
+    )
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from node.config import NodeConfig, RunConfig, load_config, packaged_runs
 from node.config.errors import flag_of
 from node.hosting.models import trainer_spec, vllm_context_tokens
 from node.interfaces.engine import Sampling
+from node.verification.assignment import assigned_task
 from swarm.errors import ConfigError
 from swarm.peers.invite import Invitation, JoinKey
 from swarm.wire.messages import RUN_ID_CHARS_MAX
@@ -102,31 +103,45 @@ def test_the_run_id_follows_from_all_rules() -> None:
     ]
     assert make_run().run_id == base.run_id
     assert len({run.run_id for run in (base, *others)}) == 9
-    assert re.fullmatch("test-[0-9a-f]{12}", base.run_id)
+    assert re.fullmatch("test-[0-9a-f]{32}", base.run_id)
     long = RunConfig.model_validate({"name": "x" * 40, "environments": [{"name": "bf"}]})
     assert len(long.run_id) <= RUN_ID_CHARS_MAX
 
 
 def test_a_run_without_publishers_keeps_its_id() -> None:
     """The one that it had before a run could name publishers: written down, not computed."""
-    assert make_run().run_id == make_run(publishers=()).run_id == "test-01fd61e7dd6a"
+    assert (
+        make_run().run_id
+        == make_run(publishers=()).run_id
+        == "test-0a3ef9a83ca04b63355b833b1095adc8"
+    )
 
 
 def test_a_run_without_rules_for_training_keeps_its_id_and_another_loss_is_another_run() -> None:
     plain = make_run()
     assert make_run(training={}).run_id == plain.run_id
-    assert make_run(training={"loss": "sapo"}).run_id == plain.run_id == "test-01fd61e7dd6a"
+    assert (
+        make_run(training={"loss": "sapo"}).run_id
+        == plain.run_id
+        == "test-0a3ef9a83ca04b63355b833b1095adc8"
+    )
     assert make_run(training={"loss": "m2po"}).run_id != plain.run_id
 
 
 def test_a_loss_that_is_not_named_is_in_no_id() -> None:
     """As they were when `sapo` was the default of all: written down, not computed."""
-    assert make_run(training={"clip_low": 0.1}).run_id == "test-86947dc2cb08"
-    assert make_run(training={"loss": "sapo", "clip_low": 0.1}).run_id == "test-86947dc2cb08"
-    assert make_run(training={"loss": "dapo"}).run_id == "test-9b6c373e97d0"
+    assert make_run(training={"clip_low": 0.1}).run_id == "test-fabda4befea83b6aed90582b7d86fe60"
+    assert (
+        make_run(training={"loss": "sapo", "clip_low": 0.1}).run_id
+        == "test-fabda4befea83b6aed90582b7d86fe60"
+    )
+    assert make_run(training={"loss": "dapo"}).run_id == "test-88c25d71bba043610c210f57c5b9d9f7"
     learner = {"peer": "12D3KooWMm3bpcQ6D5yNSTqaz44wZfRr9GUHMFBiCTdQcz4bKMGi"}
-    assert make_run(learner=learner).run_id == "test-fab945d1fd41"
-    assert make_run(learner=learner, training={"loss": "sapo"}).run_id == "test-fab945d1fd41"
+    assert make_run(learner=learner).run_id == "test-29ef85c10113b64be666c61f6c1af396"
+    assert (
+        make_run(learner=learner, training={"loss": "sapo"}).run_id
+        == "test-29ef85c10113b64be666c61f6c1af396"
+    )
 
 
 def test_the_run_file_names_the_loss(tmp_path: Path) -> None:
@@ -228,6 +243,17 @@ def test_a_wrong_flag_is_one_line_with_the_fix(flags: dict[str, Any], line: str)
     assert told(flags) == line
 
 
+def test_seconds_that_no_timer_takes_are_refused() -> None:
+    assert told({"verify_cpu_s": 1e308}).startswith("--verify-cpu-s 1e+308: must be at most")
+
+
+def test_the_largest_and_smallest_weights_are_drawn_by() -> None:
+    specs = [{"name": n, "weight": w} for n, w in (("scripted_sum", 1e9), ("bf", 1e-9)) * 64]
+    run = RunConfig.model_validate({"name": "test", "environments": specs})
+    drawn = {assigned_task(run, ALICE, index).environment for index in range(50)}
+    assert drawn == {"scripted_sum"}
+
+
 def test_a_wrong_variable_is_named_as_it_was_written() -> None:
     assert told(environ={"SWARM_NODE_GROUP_SIZE": "99"}) == (
         "SWARM_NODE_GROUP_SIZE=99: must be at most 64; try SWARM_NODE_GROUP_SIZE=8"
@@ -252,8 +278,17 @@ def test_a_wrong_variable_is_named_as_it_was_written() -> None:
          "node.limit in mine.toml: no such setting; known: activation_checkpointing, advantage"),
         ("weihgt = 2\n", "environments.0.weihgt in mine.toml: no such setting; "
          "did you mean weight?"),
-        ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be above 0.0; "
+        ("weight = 0\n", "environments.0.weight = 0 in mine.toml: must be at least 1e-09; "
          "try environments.0.weight = 1.0"),
+        ("weight = 1e308\n[[environments]]\nname = 'bf'\nweight = 1e308\n",
+         "environments.0.weight = 1e+308 in mine.toml: must be at most 1000000000.0; try"),
+        ("weight = 5e-324\n", "environments.0.weight = 5e-324 in mine.toml: must be at least"),
+        ("[[environments]]\nname = 'logic'\nweight = 1" + 400 * "0" + "\n",
+         "environments.1.weight"),
+        ("[sampling]\ntemperature = 1e-310\n",
+         "sampling.temperature = 1e-310 in mine.toml: must be at least 0.001; try"),
+        ("[common]\nshare = 5e-324\n", "common.tasks = 256: with common.share = 4.94066e-324"),
+        ("[training]\nclip_high = 1e308\n", "training.loss = sapo: sapo: clip_high: "),
         ("parameters = 3\n", "environments.0.parameters = 3 in mine.toml: must be a table"),
         ("parameters = { day = 2024-01-01 }\n", "environments.0.parameters"),
         ("version = '7'\n", "environment scripted_sum: this run needs version 7, installed is 1"),

@@ -139,7 +139,7 @@ def test_a_bad_line_is_told_by_its_number(tmp_path: Path, line: str, told: str) 
         ({"path": "items.jsonl", "scorer": "magic"}, "write one of exact, numeric"),
         ({"path": "items.jsonl", "colour": 1}, "colour: no such parameter; known: path, sha256"),
         ({"path": "items.jsonl", "tolerance": 1.0}, "exact has no such setting"),
-        ({"path": "items.jsonl", "scorer": "numeric", "tolerance": -1.0}, "tolerance = '-1.0'"),
+        ({"path": "items.jsonl", "scorer": "numeric", "tolerance": -1.0}, "tolerance = '-1'"),
         ({"path": "items.jsonl", "scorer": "regex"}, "regex takes a column rule"),
         ({"path": "items.jsonl", "rule": "answer"}, "exact reads no such column"),
         ({"path": "items.jsonl", "scorer": "math", "engine": "math-verify-0.0.1"}, "install that"),

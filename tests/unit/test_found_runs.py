@@ -15,7 +15,9 @@ ADDRESS = f"/ip4/127.0.0.1/tcp/4001/p2p/{NODE}"
 
 
 def found(rules: Any, **changes: Any) -> FoundRun:
-    run = FoundRun("sums-0123456789ab", ADDRESS, "swarm-node/0.1.0", {}, {NODE}, rules)
+    run = FoundRun(
+        "sums-0123456789abcdef0123456789abcdef", ADDRESS, "swarm-node/0.1.0", {}, {NODE}, rules
+    )
     for name, value in changes.items():
         setattr(run, name, value)
     return run
@@ -24,14 +26,17 @@ def found(rules: Any, **changes: Any) -> FoundRun:
 def test_a_run_is_described_and_joined_by_its_last_line() -> None:
     rules = json.loads(load_run("sums", {})[0].as_json())
     lines = described(found(rules, packages={"reasoning-gym": "0.1.24", "nowhere": "2"}))
-    assert lines[0] == "sums-0123456789ab: 1 node, swarm-node/0.1.0"
+    assert lines[0] == "sums-0123456789abcdef0123456789abcdef: 1 node, swarm-node/0.1.0"
     assert "  tasks: chain_sum, products" in lines
     assert "  completions: up to 16 tokens" in lines
     assert "  model: any: each node trains its own" in lines
     (needs,) = [line for line in lines if line.startswith("  needs: ")]
     assert "reasoning-gym 0.1.24 (here is 0.1" in needs
     assert "nowhere 2 (not installed here)" in needs
-    assert lines[-1] == f"  swarm-node join --peer {ADDRESS} --run sums-0123456789ab"
+    assert (
+        lines[-1]
+        == f"  swarm-node join --peer {ADDRESS} --run sums-0123456789abcdef0123456789abcdef"
+    )
 
 
 def test_a_learner_and_what_is_not_here_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +81,10 @@ def test_rules_of_any_form_are_some_short_lines_of_text(rules: Any) -> None:
     "run_id",
     [
         "x",
-        "-x-0123456789ab",
-        "x; reboot #-0123456789ab",
-        "$(reboot)-0123456789ab",
-        "a\nb-0123456789ab",
+        "-x-0123456789abcdef0123456789abcdef",
+        "x; reboot #-0123456789abcdef0123456789abcdef",
+        "$(reboot)-0123456789abcdef0123456789abcdef",
+        "a\nb-0123456789abcdef0123456789abcdef",
         "\x1b" * 9,
     ],
 )

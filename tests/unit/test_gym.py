@@ -331,9 +331,9 @@ def test_all_groups_fit_into_one_run() -> None:
 def test_packaged_runs_keep_their_ids() -> None:
     ids = {name: load_run(Path(name), {})[0].run_id for name in packaged_runs()}
     assert ids == {
-        "demo": "demo-956701a0bd7e",
-        "sapo9": "sapo9-d7a918e21e65",
-        "sums": "sums-4538e1556250",
+        "demo": "demo-a4602b8e27489243644a32ec6581d157",
+        "sapo9": "sapo9-3dcdee5f9c0314944abf75180dbe8537",
+        "sums": "sums-6f12832c1fac0a857fe2d220e81fb93c",
     }
 
 

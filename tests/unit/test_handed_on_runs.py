@@ -73,7 +73,7 @@ def test_rules_of_another_id_are_refused() -> None:
 )
 def test_what_are_no_rules_is_one_line(sent: bytes) -> None:
     with pytest.raises(ConfigError) as refused:
-        _checked(sent, "far-000000000000", never)
+        _checked(sent, "far-00000000000000000000000000000000", never)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 600
 
@@ -110,10 +110,10 @@ def test_a_plug_in_is_not_imported_before_the_user_agrees(
     monkeypatch.syspath_prepend(str(tmp_path))
     sent = json.dumps({"name": "far", "environments": [{"name": "far_away"}]}).encode()
     with pytest.raises(ConfigError, match=r"plug-in 'far_away'.*--yes agrees"):
-        _checked(sent, "far-000000000000", lambda question: False)
+        _checked(sent, "far-00000000000000000000000000000000", lambda question: False)
     assert not (tmp_path / "imported").exists()
     with pytest.raises(ConfigError, match="cannot be loaded"):
-        _checked(sent, "far-000000000000", lambda question: True)
+        _checked(sent, "far-00000000000000000000000000000000", lambda question: True)
     assert (tmp_path / "imported").exists()  # it would have been
 
 
@@ -143,5 +143,7 @@ def test_nobody_is_asked_where_the_run_is_here(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_peer_it_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name a node of it with --peer"):
-        fetch_unknown_run({"data_dir": tmp_path}, {}, Path("far-000000000000"), print)
+        fetch_unknown_run(
+            {"data_dir": tmp_path}, {}, Path("far-00000000000000000000000000000000"), print
+        )
     assert not list(tmp_path.iterdir())

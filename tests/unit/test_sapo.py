@@ -16,7 +16,6 @@ from node.engines.scripted import ScriptedPolicy
 from node.environments.base import Problem, Undecided
 from node.environments.scoring import pose
 from node.environments.scripted import ScriptedSum
-from node.hosting.models import WARM_UP_PRODUCER
 from node.interfaces.engine import Maker, Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
@@ -31,6 +30,7 @@ from node.training.process import InProcessTrainer
 from node.verification.assignment import assigned_task
 from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import InlineVerifier
+from node.verification.warm_up import PRODUCER as WARM_UP_PRODUCER
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, GroupId, VerifiedGroup
 from swarm.simulation.determinism import deterministic_run

@@ -28,7 +28,7 @@ from tests.unit.tasks_support import ALICE, NINE, SUMS, first_tasks, make_run
 
 PER_ENVIRONMENT = 25
 # of everything below with reasoning-gym 0.1.25; a change means another ADAPTER_REVISION
-DIGEST = "bf433d00824b27fb2b644a173ff01c1a2cd7984e7d2c924775aefa05b3d1ee82"
+DIGEST = "59b5810a3d0fa43b235c9085aea0dcf95c5bb74b9867edb9f20be4fb45a2feab"
 
 
 def tasks_of(name: str, count: int = PER_ENVIRONMENT, **parameters: object) -> tuple[Task, ...]:

@@ -42,7 +42,7 @@ from tests.alarms_reader import decode_alarms
 
 NODE = Identity(b"n" * 32)
 OTHER = Identity(b"o" * 32)
-RUN = "demo-0123456789ab"
+RUN = "demo-0123456789abcdef0123456789abcdef"
 
 
 def report_of(peer: PeerId = NODE.peer_id, **changes: Any) -> NodeReport:

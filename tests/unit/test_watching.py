@@ -28,7 +28,7 @@ from swarm.telemetry.reports import (
     encode_status,
 )
 
-RUN = "demo-0123456789ab"
+RUN = "demo-0123456789abcdef0123456789abcdef"
 NODE = Identity(b"n" * 32)
 OTHER = Identity(b"o" * 32)
 

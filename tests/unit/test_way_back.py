@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.environments.scoring import pose
-from node.hosting.models import WARM_UP_PRODUCER
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import question_of
 from node.interfaces.trainer import TrainingGroup, TrainReport
@@ -31,6 +30,7 @@ from node.training.process import InProcessTrainer
 from node.verification.assignment import VALIDATION_PRODUCER, assigned_task
 from node.verification.held_out import HeldOutGuard
 from node.verification.verifier import InlineVerifier
+from node.verification.warm_up import PRODUCER as WARM_UP_PRODUCER
 from swarm.errors import ChildFailed, ConfigError, RemoteProtocolError
 from swarm.identity import public_key_of
 from swarm.rollouts import Completion, VerifiedGroup

@@ -203,7 +203,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
         ),
     },
     "arithmetic": {
-        "basic_arithmetic": Rules(),
+        "basic_arithmetic": Rules(settings_max={"max_digits": 12}),  # it factors its dividends
         "bitwise_arithmetic": Rules(
             256,
             scorers.whole_number_or_hex,
@@ -248,7 +248,16 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
     "code": {"bf": Rules()},
     "cognition": {
         "color_cube_rotation": Rules(SHORT),
-        "modulo_grid": Rules(2048, settings_max={"size_x": 32, "size_y": 32, "max_holes": 64}),
+        "modulo_grid": Rules(
+            2048,
+            settings_max={
+                "size_x": 32,
+                "size_y": 32,
+                "max_holes": 64,
+                "max_divisor": 64,
+                "max_target": 64,  # it draws until a cell comes to its target
+            },
+        ),
         "needle_haystack": Rules(SHORT, scorer=scorers.same_text, note="spaces are not looked at"),
         "rectangle_count": Rules(
             SHORT,
@@ -344,7 +353,10 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
             made_with="numpy",
         ),
         "propositional_logic": Rules(
-            192, scorers.plain_formula, note="invented names pass, and each doubles its time"
+            192,
+            scorers.plain_formula,
+            note="invented names pass, and each doubles its time",
+            settings_max={"max_vars": 10, "max_statements": 16, "max_complexity": 8},
         ),
         "self_reference": Rules(SHORT),
         "syllogism": Rules(SHORT),

@@ -8,6 +8,7 @@ from typing import Any
 
 from node.environments.base import Problem
 from node.environments.gym.datasets import OFFERED
+from node.environments.gym.sizes import check_sizes
 from node.environments.gym.terse_prompts import terse_prompt
 from node.environments.gym.upstream import build, config_of, quiet_and_exact
 from swarm.errors import ConfigError
@@ -20,7 +21,7 @@ ADAPTER_REVISION = 1
 LIBRARY = "reasoning-gym"
 DRAWS_MAX = 8
 DATASETS_CACHED_MAX = 128
-_RESERVED = ("seed", "size")
+_RESERVED = ("seed", "size", "data_file")
 _DRAW_STEP = 2**64  # beyond any seed plus index, so that a second draw is in no stream
 # What the library raises where an item cannot be made.
 _NOT_MADE = (
@@ -90,7 +91,8 @@ class ReasoningGym:
             return float(dataset.score_answer(guarded, problem.entry))
 
 
-def settings_of(name: str) -> dict[str, Any]:
+@functools.lru_cache(maxsize=len(OFFERED))
+def settings_of(name: str) -> Mapping[str, Any]:
     """The settings that a run may give a dataset, with what they are by default."""
     found = vars(config_of(name, 0, {}))
     return {key: value for key, value in found.items() if key not in _RESERVED}
@@ -110,6 +112,8 @@ def _settings(name: str, parameters: str) -> tuple[str, dict[str, Any]]:
 
 def _build(name: str, settings: Mapping[str, Any], seed: int) -> Any:
     try:
+        given = {key: value for key, value in settings.items() if key not in _RESERVED}
+        check_sizes(given, settings_of(name), OFFERED[name])
         config = config_of(name, seed, settings)
         _check_bounds(name, config)
         return build(name, config)

@@ -7,6 +7,7 @@ its machine allows: the taskset is a package that the user named.
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from node.environments.tasksets.rules import (
     wrong,
 )
 from node.sandbox import confinement
+from node.sandbox.bounds import IMPORTS_BYTES, size_bytes
 from node.sandbox.namespaces import SCRATCH
 from node.system.child_environment import child_environ
 from swarm.errors import ConfigError
@@ -32,6 +34,7 @@ from swarm.texts import printable
 FIND_WALL_S: Final = 300.0
 REASON_CHARS_MAX: Final = 300
 REMEMBERED_MAX: Final = 16
+MEMORY_BYTES: Final = 2**29  # of a taskset, beyond what is imported
 HASH_SEEDS: Final = ("1", "2")
 
 
@@ -94,15 +97,21 @@ def main() -> None:
     asked, home = json.loads(sys.stdin.read())
     rules = TasksetRules.model_validate_json(asked)
     places = places_of(rules.taskset)
+    before = size_bytes()  # looked up before that is out of sight
     if confinement.confine(confinement.view_of_python([Path(home)], places)).view:
         os.environ |= {"HOME": str(SCRATCH), "TMPDIR": str(SCRATCH)}
         tempfile.tempdir = str(SCRATCH)
+    if before is not None:
+        most = before + IMPORTS_BYTES + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     from node.environments.tasksets.upstream import check
 
     try:
         told = {"sha256": check(rules)}
     except ConfigError as error:
         told = {"refused": str(error)}
+    except MemoryError:
+        told = {"refused": f"taskset {rules.taskset}: takes over {MEMORY_BYTES >> 20} MiB"}
     out.write(json.dumps(told) + "\n")
     out.flush()
     os._exit(0)  # whatever a taskset left running

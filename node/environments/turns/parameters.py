@@ -6,6 +6,7 @@ from random import Random
 
 from swarm.errors import ConfigError
 from swarm.rollouts import Task
+from swarm.texts import printable
 
 NAMES_MAX = 16**6
 
@@ -31,6 +32,7 @@ def numbers(task: Task, known: Mapping[str, tuple[int, int, int]]) -> dict[str, 
         _, least, most = known[name]
         if type(value) is not int or not least <= value <= most:
             raise ConfigError(
-                f"environment {task.environment}: {name} = {value}: a number from {least} to {most}"
+                f"environment {task.environment}: {name} = {printable(str(value), 40)}: "
+                f"a number from {least} to {most}"
             )
     return {name: given.get(name, default) for name, (default, _, _) in known.items()}

@@ -15,7 +15,9 @@ from node.methods.method import MethodSettings
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_norm"]
 Share = Annotated[float, Ge(0), Le(1)]
-Positive = Annotated[float, Gt(0)]
+LARGE: Final = 1e6  # as a bound that is as none; times what losses are made of it stays finite
+Positive = Annotated[float, Gt(0), Le(LARGE)]
+Above = Annotated[float, Gt(1), Le(LARGE)]
 Low = Annotated[float, Gt(0), Lt(1)]
 
 
@@ -54,7 +56,7 @@ class GrpoLoss(StaleLoss):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
-    dual_clip: Annotated[float, Gt(1)] = 10.0
+    dual_clip: Above = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class DapoLoss(StaleLoss):
     kind: Literal["dapo"] = "dapo"
     clip_low: Low = 0.2
     clip_high: Positive = 0.28
-    dual_clip: Annotated[float, Gt(1)] = 10.0
+    dual_clip: Above = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class GspoLoss(StaleLoss):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 3e-4
     clip_high: Positive = 4e-4
-    dual_clip: Annotated[float, Gt(1)] = 10.0
+    dual_clip: Above = 10.0
     """What is worse than its group counts at most so many times; not published."""
 
 
@@ -117,7 +119,7 @@ class GepoLoss(StaleLoss):
     aggregation: Aggregation = "sequence_mean"
     clip_low: Low = 0.2
     clip_high: Positive = 0.2
-    dual_clip: Annotated[float, Gt(1)] = 10.0
+    dual_clip: Above = 10.0
     """What is worse than its group counts at most so many times; not published."""
 
 
@@ -156,10 +158,10 @@ class BapoLoss(StaleLoss):
     positive_share: Share = 0.5
     ratio_low: Low = 0.6
     ratio_low_max: Low = 0.9
-    ratio_high: Annotated[float, Gt(1)] = 1.2
-    ratio_high_max: Annotated[float, Gt(1)] = 3.0
+    ratio_high: Above = 1.2
+    ratio_high_max: Above = 3.0
     step: Annotated[float, Ge(0.01)] = 0.05
-    dual_clip: Annotated[float, Gt(1)] = 3.0
+    dual_clip: Above = 3.0
 
 
 LOSSES: Final[Mapping[str, type[LossSettings]]] = {

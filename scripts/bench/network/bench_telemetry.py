@@ -49,7 +49,7 @@ from swarm.telemetry.reports import (
 )
 from swarm.transport.base import TransportCounters
 
-RUN_ID = "bench-0123456789ab"
+RUN_ID = "bench-0123456789abcdef0123456789abcdef"
 CONNECTIONS = 10
 PEERS = tuple(Identity(bytes([i]) * 32).peer_id for i in range(8))  # in each report
 WARM_S = 5.0
