@@ -53,6 +53,7 @@ transformers_logging.disable_progress_bar()  # ours tell more, and a log file is
 
 CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
 
@@ -104,8 +105,9 @@ class Policy:
 
     @property
     def stateful(self) -> bool:
-        """Recurrent state instead of (only) keys and values: padding must not enter it."""
-        return bool(getattr(self.model, "_is_stateful", False))
+        """Something else than (only) keys and values of tokens: padding must not enter it."""
+        kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
+        return bool(getattr(self.model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
     def logits_kept(self, last: int) -> dict[str, int]:
         """Arguments of a forward pass that compute logits for the last positions alone; none
