@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -44,10 +43,12 @@ from node.interfaces.prompts import (
 )
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
+from node.policies.files import tensors
 from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage.private_files import shared_files
+from swarm.weights.format.code import AUTO_MAP
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
@@ -240,6 +241,8 @@ class Policy:
         unknown = sorted(source.keys() - target.keys())
         if unknown:
             raise ConfigError(f"{directory}: {unknown[0]} is none of this model's weights")
+        if name := tensors.not_finite(source):
+            raise ConfigError(f"{directory}: {name} holds numbers that are not finite")
         for name, value in source.items():
             if target[name].shape != value.shape:
                 raise ConfigError(f"{directory}: {name} has shape {tuple(value.shape)}")
@@ -265,11 +268,13 @@ def load_policy(
     place = pick_device(device)
     try:
         with shared_files():  # it may come into a cache that users share
-            refuse_quantised(AutoConfig.from_pretrained(model), model)
-            tokenizer = AutoTokenizer.from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            refuse_quantised(config, model)
+            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
             network = _load(model, narrow=narrow)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
+    _forget_code(network, tokenizer)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
     eos_ids = _eos_ids(network, tokenizer)
@@ -290,10 +295,17 @@ def load_policy(
 
 def _load(model: str, *, narrow: bool) -> PreTrainedModel:
     if narrow and _kinds(model) == {"BF16"}:
-        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        network = tensors.load(model, torch.bfloat16)
         if all(buffer.dtype != torch.bfloat16 for buffer in network.buffers()):
             return network  # else it computed in bf16 what is to be in fp32, such as a scale
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return tensors.load(model, torch.float32)
+
+
+def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """What is saved of it names no code of its own, which was not run."""
+    if hasattr(network.config, AUTO_MAP):
+        delattr(network.config, AUTO_MAP)
+    tokenizer.init_kwargs.pop(AUTO_MAP, None)
 
 
 def _kinds(model: str) -> set[str]:
@@ -343,6 +355,11 @@ def pick_device(device: Device) -> torch.device:
 def load_error_line(model: str, error: BaseException) -> str:
     """One line that says what to do about a model that did not load."""
     path = Path(model)
+    if "trust_remote_code" in str(error):
+        return (
+            f"model {model}: transformers has no class for it, and code that comes with a model "
+            f"({AUTO_MAP}) is never run; take another model"
+        )
     if path.is_dir():
         what = "not a model directory" if not (path / "config.json").exists() else _first(error)
         return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"

@@ -47,7 +47,8 @@ def main() -> None:
     directory = Path(sys.argv[1])
     if not directory.is_dir():  # a name would be looked for on the hub
         raise SystemExit("no such directory")
-    sys.stdout.write(tokenizer_fingerprint(AutoTokenizer.from_pretrained(directory)))
+    tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    sys.stdout.write(tokenizer_fingerprint(tokenizer))
 
 
 if __name__ == "__main__":
