@@ -111,8 +111,7 @@ def make(
     Raises:
         WeightsMismatch: the base is not what it was, by name, and is not used again until it is
             made anew; or the result is not what the manifest says.
-        RemoteProtocolError: a chunk is none, or a file names code that loaders would run: the
-            publisher's fault, for its hash was right.
+        RemoteProtocolError: the publisher's fault: a chunk is none, or a file names code.
         StorageFailed, StoreFull: the disk; or a chunk is no longer there.
     """
     base = None if step.artifact.base_version is None else _base(step, versions)
