@@ -8,10 +8,11 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
@@ -43,7 +45,8 @@ from node.interfaces.prompts import (
 )
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
-from node.policies.files import tensors
+from node.policies.files import tensors, tokenizers
+from node.policies.files.templates import Renderer
 from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
@@ -80,6 +83,7 @@ class Policy:
     eos_id: int  # appended to foreign text that ended by itself
     device: torch.device
     adapter: Adapter | None = None
+    renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
 
     @property
     def precision(self) -> str:
@@ -199,10 +203,20 @@ class Policy:
         return list(encoded["input_ids"])
 
     def render(self, messages: list[Message]) -> str:
-        """Messages by the chat template, up to where the policy's next turn begins."""
-        return str(
-            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        """Messages by the chat template, up to where the policy's next turn begins.
+
+        Raises:
+            ConfigError: the template fails, or comes to a limit.
+        """
+        template = self.tokenizer.get_chat_template()
+        if self.renderer is None or self.renderer.template != template:
+            named: Mapping[str, Any] = self.tokenizer.special_tokens_map
+            constants = {
+                name: list(map(str, text)) if isinstance(text, list) else str(text)
+                for name, text in named.items()
+            }
+            self.renderer = Renderer(self.name, template, constants)
+        return self.renderer.render(messages)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a completion without the EOS that ends it. Other special tokens are spelled
@@ -270,7 +284,7 @@ def load_policy(
         with shared_files():  # it may come into a cache that users share
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             refuse_quantised(config, model)
-            tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            tokenizer = load_tokenizer(model)
             network = _load(model, narrow=narrow)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
@@ -281,7 +295,7 @@ def load_policy(
     if not eos_ids:
         raise ConfigError(f"model {model}: its tokenizer names no end-of-sequence token")
     eos_id = tokenizer.eos_token_id
-    return Policy(
+    policy = Policy(
         name=Path(model).name if Path(model).is_dir() else model,
         model=network,
         tokenizer=tokenizer,
@@ -291,6 +305,30 @@ def load_policy(
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
     )
+    if tokenizer.chat_template:
+        policy.render([{"role": "user", "content": "1 + 1 = ?"}])
+    return policy
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """A model's tokenizer, which has been tried where it is a file of steps.
+
+    Raises:
+        ConfigError: it comes to a limit.
+        OSError, ValueError, KeyError, ImportError: as transformers raises them.
+    """
+    found = cached_file(
+        model,
+        FULL_TOKENIZER_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found:
+        tokenizers.check(model, Path(found))
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        model, trust_remote_code=False
+    )
+    return tokenizer
 
 
 def _load(model: str, *, narrow: bool) -> PreTrainedModel:

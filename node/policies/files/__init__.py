@@ -1,1 +1,1 @@
-"""Files of models: what is converted, and what is checked before a model counts as loaded."""
+"""Files of models: converted, checked before a model counts as loaded; templates rendered."""
