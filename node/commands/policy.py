@@ -16,7 +16,7 @@ import trio
 
 from node.commands.hub import check_repository, push
 from node.config import NodeConfig
-from node.hosting.models import resolve_model, trainer_spec
+from node.hosting.models import code_note, resolve_model, trainer_spec
 from node.interfaces.trainer_spec import Precision
 from node.loops.checkpoints import Checkpoint
 from node.loops.evaluation import examine
@@ -177,6 +177,8 @@ def chat(directory: Path, system: str, max_new_tokens: int, temperature: float) 
     if not (directory / "config.json").is_file():
         hint = " (make one of a node's checkpoint with swarm-node export)"
         raise ConfigError(f"{directory} is no model directory{hint}")
+    if note := code_note(directory):
+        sys.stderr.write(f"swarm-node: {note}\n")
     command = [sys.executable, "-m", "node.policies.chat", str(directory)]
     command += ["--max-new-tokens", str(max_new_tokens), "--temperature", str(temperature)]
     command += [f"--system={system}"]

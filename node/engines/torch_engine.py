@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from transformers import DynamicCache
 
 from node.interfaces.engine import Sampling
-from node.policies import lean
+from node.policies import lean, prefixes
 from node.policies.policy import Policy
 from swarm.errors import ConfigError
 from swarm.rollouts import Completion, FinishReason
@@ -304,19 +303,13 @@ class _HuggingFaceDecoder:
     logits: torch.Tensor  # (rows, V), after the last token
 
     def __init__(self, policy: Policy, prompts: Sequence[list[int]], owners: Sequence[int]) -> None:
-        """Run the prompts but for their last tokens, right padded: causal attention keeps real
-        tokens off the pads, and only the last tokens need logits."""
-        self._model = policy.model
-        ids, lengths = lean.pad_right([prompt[:-1] for prompt in prompts], policy.eos_id)
-        ids, self._lengths = ids.to(policy.device), lengths.to(policy.device)
-        self._mask = torch.arange(ids.shape[1], device=ids.device) < self._lengths[:, None]
-        self._cache = DynamicCache()
-        if ids.shape[1]:
-            body = getattr(self._model, self._model.base_model_prefix)
-            self._cache = body(input_ids=ids, use_cache=True).past_key_values
+        """Run the prompts but for their last tokens: only what follows needs logits."""
+        self._model, self._policy = policy.model, policy
+        cache, self._lengths = prefixes.run(policy, [prompt[:-1] for prompt in prompts])
+        self._begun = int(self._lengths.max())  # the place of prompts' last tokens
+        self._mask = prefixes.seen(self._lengths, self._begun)
+        self._cache = prefixes.windowed(policy, cache)
         self._select(list(owners))
-        self._policy = policy
-        self._begun = self._mask.shape[1]  # the place of prompts' last tokens
         self.step(torch.tensor([prompts[owner][-1:] for owner in owners], device=policy.device))
 
     def select(self, rows: list[int]) -> None:
@@ -344,9 +337,9 @@ class _HuggingFaceDecoder:
         left = torch.tensor(kept, device=self._mask.device)
         width = self._begun + int(left.max())
         self._cache.crop(min(0, width - self._cache.get_seq_length()))
-        places = torch.arange(width, device=self._mask.device)
-        self._mask = self._mask[:, :width] & (places < self._begun + left[:, None])
+        prefixes.move_right(self._cache, left.max() - left)
         self._lengths = self._lengths - taken + left
+        self._mask = prefixes.seen(self._lengths, width)
         self.step(torch.tensor(tokens, device=self._mask.device)[:, None])
         return True
 

@@ -185,7 +185,7 @@ def made_once(directory: Path) -> Iterator[bool]:
 def _convert(file: Path, directory: Path) -> None:
     with on_stderr().showing(f"converting {file.name}"):
         done = subprocess.run(
-            [sys.executable, "-m", "node.policies.gguf_models", str(file), str(directory)],
+            [sys.executable, "-m", "node.policies.files.gguf_models", str(file), str(directory)],
             capture_output=True, text=True, timeout=CONVERT_TIMEOUT_S, check=False,
         )  # fmt: skip
     if done.returncode != 0:

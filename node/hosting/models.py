@@ -45,6 +45,7 @@ from node.system.extras import need
 from node.verification.warm_up import Asked, asked_of, warm_up_problems
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage.private_files import make_shared
+from swarm.weights.format.code import names_code
 
 TINY = "tiny"
 CHECKPOINTS: Final = "checkpoints"  # in a data directory
@@ -191,7 +192,16 @@ def resolve_model(config: NodeConfig, say: Callable[[str], None]) -> str:
             _make_once(config, Path(model), say)
     elif no_directory := missing_directory(model):
         raise ConfigError(no_directory)
+    elif note := code_note(Path(model)):
+        say(note)
     return model
+
+
+def code_note(model: Path) -> str | None:
+    """What is said of a model directory that comes with code of its own."""
+    if (file := names_code(model)) is None:
+        return None
+    return f"model {model}: {file} names code of its own, which is not run"
 
 
 def _make_once(config: NodeConfig, directory: Path, say: Callable[[str], None]) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from node.interfaces.trainer_spec import Precision
+from node.policies.files.tensors import not_finite
 from node.policies.policy import Policy
 from swarm.errors import ConfigError, LocalProtocolError
 
@@ -79,7 +80,7 @@ def load(directory: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> i
     except Exception as error:
         # boundary: damaged bytes raise anything from OSError to SafetensorError and RuntimeError
         raise _damaged(directory, _first_line(error)) from error
-    bad = _not_finite(weights)
+    bad = not_finite(weights)
     if bad is not None:
         raise _damaged(directory, f"{bad} is not finite")
     try:
@@ -234,16 +235,9 @@ def _restore_model(directory: Path, policy: Policy, weights: Mapping[str, torch.
 
 
 def _check_finite(policy: Policy) -> None:
-    bad = _not_finite(_trained(policy))
+    bad = not_finite(_trained(policy))
     if bad is not None:
         raise LocalProtocolError(f"the policy's {bad} is not finite: it is not written")
-
-
-def _not_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
-    for name, value in weights.items():
-        if not torch.isfinite(value).all():
-            return name
-    return None
 
 
 def _damaged(directory: Path, what: str) -> DamagedCheckpoint:

@@ -8,22 +8,23 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.tokenization_utils_base import FULL_TOKENIZER_FILE
 from transformers.utils import CONFIG_NAME
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
@@ -44,15 +45,19 @@ from node.interfaces.prompts import (
 )
 from node.interfaces.trainer_spec import Device
 from node.policies import frozen
+from node.policies.files import tensors, tokenizers
+from node.policies.files.templates import Renderer
 from node.policies.presets import missing_directory
 from node.policies.weight_diff import kinds_of
 from swarm.errors import ChildFailed, ConfigError
 from swarm.storage.private_files import shared_files
+from swarm.weights.format.code import AUTO_MAP
 
 transformers_logging.disable_progress_bar()  # ours tell more, and a log file is no terminal
 
 CONTEXT_TOKENS_MAX = 32_768  # unless the node is set to another limit; models name ever more
 _CONTEXT_DEFAULT = 2048  # tokens, for a configuration that names no limit
+_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _LOAD_ERRORS = (OSError, ValueError, KeyError, ImportError)
 
 
@@ -78,6 +83,7 @@ class Policy:
     eos_id: int  # appended to foreign text that ended by itself
     device: torch.device
     adapter: Adapter | None = None
+    renderer: Renderer | None = field(default=None, repr=False, compare=False)  # from the first on
 
     @property
     def precision(self) -> str:
@@ -104,8 +110,9 @@ class Policy:
 
     @property
     def stateful(self) -> bool:
-        """Recurrent state instead of (only) keys and values: padding must not enter it."""
-        return bool(getattr(self.model, "_is_stateful", False))
+        """Something else than (only) keys and values of tokens: padding must not enter it."""
+        kinds = getattr(self.model.config.get_text_config(), "layer_types", None) or ()
+        return bool(getattr(self.model, "_is_stateful", False)) or not _ATTENTION.issuperset(kinds)
 
     def logits_kept(self, last: int) -> dict[str, int]:
         """Arguments of a forward pass that compute logits for the last positions alone; none
@@ -196,10 +203,20 @@ class Policy:
         return list(encoded["input_ids"])
 
     def render(self, messages: list[Message]) -> str:
-        """Messages by the chat template, up to where the policy's next turn begins."""
-        return str(
-            self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        """Messages by the chat template, up to where the policy's next turn begins.
+
+        Raises:
+            ConfigError: the template fails, or comes to a limit.
+        """
+        template = self.tokenizer.get_chat_template()
+        if self.renderer is None or self.renderer.template != template:
+            named: Mapping[str, Any] = self.tokenizer.special_tokens_map
+            constants = {
+                name: list(map(str, text)) if isinstance(text, list) else str(text)
+                for name, text in named.items()
+            }
+            self.renderer = Renderer(self.name, template, constants)
+        return self.renderer.render(messages)
 
     def decode(self, token_ids: list[int]) -> str:
         """The text of a completion without the EOS that ends it. Other special tokens are spelled
@@ -238,6 +255,8 @@ class Policy:
         unknown = sorted(source.keys() - target.keys())
         if unknown:
             raise ConfigError(f"{directory}: {unknown[0]} is none of this model's weights")
+        if name := tensors.not_finite(source):
+            raise ConfigError(f"{directory}: {name} holds numbers that are not finite")
         for name, value in source.items():
             if target[name].shape != value.shape:
                 raise ConfigError(f"{directory}: {name} has shape {tuple(value.shape)}")
@@ -263,18 +282,20 @@ def load_policy(
     place = pick_device(device)
     try:
         with shared_files():  # it may come into a cache that users share
-            refuse_quantised(AutoConfig.from_pretrained(model), model)
-            tokenizer = AutoTokenizer.from_pretrained(model)
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+            refuse_quantised(config, model)
+            tokenizer = load_tokenizer(model)
             network = _load(model, narrow=narrow)
     except _LOAD_ERRORS as error:
         raise ConfigError(load_error_line(model, error)) from error
+    _forget_code(network, tokenizer)
     network.eval()  # no dropout anywhere: sampling and training see one distribution
     move(network, place)
     eos_ids = _eos_ids(network, tokenizer)
     if not eos_ids:
         raise ConfigError(f"model {model}: its tokenizer names no end-of-sequence token")
     eos_id = tokenizer.eos_token_id
-    return Policy(
+    policy = Policy(
         name=Path(model).name if Path(model).is_dir() else model,
         model=network,
         tokenizer=tokenizer,
@@ -284,14 +305,45 @@ def load_policy(
         eos_id=eos_id if eos_id is not None else min(eos_ids),
         device=place,
     )
+    if tokenizer.chat_template:
+        policy.render([{"role": "user", "content": "1 + 1 = ?"}])
+    return policy
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """A model's tokenizer, which has been tried where it is a file of steps.
+
+    Raises:
+        ConfigError: it comes to a limit.
+        OSError, ValueError, KeyError, ImportError: as transformers raises them.
+    """
+    found = cached_file(
+        model,
+        FULL_TOKENIZER_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found:
+        tokenizers.check(model, Path(found))
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        model, trust_remote_code=False
+    )
+    return tokenizer
 
 
 def _load(model: str, *, narrow: bool) -> PreTrainedModel:
     if narrow and _kinds(model) == {"BF16"}:
-        network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        network = tensors.load(model, torch.bfloat16)
         if all(buffer.dtype != torch.bfloat16 for buffer in network.buffers()):
             return network  # else it computed in bf16 what is to be in fp32, such as a scale
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return tensors.load(model, torch.float32)
+
+
+def _forget_code(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """What is saved of it names no code of its own, which was not run."""
+    if hasattr(network.config, AUTO_MAP):
+        delattr(network.config, AUTO_MAP)
+    tokenizer.init_kwargs.pop(AUTO_MAP, None)
 
 
 def _kinds(model: str) -> set[str]:
@@ -341,6 +393,11 @@ def pick_device(device: Device) -> torch.device:
 def load_error_line(model: str, error: BaseException) -> str:
     """One line that says what to do about a model that did not load."""
     path = Path(model)
+    if "trust_remote_code" in str(error):
+        return (
+            f"model {model}: transformers has no class for it, and code that comes with a model "
+            f"({AUTO_MAP}) is never run; take another model"
+        )
     if path.is_dir():
         what = "not a model directory" if not (path / "config.json").exists() else _first(error)
         return f"model {model}: {what}; it needs config.json, tokenizer files and safetensors"

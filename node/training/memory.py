@@ -261,10 +261,10 @@ def shape_of(model: str, adapter: AdapterShape | None = None, held: Held = "floa
         ConfigError: the configuration cannot be read, or the model takes no such adapter.
     """
     try:
-        config = AutoConfig.from_pretrained(model)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
         refuse_quantised(config, model)
         with torch.device("meta"):
-            network = AutoModelForCausalLM.from_config(config)
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(load_error_line(model, error)) from error
     trained, spared = 0, 0.0

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
@@ -31,7 +30,7 @@ from node.methods.losses.objectives import OBJECTIVES, Tokens
 from node.methods.losses.settings import StaleLoss
 from node.methods.losses.weighing import WEIGHINGS
 from node.methods.samplers import within_unknown_share
-from node.policies import checkpoint, lean
+from node.policies import checkpoint, lean, prefixes
 from node.policies.policy import Policy
 from node.system.machine import give_back_at_once
 from node.training import suited
@@ -551,15 +550,15 @@ class GroupTrainer:
 
     def _shared(self, units: Sequence[Unit], of_logits: OfLogits) -> list[torch.Tensor]:
         """Prompts without their last token fill the cache; completions, that token put first,
-        are run on it. Right padding of the prompts leaves a gap that the mask hides."""
-        cache, prefix_mask = self._prefix_cache(units)
+        are run on it. Pads stand before prompts and behind completions, and in between none."""
+        cache, lengths = prefixes.run(self.policy, [unit.prompt[:-1] for unit in units])
         owner = [index for index, unit in enumerate(units) for _ in unit.rows]
         rows = [row for unit in units for row in unit.rows]
         tails = [units[o].prompt[-1:] + row.tokens for o, row in zip(owner, rows, strict=True)]
         ids, mask = self._right_padded(tails)
         select = torch.tensor(owner, device=self.policy.device)
+        prefix_mask = prefixes.seen(lengths, cache.get_seq_length())
         cache.batch_select_indices(select)
-        lengths = torch.tensor([len(unit.prompt) - 1 for unit in units], device=ids.device)
         positions = lengths[select, None] + torch.arange(ids.shape[1] - 1, device=ids.device)
         head = self._plain_head()
         seen = torch.cat([prefix_mask[select], mask[:, :-1]], dim=1)
@@ -580,12 +579,6 @@ class GroupTrainer:
         """The model without what makes logits."""
         body: torch.nn.Module = getattr(self.policy.model, self.policy.model.base_model_prefix)
         return body
-
-    def _prefix_cache(self, units: Sequence[Unit]) -> tuple[DynamicCache, torch.Tensor]:
-        ids, mask = self._right_padded([unit.prompt[:-1] for unit in units])
-        cache = DynamicCache()
-        self._body()(input_ids=ids, past_key_values=cache, use_cache=True)
-        return cache, mask
 
     def _right_padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and mask, (rows, longest); pads are EOS and never attended to."""
@@ -617,7 +610,8 @@ def _attention_mask(policy: Policy, seen: torch.Tensor, count: int) -> torch.Ten
     for its kernel, and keep that for its gradient. As given where layers do not look at all."""
     config = policy.model.config.get_text_config()
     takes = getattr(config, "_attn_implementation", "") in ("sdpa", "eager")
-    if not takes or not lean.looks_at_all(config):
+    by_distance = getattr(config, "alibi", config.model_type in ("bloom", "mpt"))  # ALiBi
+    if not takes or by_distance or not lean.looks_at_all(config):
         return seen
     dtype = torch.bfloat16 if seen.device.type == "cuda" else torch.float32  # as autocast has it
     hidden = torch.full((), -torch.inf, dtype=dtype, device=seen.device)

@@ -15,6 +15,7 @@ import trio
 from swarm.errors import ConfigError
 from swarm.identity import Identity, PeerId
 from swarm.weights.format import manifest_wire
+from swarm.weights.format.code import AUTO_MAP, names_code
 from swarm.weights.format.manifest import Artifact, Manifest, state_of
 from swarm.weights.format.tensors import WeightsDirectory, open_weights
 from swarm.weights.format.topology import Plan, Strategy, bound_s, choose
@@ -83,7 +84,7 @@ class Publisher:
             WeightsMismatch: the directory changed meanwhile.
         """
         service, started_s = self._service, trio.current_time()
-        new: WeightsDirectory = await service.run_sync(open_weights, directory)
+        new: WeightsDirectory = await service.run_sync(opened, directory)
         newest = service.heads.newest(service.rules.policy)
         held = service.versions.held()
         if (
@@ -262,3 +263,18 @@ class Publisher:
         if first and up and peers and all(peer.down_bytes_per_s for peer in peers):
             bound = bound_s(self._usual(manifest).size_bytes, up, peers)
         self._tell(Spread(manifest.version, finished, trio.current_time() - self._began_s, bound))
+
+
+def opened(directory: Path) -> WeightsDirectory:
+    """What is to be published.
+
+    Raises:
+        ConfigError: no weights in there; or a file names code, which receivers refuse.
+    """
+    new = open_weights(directory)
+    if code := names_code(directory, {spec.file for spec in new.specs}):
+        raise ConfigError(
+            f"weights: {directory / code} names code of its own ({AUTO_MAP}), which receivers "
+            "refuse; remove that entry"
+        )
+    return new

@@ -14,6 +14,7 @@ FUNCTION_LINES_MAX = 80
 FUNCTION_LINES = 50  # and over them, as over a class's, somebody says why
 CLASS_LINES = 300
 LONG = "# Long: "
+LOADERS = ("from_pretrained", "from_config")  # of transformers' classes
 # In pieces, so that this file does not find itself.
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 MACHINE_PATH = re.compile(r"/(ho" r"me|Us" r"ers|ro" r"ot|wo" r"rk|tm" r"p)/[A-Za-z0-9_.-]+")
@@ -75,6 +76,24 @@ def too_long(source: str) -> bool:
     return source.count("\n") > FILE_LINES_MAX
 
 
+def may_run_code(source: str) -> list[str]:
+    """Calls that load a model or parts of one and do not say that its own code is not run: without
+    that, transformers asks whoever is at standard input, and waits for the answer."""
+    return [
+        f"line {node.lineno}: {node.func.attr} without trust_remote_code=False"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in LOADERS
+        and not any(
+            each.arg == "trust_remote_code"
+            and isinstance(each.value, ast.Constant)
+            and each.value.value is False
+            for each in node.keywords
+        )
+    ]
+
+
 def findings() -> Iterator[str]:
     for path in tracked():
         text, name = path.read_text(), path.relative_to(ROOT)
@@ -84,6 +103,7 @@ def findings() -> Iterator[str]:
             yield from (f"{name}: {function}" for function in long_functions(text))
             if name.parts[0] != "tests":
                 yield from (f"{name}: {each}" for each in long_without_reason(text))
+                yield from (f"{name}: {each}" for each in may_run_code(text))
             if too_long(text):
                 yield f"{name}: more than {FILE_LINES_MAX} lines"
 
@@ -109,5 +129,8 @@ def test_faults_are_found() -> None:
         assert long_without_reason(f"@made\n{long}")
         assert not long_without_reason(f"{LONG}of so many parts\n@made\n{long}")
         assert not long_without_reason(long.replace("    pass\n", "", 1))
+    assert may_run_code("AutoConfig.from_pretrained(model)")
+    assert may_run_code("Auto.from_config(config, trust_remote_code=asked)")
+    assert not may_run_code("Auto.from_config(config, trust_remote_code=False)")
     assert too_long("\n" * (FILE_LINES_MAX + 1))
     assert not too_long("\n" * FILE_LINES_MAX)

@@ -310,9 +310,9 @@ def test_files_of_bf16_are_never_wholly_in_fp32(tmp_path, monkeypatch):
     asked: list[torch.dtype] = []
     load = AutoModelForCausalLM.from_pretrained
 
-    def watched(model, dtype):
+    def watched(model, dtype, **more):
         asked.append(dtype)
-        return load(model, dtype=dtype)
+        return load(model, dtype=dtype, **more)
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", watched)
     for model, held, wanted in (
@@ -327,10 +327,10 @@ def test_files_of_bf16_are_never_wholly_in_fp32(tmp_path, monkeypatch):
     plain = open_policy(files)
     assert {p.dtype for p in plain.model.parameters()} == {torch.float32}
 
-    def with_buffer(model, dtype):
-        network = watched(model, dtype)
+    def with_buffer(model, dtype, **more):
+        network, told = watched(model, dtype, **more)
         network.register_buffer("scale", torch.ones(1, dtype=dtype), persistent=False)
-        return network
+        return network, told
 
     asked.clear()
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", with_buffer)

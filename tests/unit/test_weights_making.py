@@ -1,15 +1,25 @@
 """From a directory through chunks to the same directory, whatever goes wrong on the way."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
-from swarm.errors import NoRoute, RemoteProtocolError, StorageFailed, StoreFull, WeightsMismatch
+from swarm.errors import (
+    ConfigError,
+    NoRoute,
+    RemoteProtocolError,
+    StorageFailed,
+    StoreFull,
+    WeightsMismatch,
+)
 from swarm.weights.format import manifest_wire
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest
 from swarm.weights.format.tensors import open_weights
+from swarm.weights.publisher import opened
 from swarm.weights.store.chunks import ChunkStore
 from swarm.weights.store.routes import Route, cheapest_route
 from swarm.weights.store.snapshots import BASE_AGES, adopt, base_versions, make, offer
@@ -32,9 +42,12 @@ class Publisher:
         for version in (1, 2, 3, 4):
             self.publish(version)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, files: Mapping[str, str] = MappingProxyType({})) -> None:
         source = self.sources / str(version)
         write_model(source, version, base=1 if version > 1 else None)
+        for name, content in files.items():
+            (source / name).parent.mkdir(exist_ok=True)
+            (source / name).write_text(content)
         new = open_weights(source)
         held = {local.version: local.directory for local in self.versions.held()}
         bases = [(each, open_weights(held[each])) for each in base_versions(version, held)]
@@ -216,6 +229,43 @@ def test_chunks_of_another_version_do_not_make_this_one(peer: Peer, tmp_path: Pa
         make(replace(step, artifact=other), body, manifest, peer.versions, peer.store)
     assert peer.versions.held() == ()
     assert list((tmp_path / "versions" / "versions").iterdir()) == []
+
+
+CODE = {"auto_map": {"AutoModelForCausalLM": "somebody/else--modeling.Model"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", json.dumps(CODE)),
+        ("config.json", json.dumps({"text_config": [CODE]})),
+        ("tokenizer_config.json", json.dumps({"auto_map": ["tokenization.Tokenizer", None]})),
+        ("parts/config.json", json.dumps(CODE).replace("auto", "\\u0061uto")),
+        ("config.json", json.dumps(CODE) + " " * (16 << 20)),
+    ],
+)
+def test_a_version_that_names_code_is_refused_on_both_sides(tmp_path, name, content):
+    publisher = Publisher(tmp_path / "publisher")
+    publisher.publish(5, {name: content})
+    with ChunkStore(tmp_path / "store", ROOM_BYTES) as store:
+        peer = Peer(publisher, Versions(tmp_path / "versions"), store)
+        with pytest.raises(RemoteProtocolError, match="names code of its own"):
+            peer.get(5)
+        assert peer.versions.get(5) is None
+        peer.get(4)
+    publisher.store.close()
+    with pytest.raises(ConfigError, match=r"names code of its own \(auto_map\)"):
+        opened(publisher.sources / "5")
+
+
+@pytest.mark.parametrize(
+    "content", ['{"auto_map": null}', '{"a": "auto_map"}', "no JSON", "[" * 100_000]
+)
+def test_what_names_no_code_is_published(tmp_path, content):
+    publisher = Publisher(tmp_path / "publisher")
+    publisher.publish(5, {"config.json": content, "vocab.json": '{"auto_map": 3}'})
+    publisher.store.close()
+    assert opened(publisher.sources / "5").specs
 
 
 def test_a_chunk_that_vanished(peer: Peer) -> None:

@@ -40,14 +40,16 @@ async def fingerprint_of(directory: Path) -> str:
 
 def main() -> None:
     """The child."""
-    from transformers import AutoTokenizer
-
-    from node.policies.policy import tokenizer_fingerprint
+    from node.policies.policy import load_tokenizer, tokenizer_fingerprint
 
     directory = Path(sys.argv[1])
     if not directory.is_dir():  # a name would be looked for on the hub
         raise SystemExit("no such directory")
-    sys.stdout.write(tokenizer_fingerprint(AutoTokenizer.from_pretrained(directory)))
+    try:
+        tokenizer = load_tokenizer(str(directory))
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    sys.stdout.write(tokenizer_fingerprint(tokenizer))
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Shape:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """The shapes of what its files hold, by name."""
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config())
+            model = AutoModelForCausalLM.from_config(self.config(), trust_remote_code=False)
         left_out = set(getattr(model, "all_tied_weights_keys", None) or ()) if self.tied else set()
         return {
             name: tuple(value.shape)

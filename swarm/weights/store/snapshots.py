@@ -7,14 +7,22 @@ as it takes to read and hash whole models: call it off the event loop.
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from swarm.errors import ConfigError, StorageFailed, WeightsMismatch
+from swarm.errors import (
+    ConfigError,
+    Reject,
+    RemoteProtocolError,
+    StorageFailed,
+    WeightsMismatch,
+)
 from swarm.weights.format.artifacts import (
     Patcher,
     encode_artifact,
     estimated_bytes,
     suggested_chunk_bytes,
 )
+from swarm.weights.format.code import AUTO_MAP, names_code
 from swarm.weights.format.manifest import Artifact, ChunkRef, Manifest, state_of
 from swarm.weights.format.tensors import WeightsDirectory, open_weights
 from swarm.weights.store.chunks import ChunkStore
@@ -103,7 +111,7 @@ def make(
     Raises:
         WeightsMismatch: the base is not what it was, by name, and is not used again until it is
             made anew; or the result is not what the manifest says.
-        RemoteProtocolError: a chunk is none: the publisher's fault, for its hash was right.
+        RemoteProtocolError: the publisher's fault: a chunk is none, or a file names code.
         StorageFailed, StoreFull: the disk; or a chunk is no longer there.
     """
     base = None if step.artifact.base_version is None else _base(step, versions)
@@ -127,9 +135,19 @@ def make(
             for _ in pool.map(apply, step.artifact.chunks):
                 pass
         patcher.finish()
+        if code := names_code(staged, {spec.file for spec in manifest.tensors}):
+            raise RemoteProtocolError(
+                Reject.MALFORMED, f"{code} names code of its own ({AUTO_MAP})"
+            )
         return versions.commit(body)
     finally:
         versions.discard(step.version)  # nothing, where it was committed
+
+
+def _refuse_code(staged: Path, manifest: Manifest) -> None:
+    if code := names_code(staged, {spec.file for spec in manifest.tensors}):
+        told = f"{code} names code of its own ({AUTO_MAP})"
+        raise RemoteProtocolError(Reject.MALFORMED, told)
 
 
 def _base(step: Step, versions: Versions) -> WeightsDirectory:

@@ -5,8 +5,8 @@ bf16. Whoever rounds such weights after a first small step of training moves all
 number, each the way its gradient went: log-probs then change by 0.5 in the mean. So they are
 rounded here, before anybody trains them.
 
-`python -m node.policies.gguf_models FILE DIRECTORY` makes one; it runs as a child process, because
-torch and transformers shall stay out of the node's own.
+`python -m node.policies.files.gguf_models FILE DIRECTORY` makes one; it runs as a child process,
+because torch and transformers shall stay out of the node's own.
 """
 
 import shutil
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from node.policies.files import tensors
 from swarm.errors import ConfigError
 from swarm.storage.private_files import make_shared
 
@@ -34,10 +35,10 @@ def convert(file: Path, directory: Path) -> None:
     partial = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32
+        model: Any = tensors.load(file.parent, torch.float32, gguf_file=file.name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=file.name, trust_remote_code=False
         )
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     except _READ_ERRORS as error:
         line = " ".join(str(error).split())[:200]
         raise ConfigError(f"{file}: cannot be read as a model: {line}") from None

@@ -1,0 +1,1 @@
+"""Files of models: converted, checked before a model counts as loaded; templates rendered."""
