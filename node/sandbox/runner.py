@@ -150,6 +150,13 @@ class _Account:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
+    def leave(self) -> None:
+        """Have a sum of one's own from here on, out of reach of that which others share."""
+        sums = self.sums
+        self._memory.close()
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.add(*sums)
+
     @property
     def sums(self) -> tuple[float, float]:
         """Seconds that were paid for, and seconds of the clock."""
@@ -196,6 +203,7 @@ def leave() -> None:
     if runner is not None:
         os.close(runner.channel.fileno())
         _Current.left = runner
+    _Current.account.leave()
 
 
 def used_s() -> float:

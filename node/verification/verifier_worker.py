@@ -62,6 +62,7 @@ APART_BYTES_MAX: Final = 64 * 2**20
 _NUMBER: Final = struct.Struct("=Q")
 _LATER_S: Final = 0.1
 _PART_BYTES: Final = 65_536
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.02  # between looks whether a fork has ended
 _TOLD: Final = ("ok", "config", "failed")
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 _RUNNER_ENDED: Final = 78  # likewise
@@ -270,8 +271,6 @@ def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> int:
         else:
             answer = forks.ask(request, forks.next_text)
     os.waitpid(reader, 0)
-    if cell.layers.view:
-        _clear(SCRATCH)  # the next request finds nothing of this one
     signal.setitimer(signal.ITIMER_REAL, 0)
     _tell(answers, {**answer, NUMBER: request[NUMBER]})
     return 0
@@ -325,13 +324,13 @@ class _Forks:
         fork = _fork(partial(self._work, request, texts, ours, its))
         os.close(its)
         with open(ours, "rb", buffering=0) as pipe:
-            said, in_time = _read_until(pipe, request["apart_s"])
-        if not in_time:
-            os.kill(fork, signal.SIGKILL)
-        _, ended, usage = os.wait4(fork, 0)
+            said, in_time = _read_until(pipe, began + request["apart_s"])
+        ended, usage, in_time = _end_of(fork, began + request["apart_s"] if in_time else began)
         took_s = time.perf_counter() - began
         used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
         status = os.waitstatus_to_exitcode(ended)
+        if self.cell.layers.view:
+            _clear(SCRATCH)  # the next text finds nothing of this one
         if status == _RUNNER_ENDED and _runs_code(request):
             raise RunnerFailed("the runner of policies' code ended")
         if not in_time and used_s < request["cpu_s"]:
@@ -380,23 +379,40 @@ class _Forks:
         os.waitpid(_fork(read), 0)
 
 
-def _read_until(pipe: BinaryIO, wall_s: float) -> tuple[bytes, bool]:
-    """All that a fork writes, and whether it ended in time. A machine that has no core for it gives
-    it more: that is our own affair, and bounded by the time of the whole request."""
+def _read_until(pipe: BinaryIO, until: float) -> tuple[bytes, bool]:
+    """All that a fork writes, and whether it closed its pipe in time. A machine that has no core
+    for it gives it more: that is our own affair, and bounded by the time of the whole request."""
     said = bytearray()
-    until = time.perf_counter() + wall_s
+    began = time.perf_counter()
     while len(said) <= APART_BYTES_MAX:
         left_s = until - time.perf_counter()
         if left_s <= 0:
             if not is_starved():
                 return bytes(said), False
-            until = time.perf_counter() + wall_s
+            until += max(_LATER_S, until - began)
         elif select.select([pipe], [], [], left_s)[0]:
             part = pipe.read(_PART_BYTES)
             if not part:
                 return bytes(said), True
             said += part
     return bytes(said), False
+
+
+def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]:
+    """The exit status of a fork, what it used, and whether it ended by itself: it may have closed
+    its pipe and gone on."""
+    pause_s = _PAUSE_MIN_S
+    while True:
+        ended, status, usage = os.wait4(fork, os.WNOHANG)
+        if ended:
+            return status, usage, True
+        if time.perf_counter() > until:
+            break
+        time.sleep(pause_s)  # noqa: TID251 - there is no event loop here
+        pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+    os.kill(fork, signal.SIGKILL)
+    _, status, usage = os.wait4(fork, 0)
+    return status, usage, False
 
 
 def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
@@ -414,7 +430,8 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
             texts = (lambda: [[forks.next_text()]]) if count else (lambda: [[]])
             answer = forks.ask({**of_one, **limits.for_next()}, texts)
             if "ok" not in answer:
-                return answer
+                waited = answer.get("ended") == OUT_OF_TIME and limits.have_waited()
+                return {"ended": WAITED} if waited else answer
             used_s += answer["cpu_s"]
             limits.use(answer["cpu_s"], answer["took_s"])
             try:
@@ -439,16 +456,25 @@ class _Left:
 
     cpu_s: float
     apart_s: float
+    used_s: float = 0.0
+    took_s: float = 0.0
 
-    def use(self, cpu_s: float, apart_s: float) -> None:
+    def use(self, used_s: float, took_s: float) -> None:
         """One fork is done."""
-        self.cpu_s -= cpu_s
-        self.apart_s -= apart_s
+        self.used_s += used_s
+        self.took_s += took_s
+
+    def have_waited(self) -> bool:
+        """Whether less than half of the time that went by was used."""
+        return self.used_s < self.took_s / 2
 
     def for_next(self) -> dict[str, float]:
         """Never nothing: a timer for no time is none."""
         least = 1e-3
-        return {"cpu_s": max(least, self.cpu_s), "apart_s": max(least, self.apart_s)}
+        return {
+            "cpu_s": max(least, self.cpu_s - self.used_s),
+            "apart_s": max(least, self.apart_s - self.took_s),
+        }
 
 
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:

@@ -156,9 +156,16 @@ def test_a_text_finds_nothing_of_others_in_its_scorer(
     with_verifier(mole, tmp_path, body, sandbox=sandbox)
 
 
-@pytest.mark.parametrize("seconds", [0.2, 30.0])
+SLEEPS = {
+    "a little each": "import time\ntime.sleep(0.2)",
+    "for long": "import time\ntime.sleep(30)",
+    "with no pipe left": "import os, time\nos.closerange(3, 64)\ntime.sleep(30)",
+}
+
+
+@pytest.mark.parametrize("text", SLEEPS.values(), ids=SLEEPS)
 def test_a_scorer_in_which_texts_wait_is_cut_off_and_blamed(
-    seconds: float, mole: RunConfig, tmp_path: Path
+    text: str, mole: RunConfig, tmp_path: Path
 ) -> None:
     """A scorer may wait, so what waits in it pays; its worker stays."""
     (tmp_path / "node").mkdir()
@@ -169,7 +176,7 @@ def test_a_scorer_in_which_texts_wait_is_cut_off_and_blamed(
 
     async def body(verifier: ProcessVerifier) -> None:
         assert (await verifier.verify(group(mole, "pass")))[1] == (1.0,)
-        waits = group(mole, *[f"import time\ntime.sleep({seconds})"] * 16)
+        waits = group(mole, *[text] * 16)
         for _ in range(3):
             with pytest.raises(RemoteProtocolError) as refused:
                 await verifier.verify(waits)
@@ -194,6 +201,24 @@ def test_it_is_told_where_a_machine_has_no_core_left() -> None:
         os.sched_setaffinity(0, cores)
         beside.kill()
         beside.wait()
+
+
+def test_what_is_counted_for_all_is_out_of_a_texts_reach(mole: RunConfig, tmp_path: Path) -> None:
+    """A plug-in's fork shares no memory with the next one."""
+    (tmp_path / "node").mkdir()
+    upset = (
+        "import gc, mmap\nfor each in gc.get_objects():\n"
+        "    for held in gc.get_referents(each):\n"
+        "        if type(held) is mmap.mmap and not held.closed:\n"
+        "            held[:16] = b'\\xff' * 16"
+    )
+
+    async def body(verifier: ProcessVerifier) -> None:
+        assert (await verifier.verify(group(mole, upset, "pass")))[1] == (1.0, 1.0)
+        assert (await verifier.verify(group(mole, "pass")))[1] == (1.0,)
+        assert verifier.counters.starts == 1
+
+    with_verifier(mole, tmp_path, body, sandbox="auto")
 
 
 FORGE = """
@@ -292,7 +317,8 @@ def test_nothing_is_left_for_the_next_and_what_is_left_is_bounded(
 
     async def body(verifier: ProcessVerifier) -> None:
         if LAYERS.view:
-            assert (await verifier.verify(group(mole, leave, look)))[1] == (1.0, 1.0)
+            both = f"{leave}\n{look}"
+            assert (await verifier.verify(group(mole, both, look)))[1] == (1.0, 0.0)
         assert (await verifier.verify(group(mole, look, "x")))[1] == (0.0, 0.0)
         assert (await verifier.verify(group(mole, fill, flood)))[1] == (0.0, 0.0)
 
