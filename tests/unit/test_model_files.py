@@ -192,6 +192,7 @@ def test_a_model_that_needs_its_code_is_refused(tmp_path):
         shape_of(str(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_nobody_is_asked_whether_code_may_run(tmp_path, known):
     """Whatever comes by standard input, or never comes: a question would be answered, or wait."""
@@ -212,3 +213,20 @@ def test_nobody_is_asked_whether_code_may_run(tmp_path, known):
             assert silent.stdin is not None
             silent.stdin.close()
             assert silent.wait() == 0
+
+
+@pytest.mark.slow
+def test_a_node_does_not_wait_for_an_answer_on_a_pipe(tmp_path):
+    """Its standard input stays open, and says nothing."""
+    model = with_code(qwen_directory(tmp_path / "model"), known=False)
+    command = [sys.executable, "-m", "node.cli", "join", "--model", model, "--no-lan", "--no-dht"]
+    command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--data-dir", tmp_path / "data"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as node:
+        assert node.stdout is not None
+        said = node.stdout.read()
+        assert node.wait() == 2
+    assert "config.json names code of its own, which is not run" in said
+    assert "Do you wish to run" not in said
+    assert said.strip().splitlines()[-1].endswith("is never run; take another model")
