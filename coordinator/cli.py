@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.errors import ConfigError
+from swarm.peers.invite_flags import add_invitation, take_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_NO_PLAN, EXIT_USAGE = 0, 1, 2
@@ -72,7 +73,7 @@ def _add_serve(commands: Any) -> None:
         "--peer", dest="peers", action="append", default=[], metavar="ADDR",
         help="where the learner listens; repeatable",
     )  # fmt: skip
-    serve.add_argument("--invite", metavar="TEXT", help="to the learner's private swarm")
+    add_invitation(serve, "to the learner's private swarm")
     serve.add_argument("--key-file", type=Path, metavar="FILE", help="default: in the data dir")
     serve.add_argument(
         "--interval", type=float, default=5.0, metavar="S", help="between two looks; default: 5"
@@ -146,13 +147,14 @@ def _serve(options: argparse.Namespace) -> int:
         return EXIT_OK
     if not INTERVAL_S_MIN <= options.interval <= 3600.0:
         raise ConfigError(f"--interval {options.interval:g}: must be from 1 to 3600 seconds")
-    invited = Invitation.decode(options.invite).addresses if options.invite else ()
+    invite = take_invitation(options)
+    invited = Invitation.decode(invite).addresses if invite else ()
     return serve(
         lambda: load_fleet(options.file, (*options.peers, *invited)),
         options.data_dir,
         lambda line: print(line, flush=True),
         key_file=options.key_file,
-        invite=options.invite,
+        invite=invite,
         interval_s=options.interval,
         keep_workers=options.keep_workers,
         broker=_broker(options),

@@ -27,6 +27,7 @@ from node.commands.methods import add_methods
 from node.service.command import add_service
 from node.service.pausing import add_pausing
 from swarm.errors import ConfigError, IdentityInUse, SwarmError
+from swarm.peers.invite_flags import add_invitation
 from swarm.telemetry.broker_address import PASSWORD_VARIABLE
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -151,7 +152,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to join; repeatable"
     )
-    parser.add_argument("--invite", metavar="TEXT", help="join by an invitation")
+    add_invitation(parser, "join by an invitation")
     add_switch(parser, "--private", help="start a swarm for the invited alone")
     parser.add_argument("--allow", metavar="FILE", help="peer ids, one a line; refuse all others")
     parser.add_argument(
@@ -233,7 +234,7 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument(
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to test with"
     )
-    doctor.add_argument("--invite", metavar="TEXT", help="test with the nodes of an invitation")
+    add_invitation(doctor, "test with the nodes of an invitation")
     doctor.add_argument("--listen", action="append", metavar="ADDR", help=f"default: {ANY_ADDRESS}")
     add_engine(doctor)
     doctor.add_argument("--model", help="test whether it can be read and fits")
@@ -511,7 +512,10 @@ def _invite(options: argparse.Namespace) -> int:
 
     invitation = invitation_of(options.data_dir)
     open_to = "keep it secret" if invitation.key else "the swarm is open: anybody can join anyway"
-    print(f"whoever has this line can join; {open_to}", file=sys.stderr)
+    print(
+        f"whoever has this line can join, by swarm-node join --invite -; {open_to}",
+        file=sys.stderr,
+    )
     _say(invitation.encode())
     return EXIT_OK
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from swarm.peers.invite_flags import add_invitation, take_invitation
+
 ANY_ADDRESS = "/ip4/0.0.0.0/tcp/0"
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 _CHOICE = re.compile(r"invalid choice: '(.*)' \(choose from (.*)\)$")
@@ -92,6 +94,7 @@ def given(
     node's data the node's own are what is not given."""
     from node.config import NodeConfig
 
+    take_invitation(options)
     flags = {
         name: value
         for name, value in vars(options).items()
@@ -182,7 +185,7 @@ def add_runs(commands: Any, config_of: Callable[[argparse.Namespace], Any]) -> N
     runs.add_argument(
         "--peer", dest="peers", action="append", metavar="ADDR", help="a node to ask; repeatable"
     )
-    runs.add_argument("--invite", metavar="TEXT", help="ask the nodes of an invitation")
+    add_invitation(runs, "ask the nodes of an invitation")
     runs.set_defaults(run_command=run_command, run=None)
 
 

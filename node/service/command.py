@@ -15,6 +15,7 @@ from typing import Any, Final
 from node.service.units import Service, launch_agent, systemd_unit
 from node.system.child_environment import ENVIRON_PREFIX
 from swarm.errors import ConfigError
+from swarm.peers.invite_flags import take_invitation
 from swarm.storage.files import write_whole
 
 NAME: Final = "swarm-node"
@@ -150,6 +151,26 @@ def described(name: str, words: Sequence[str], directory: Path) -> Service:
     )
 
 
+def without_invitation(words: Sequence[str]) -> tuple[list[str], str]:
+    """A command without its invitation, which may hold a join key, and that: what a service is
+    told, others of the machine may see. Empty: it has none, or names a file.
+
+    Raises:
+        ConfigError: nothing came by standard input.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--invite", nargs="?", const="")
+    options, others = parser.parse_known_args(list(words))
+    if options.invite == "":
+        return [*others, "--invite"], ""  # the command itself says what is missing
+    return others, take_invitation(options) or ""
+
+
+def _invitation_file(name: str) -> Path:
+    """Where a service's invitation is kept, for its owner alone."""
+    return _config_home() / NAME / f"{name}.invite"
+
+
 def left_behind(environ: Mapping[str, str]) -> list[str]:
     """Settings that this terminal has by variables, which a service does not see."""
     return sorted(name for name in environ if name.startswith(ENVIRON_PREFIX))
@@ -162,7 +183,8 @@ def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
             f"service install: name the command that it runs, one of {', '.join(RUNS)}: "
             "swarm-node service install join --peer <addr>"
         )
-    check(words)
+    words, invitation = without_invitation(words)
+    check([*words, *(("--invite", invitation) if invitation else ())])
     manager = manager_here()
     file = manager.file(name)
     if file.exists():
@@ -170,8 +192,13 @@ def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
             f"service install: {name} is there already ({file}); swarm-node service remove "
             "comes first, or another --name"
         )
+    invited = _invitation_file(name)
+    if invitation:
+        words += ["--invite-file", str(invited)]
     service = described(name, words, Path.cwd())
     service.environment.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if invitation:
+        write_whole(invited, f"{invitation}\n")
     file.parent.mkdir(parents=True, exist_ok=True)
     text = launch_agent(service) if manager.kind == "launchd" else systemd_unit(service).encode()
     write_whole(file, text)
@@ -179,6 +206,7 @@ def _install(check: Check, say: Say, options: argparse.Namespace) -> int:
         manager.start(name)
     except ConfigError:
         file.unlink(missing_ok=True)
+        invited.unlink(missing_ok=True)
         manager.forget()
         raise
     say(f"{name} runs: {file}")
@@ -219,6 +247,7 @@ def _remove(say: Say, options: argparse.Namespace) -> int:
     manager, file = _installed(options.name)
     manager.stop(options.name)
     file.unlink(missing_ok=True)
+    _invitation_file(options.name).unlink(missing_ok=True)
     manager.forget()
     say(f"{options.name} is removed; its data directory is as it was")
     return 0

@@ -12,22 +12,22 @@ SURFACE = {
     "join": "--advantage --allow --announce --checkpoint-every --control --correction "
     "--data-dir --draw --engine --engine-key-env --engine-quantization --engine-update "
     "--engine-url --evaluate-every --external --external-rule --generate --group-size --invite "
-    "--key-file --learning-rate --listen --local --log-json --lora-rank --loss "
+    "--invite-file --key-file --learning-rate --listen --local --log-json --lora-rank --loss "
     "--metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --over-provision --peer "
     "--private --replay "
     "--report-to --role --rounds --run --seed --share --stop-after --telemetry --telemetry-ca "
     "--telemetry-interval --threads --tokens-per-s-max --verbose --web-name --yes -v",
     "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
-    "--data-dir --evaluate-every --invite --key-file --learning-rate --listen --log-json "
-    "--lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay --no-upnp --peer "
-    "--private --report-to --run --seed --steps --stop-after --telemetry --telemetry-ca "
+    "--data-dir --evaluate-every --invite --invite-file --key-file --learning-rate --listen "
+    "--log-json --lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay "
+    "--no-upnp --peer --private --report-to --run --seed --steps --stop-after --telemetry --telemetry-ca "
     "--telemetry-interval --threads --verbose --web-name --yes -v",
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",
     "methods": "--engine --literature --run name",
     "doctor": "--data-dir --engine --engine-key-env --engine-quantization --engine-url --invite "
-    "--listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
+    "--invite-file --listen --lora-rank --model --peer --run --telemetry --telemetry-ca",
     "keygen": "--out --passphrase-env",
     "config": "--data-dir --learning-rate --lora-rank --model --run --yes",
     "status": "--data-dir --json",
@@ -40,7 +40,7 @@ SURFACE = {
     "chat": "--max-new-tokens --system --temperature directory",
     "report": "--out data_dirs",
     "prepare": "--data-dir --model --run --yes",
-    "runs": "--invite --peer",
+    "runs": "--invite --invite-file --peer",
     "completion": "shell",
     "clean": "--cache-dir --yes",
     "pause": "--data-dir",
@@ -65,8 +65,8 @@ SURFACE = {
 }
 COORDINATOR = {
     "plan": "--example --file --json",
-    "serve": "--data-dir --example --file --interval --invite --keep-workers --key-file --peer "
-    "--telemetry --telemetry-ca",
+    "serve": "--data-dir --example --file --interval --invite --invite-file --keep-workers "
+    "--key-file --peer --telemetry --telemetry-ca",
     "workers": "--data-dir --json",
     "drain": "--data-dir --undo worker",
     "dashboard": "--broker --broker-ca --data-dir --listen --token-env --web-name",

@@ -1,5 +1,7 @@
 """Invitations, join keys and allow-lists: what they hold, and that they keep it to themselves."""
 
+import argparse
+import io
 import os
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.identity import Identity
 from swarm.peers.invite import INVITE_PREFIX, Invitation, JoinKey, read_allow_list
+from swarm.peers.invite_flags import add_invitation, take_invitation
 
 PEER = Identity(b"a" * 32).peer_id
 ADDRESS = f"/ip4/203.0.113.7/tcp/4001/p2p/{PEER}"
@@ -84,3 +87,56 @@ def test_an_allow_list_holds_peer_ids_and_nothing_else(tmp_path: Path) -> None:
         read_allow_list(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_allow_list(tmp_path / "none")
+
+
+# --- how a command takes one ----------------------------------------------------------------------
+
+
+def options_of(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_invitation(parser, "join by an invitation")
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize("how", ["text", "input", "file"])
+def test_an_invitation_comes_as_text_by_standard_input_or_from_a_file(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Invitation("sums-1", (ADDRESS,), KEY).encode()
+    file = tmp_path / "invitation"
+    file.write_text(f"{text}\n")
+    file.chmod(0o600)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{text}\nyes\n"))
+    words = {"text": ("--invite", text), "input": ("--invite", "-")}
+    options = options_of(*words.get(how, ("--invite-file", str(file))))
+    assert take_invitation(options) == options.invite == text
+    assert take_invitation(options) == text  # what came by standard input came once
+    assert take_invitation(options_of()) is None
+
+
+def test_a_file_with_a_join_key_is_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "invitation"
+    for key, mode, refused in ((KEY, 0o640, True), (KEY, 0o600, False), (None, 0o644, False)):
+        file.write_text(Invitation("sums-1", (ADDRESS,), key).encode())
+        file.chmod(mode)
+        options = options_of("--invite-file", str(file))
+        if not refused:
+            assert take_invitation(options)
+            continue
+        with pytest.raises(ConfigError, match="can be read by others: run chmod 600"):
+            take_invitation(options)
+
+
+@pytest.mark.parametrize("content", ["", "swarm1-", "x" * 100_000])
+def test_what_holds_no_invitation_is_one_line(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "invitation"
+    file.write_text(content)
+    for name in (str(file), str(tmp_path / "none")):
+        with pytest.raises(ConfigError) as told:
+            take_invitation(options_of("--invite-file", name))
+        assert "\n" not in str(told.value)
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    with pytest.raises(ConfigError, match="no invitation came by standard input"):
+        take_invitation(options_of("--invite", "-"))

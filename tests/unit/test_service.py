@@ -1,5 +1,7 @@
 """What service managers are told. `tests/integration/test_service.py` has a real systemd."""
 
+import argparse
+import io
 import plistlib
 import subprocess
 from pathlib import Path
@@ -7,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from node.cli import main
+from node.config import load_run
 from node.service import command
 from node.service.units import Service, launch_agent, systemd_unit
+from swarm.identity import Identity
+from swarm.peers.invite import Invitation, JoinKey
+from swarm.peers.invite_flags import take_invitation
 
 WORDS = ("/usr/bin/python3", "-P", "-m", "node.cli", "join", "--run", 'a b%n $HOME "c" \\d\ne')
 
@@ -85,3 +91,30 @@ def test_what_cannot_be_started_is_not_left_installed(tmp_path, monkeypatch, cap
 
 def test_settings_of_the_terminal_alone_are_named():
     assert command.left_behind({"SWARM_NODE_RUN": "x", "PATH": "y"}) == ["SWARM_NODE_RUN"]
+
+
+@pytest.mark.parametrize("how", ["--invite TEXT", "--invite=TEXT", "--invite -"])
+def test_a_unit_names_a_file_in_place_of_an_invitation(how, tmp_path, monkeypatch, capsys):
+    peer = Identity(b"a" * 32).peer_id
+    key, run = JoinKey(b"s" * 32), load_run(Path("sums"), {})[0]
+    text = Invitation(run.run_id, (f"/ip4/203.0.113.7/tcp/4001/p2p/{peer}",), key).encode()
+    config = tmp_path / "config"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(config))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{text}\n"))
+    (tmp_path / "systemctl").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setattr(command.sys, "platform", "linux")
+    words = how.replace("TEXT", text).split()
+    assert main(["service", "install", "join", *words, "--no-lan"]) == 0
+    unit = (config / "systemd/user/swarm-node.service").read_text()
+    held = config / "swarm-node/swarm-node.invite"
+    assert text not in unit
+    assert text not in capsys.readouterr().out
+    assert f'"--no-lan" "--invite-file" "{held}"' in unit
+    assert held.read_text() == f"{text}\n"
+    assert held.stat().st_mode & 0o777 == 0o600
+    assert take_invitation(argparse.Namespace(invite=None, invite_file=held)) == text
+    assert main(["service", "remove"]) == 0
+    assert not held.exists()
