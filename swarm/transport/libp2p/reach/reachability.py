@@ -46,14 +46,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import PeerId
-from swarm.limits.address_blocks import (
-    GLOBAL,
-    LOCAL,
-    THIS_MACHINE,
-    canonical_ip,
-    path_of,
-    reach_of_ip,
-)
+from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_ip, reach_of_ip
 from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import Knocks
 from swarm.transport.base import Handler, ServeLimits
@@ -335,7 +328,7 @@ class Reach:
             raise RequestRefused("asked a moment ago")
         if not self._dial_backs.take(ip, now_s):
             raise RequestRefused("others asked from the same address")
-        self._dialled_back.put(peer, now_s, path_of(ip))
+        self._dialled_back.put(peer, now_s)
         reached = [
             port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
         ]
