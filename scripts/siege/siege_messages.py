@@ -94,6 +94,11 @@ def provide(key: bytes, addresses: Sequence[str]) -> bytes:
     return codec.encode(body)
 
 
+def wanted(key: bytes) -> bytes:
+    """Who takes part in a run?"""
+    return codec.encode(FindProviders(type="find_providers", key=key, intent="find", addresses=()))
+
+
 def load_run(path: str) -> RunConfig:
     """The rules of a run, by a file or by the name of a packaged one."""
     return load_config({}, {}, Path(path)).run

@@ -6,7 +6,6 @@ they would serve now. Whoever fetched a group from its producer is such a holder
 outlives its producer, and it spreads from holder to holder.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from random import Random
 
@@ -14,6 +13,7 @@ import trio
 
 from swarm.errors import RemoteProtocolError, TransportError
 from swarm.identity import PeerId
+from swarm.limits.bounded_table import BoundedTable
 from swarm.peers.ledger import Ledger
 from swarm.rollouts import GroupId
 from swarm.transport.base import Transport
@@ -43,15 +43,12 @@ class HolderSearch:
         self._transport = transport
         self._ledger = ledger
         self._rng = rng
-        self._rests_until: OrderedDict[PeerId, float] = OrderedDict()
+        self._rests_until: BoundedTable[PeerId, float] = BoundedTable(RESTING_MAX)
         self._searches = trio.Semaphore(SEARCHES_MAX)
 
     def rest(self, peer: PeerId, seconds: float) -> None:
         """Leave a peer alone that said it held something and did not deliver."""
-        self._rests_until[peer] = trio.current_time() + seconds
-        self._rests_until.move_to_end(peer)
-        while len(self._rests_until) > RESTING_MAX:
-            self._rests_until.popitem(last=False)
+        self._rests_until.put(peer, trio.current_time() + seconds)
 
     async def find(
         self, wanted: Sequence[GroupId], forwarders: Sequence[PeerId], producer: PeerId

@@ -94,10 +94,7 @@ class OfferTable:
         The advert that was made last says at which round the producer is: one that was set back,
         to an older checkpoint or to an empty directory, is at a lower round than before."""
         name = PeerId(advert.producer)
-        producer = self._producers.use(name)
-        if producer is None:
-            producer = _Producer()
-            self._producers.put(name, producer, told_by or (heard_from,))
+        producer = self._producers.obtain(name, _Producer, told_by or (heard_from,))
         newest = (producer.created_at_s, producer.round)
         if (advert.created_at_s, advert.round) >= newest:
             producer.created_at_s, producer.round = advert.created_at_s, advert.round

@@ -9,7 +9,6 @@ Nothing in here waits for anybody: a round samples what has arrived (`candidates
 that lies, stalls or vanishes costs a count.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from math import ceil, inf
@@ -25,6 +24,7 @@ from swarm.exchange.fetching import ExchangeRules, Fetcher, Verify
 from swarm.exchange.offers import OfferTable
 from swarm.exchange.pool import AddResult, AdvertisedGroup, Candidate, Pool
 from swarm.identity import Identity, PeerId
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.byte_budget import ByteBudget
 from swarm.limits.quotas import BAD_ADVERT_COST, RELAYED, Kind
 from swarm.peers.address_book import of_peer, plausible
@@ -118,7 +118,7 @@ class Exchange:
         self._sampler = ProducerSampler(max(PRODUCERS_ENOUGH, enough))
         self._round_began = trio.current_time()
         self._serve_budget = ByteBudget(rules.serve_bytes_per_s, trio.current_time())
-        self._peer_budgets: OrderedDict[str, ByteBudget] = OrderedDict()  # or of blocks
+        self._peer_budgets: BoundedTable[str, ByteBudget] = BoundedTable(SERVED_PEERS_MAX)
         self._runs_gater = gater is None
         self.gater = gater or ConnectionGater(transport, Ledger())
         self.ledger = self.gater.ledger
@@ -414,14 +414,8 @@ class Exchange:
         return [self._serve_budget, *(self._budget_of(*share) for share in shares.items())]
 
     def _budget_of(self, name: str, part: float) -> ByteBudget:
-        budget = self._peer_budgets.get(name)
-        if budget is None:
-            rate = part * self._rules.serve_bytes_per_s
-            budget = self._peer_budgets[name] = ByteBudget(rate, trio.current_time())
-        self._peer_budgets.move_to_end(name)
-        while len(self._peer_budgets) > SERVED_PEERS_MAX:
-            self._peer_budgets.popitem(last=False)
-        return budget
+        rate = part * self._rules.serve_bytes_per_s
+        return self._peer_budgets.obtain(name, lambda: ByteBudget(rate, trio.current_time()))
 
     def _records(self, group_ids: Sequence[bytes], banned: Container[PeerId]) -> list[bytes]:
         records: list[bytes] = []

@@ -37,7 +37,7 @@ class _Entry(Generic[K, V]):
 
 
 @dataclass(frozen=True, slots=True)
-class Gone(Generic[K, V]):
+class Evicted(Generic[K, V]):
     """What had to go, and the origin that had too much; () is the whole."""
 
     key: K
@@ -71,6 +71,10 @@ class _Crowd(Generic[K, V]):
         self._largest = max(self._largest, after)
         if self._largest not in self._by_size:
             self._largest = max(0, before - 1)
+
+    def touch(self, part: str | _Entry[K, V], size: int) -> None:
+        """A part is the last of its size from now on."""
+        self._by_size[size].move_to_end(part)
 
     def greediest(self, newest_first: bool) -> str | _Entry[K, V]:
         """The part that comes to most; of several the one that did first, or last."""
@@ -128,7 +132,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
             return []
         return [e.value for e in self._entries.values() if e.path[: len(path)] == path]
 
-    def put(self, key: K, value: V, path: OriginPath = ()) -> Gone[K, V] | None:
+    def put(self, key: K, value: V, path: OriginPath = ()) -> Evicted[K, V] | None:
         """Take an entry in, in the place of one with its key. Returns what had to go, if anything
         had: the entry itself where nobody has more than its own origin."""
         self.pop(key)
@@ -148,10 +152,22 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         if entry is None:
             return None
         self._entries.move_to_end(key)
-        self._change(entry, -1)
-        entry.rank = self._rank(entry)
-        self._change(entry, 1)
+        rank = self._rank(entry)
+        if rank == entry.rank:
+            self._touch(entry)
+        else:
+            self._change(entry, -1)
+            entry.rank = rank
+            self._change(entry, 1)
         return entry.value
+
+    def obtain(self, key: K, make: Callable[[], V], path: OriginPath = ()) -> V:
+        """As `use`; what is not there is made and put there, whatever has to go for it."""
+        value = self.use(key)
+        if value is None:
+            value = make()
+            self.put(key, value, path)
+        return value
 
     def pop(self, key: K) -> V | None:
         """Take an entry out; None: there is no such entry."""
@@ -161,7 +177,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
         self._change(entry, -1)
         return entry.value
 
-    def evict(self, path: OriginPath = ()) -> Gone[K, V]:
+    def evict(self, path: OriginPath = ()) -> Evicted[K, V]:
         """Take out what goes first of an origin.
 
         Raises:
@@ -174,7 +190,7 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
             self._change(entry, 1)
             entry = self._first_to_go(path, self._newest_first)
         self.pop(entry.key)
-        return Gone(entry.key, entry.value, path)
+        return Evicted(entry.key, entry.value, path)
 
     def oldest(self, path: OriginPath = ()) -> K:
         """The key that goes first of an origin where the oldest goes first.
@@ -202,6 +218,14 @@ class BoundedTable(Mapping[K, V], Generic[K, V]):
                     crowd = crowd.inner[part]
                 return part
         raise KeyError(path)
+
+    def _touch(self, entry: _Entry[K, V]) -> None:
+        crowd = self._crowds[entry.rank]
+        for name in entry.path:
+            inner = crowd.inner[name]
+            crowd.touch(name, inner.size)
+            crowd = inner
+        crowd.touch(entry, 1)
 
     def _change(self, entry: _Entry[K, V], by: int) -> None:
         """Count an entry in, or out."""

@@ -17,7 +17,7 @@ What is remembered is bounded. To have an endpoint forgotten by naming others ta
 longest pause, because all of them share one window.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +25,7 @@ from typing import Final, NewType
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import block_of, is_public, plain_ip
+from swarm.limits.bounded_table import BoundedTable
 
 Endpoint = NewType("Endpoint", str)
 
@@ -103,8 +104,7 @@ class Recent:
 
     def __init__(self, window_s: float = WINDOW_S, keys_max: int = KEYS_MAX) -> None:
         self._window_s = window_s
-        self._keys_max = keys_max
-        self._times: OrderedDict[str, deque[float]] = OrderedDict()
+        self._times: BoundedTable[str, deque[float]] = BoundedTable(keys_max)
 
     def has_room(self, key: str, at_most: int, now_s: float) -> bool:
         """Whether it happened fewer than `at_most` times."""
@@ -117,10 +117,7 @@ class Recent:
 
     def note(self, key: str, now_s: float) -> None:
         """It happens now."""
-        self._times.setdefault(key, deque()).append(now_s)
-        self._times.move_to_end(key)
-        while len(self._times) > self._keys_max:
-            self._times.popitem(last=False)
+        self._times.obtain(key, deque[float]).append(now_s)
 
     def take_back(self, key: str) -> None:
         """It happened, and shall not count."""
@@ -133,8 +130,8 @@ class DialBackoff:
     """Which addresses may be dialled now, by what came of earlier dials."""
 
     def __init__(self) -> None:
-        self._pauses: OrderedDict[Endpoint, _Pause] = OrderedDict()
-        self._proven: OrderedDict[tuple[Endpoint, PeerId], _Pause] = OrderedDict()
+        self._pauses: BoundedTable[Endpoint, _Pause] = BoundedTable(ENDPOINTS_MAX)
+        self._proven: BoundedTable[tuple[Endpoint, PeerId], _Pause] = BoundedTable(PROVEN_MAX)
         self._recent = Recent()
         self.held_back = 0  # dials that were not made
 
@@ -165,30 +162,21 @@ class DialBackoff:
         return True
 
     def _pause_of(self, hop: Hop) -> _Pause:
-        own = self._proven.get((hop.endpoint, hop.peer))
-        if own is not None:
-            self._proven.move_to_end((hop.endpoint, hop.peer))
-            return own
-        pause = self._pauses.setdefault(hop.endpoint, _Pause())
-        self._pauses.move_to_end(hop.endpoint)
-        while len(self._pauses) > ENDPOINTS_MAX:
-            self._pauses.popitem(last=False)
-        return pause
+        own = self._proven.use((hop.endpoint, hop.peer))
+        return own or self._pauses.obtain(hop.endpoint, _Pause)
 
     def succeeded(self, hop: Hop) -> None:
         """The peer answered there, by its key."""
         key = (hop.endpoint, hop.peer)
-        own = self._proven.get(key)
+        own = self._proven.use(key)
         if own is None:
             pause = self._pause_of(hop)
             pause.failures = 0
-            own = self._proven[key] = _Pause(pause.due_s)
+            own = _Pause(pause.due_s)
+            self._proven.put(key, own)
             for share, _ in hop.shares:
                 self._recent.take_back(share)
         own.failures = 0
-        self._proven.move_to_end(key)
-        while len(self._proven) > PROVEN_MAX:
-            self._proven.popitem(last=False)
 
     def failed(self, hop: Hop, now_s: float, *, counts: bool = True) -> None:
         """Nobody answered there, or somebody else did. `counts` False: our own link may be at
@@ -197,7 +185,7 @@ class DialBackoff:
         pause.fail(now_s, counts=counts)
         key = (hop.endpoint, hop.peer)
         if key in self._proven and pause.failures >= PROVEN_FAILURES_MAX:
-            del self._proven[key]
+            self._proven.pop(key)
             common = self._pause_of(hop)
             common.due_s = max(common.due_s, pause.due_s)
             common.failures = max(common.failures, pause.failures)
@@ -213,7 +201,7 @@ class Knocks:
     def __init__(self, per_ip_max: int, window_s: float) -> None:
         self._per_ip_max = per_ip_max
         self._recent = Recent(window_s)
-        self._turns: OrderedDict[str, float] = OrderedDict()  # when the next dial may begin
+        self._turns: BoundedTable[str, float] = BoundedTable(KEYS_MAX)  # when the next may begin
 
     def take(self, ip: str, now_s: float) -> bool:
         """Whether we do it once more."""
@@ -229,8 +217,5 @@ class Knocks:
     def turn(self, ip: str, now_s: float, every_s: float) -> float:
         """When the next dial at an IP address may begin, which then counts as begun."""
         at_s = max(now_s, self._turns.get(ip, 0.0))
-        self._turns[ip] = at_s + every_s
-        self._turns.move_to_end(ip)
-        while len(self._turns) > KEYS_MAX:
-            self._turns.popitem(last=False)
+        self._turns.put(ip, at_s + every_s)
         return at_s

@@ -6,7 +6,7 @@ one of them may have: a thousand identities of one person come to no more. So do
 connected through relays, of which nobody can say where they are.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
@@ -14,8 +14,9 @@ from typing import Final
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
+from swarm.limits.bounded_table import BoundedTable
 
-BUCKETS_MAX: Final = 4096  # the least recently used are forgotten, and so full again
+BUCKETS_MAX: Final = 4096  # the least recently used of who has most are forgotten, and full again
 BLOCK_SHARE: Final = 4.0  # of the peers of one block together, in shares of one peer
 RELAYED_SHARE: Final = 8.0  # of all relayed peers together: what 64 of them ask at an honest pace
 RELAYED: Final = Block("relayed")  # whom a relay hides: they may all be one person
@@ -109,7 +110,9 @@ class Quotas:
     ) -> None:
         self._rates = rates
         self._block_share = block_share
-        self._buckets: OrderedDict[tuple[Kind, PeerId | Block], TokenBucket] = OrderedDict()
+        self._buckets: BoundedTable[tuple[Kind, PeerId | Block], TokenBucket] = BoundedTable(
+            BUCKETS_MAX
+        )
         self.refused: Counter[Kind] = Counter()
 
     def take(
@@ -117,22 +120,21 @@ class Quotas:
     ) -> Verdict:
         """Ask on behalf of a peer; `block` is its where it shares a quota with its neighbours."""
         rate = self._rates[kind]
-        verdict = self._bucket(kind, peer, rate, now).take(cost, now)
+        origin = block or peer
+        verdict = self._bucket(kind, peer, rate, now, origin).take(cost, now)
         if block is not None and verdict is Verdict.GRANTED:
             shares = RELAYED_SHARE if block == RELAYED else self._block_share
             shared = Rate(rate.per_s * shares, rate.burst * shares)
-            if self._bucket(kind, block, shared, now).take(cost, now) is not Verdict.GRANTED:
+            of_block = self._bucket(kind, block, shared, now, origin)
+            if of_block.take(cost, now) is not Verdict.GRANTED:
                 verdict = Verdict.REFUSED  # by its neighbours' doing: never held against a peer
         if verdict is not Verdict.GRANTED:
             self.refused[kind] += 1
         return verdict
 
-    def _bucket(self, kind: Kind, who: PeerId | Block, rate: Rate, now: float) -> TokenBucket:
-        key = (kind, who)
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = TokenBucket(rate, rate.burst, now)
-        self._buckets.move_to_end(key)
-        while len(self._buckets) > BUCKETS_MAX:
-            self._buckets.popitem(last=False)
-        return bucket
+    def _bucket(
+        self, kind: Kind, who: PeerId | Block, rate: Rate, now: float, origin: PeerId | Block
+    ) -> TokenBucket:
+        return self._buckets.obtain(
+            (kind, who), lambda: TokenBucket(rate, rate.burst, now), (origin,)
+        )

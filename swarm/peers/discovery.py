@@ -16,7 +16,7 @@ time shows whether that process is alive now.
 """
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -33,6 +33,7 @@ from swarm.errors import (
     TransportError,
 )
 from swarm.identity import Identity, PeerId, public_key_of
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.address_book import BOOK_PEERS_MAX, AddressBook, of_peer, plausible
 from swarm.peers.connection_gater import ConnectionGater
@@ -111,7 +112,7 @@ class Discovery:
         self._agent = agent
         self._packages = dict(sorted((packages or {}).items())[:PACKAGES_MAX])
         self._older: set[PeerId] = set()  # connected peers that know no greetings
-        self._other_versions: OrderedDict[PeerId, str] = OrderedDict()
+        self._other_versions: BoundedTable[PeerId, str] = BoundedTable(VERSION_NOTES_MAX)
         self._identity = identity
         self._instance = instance
         self._started_at_s = int(now_s())
@@ -128,7 +129,7 @@ class Discovery:
         self._looked_around: deque[PeerId] = deque()
         self._asked: set[PeerId] = set()  # whose answer to a hello is awaited
         # The newest hello of each instance, by peer: at most two instances each
-        self._heard: OrderedDict[PeerId, OrderedDict[bytes, bytes]] = OrderedDict()
+        self._heard: BoundedTable[PeerId, BoundedTable[bytes, bytes]] = BoundedTable(INSTANCES_MAX)
         self._strangers: dict[PeerId, str] = {}  # and their runs; never dialled again
         self.peers: dict[PeerId, PeerInfo] = {}  # connected peers that answered a hello
         self._dialling: set[PeerId] = set()
@@ -425,18 +426,18 @@ class Discovery:
             for each in theirs
             if self._packages.get(each.name, each.version) != each.version
         ]
-        self._other_versions.pop(peer, None)
+        self._other_versions.pop(peer)
         if other:
             theirs_are = ", ".join(f"{each.name} {each.version}" for each, _ in other)
             ours = ", ".join(f"{each.name} {own}" for each, own in other)
             there = " ".join(f"{each.name}=={own}" for each, own in other)
             here = " ".join(f"{each.name}=={each.version}" for each, _ in other)
-            self._other_versions[peer] = (
+            self._other_versions.put(
+                peer,
                 f"peer {peer} has {theirs_are}, and this run is of {ours}: it shares nothing here "
-                f"until it takes yours (pip install {there}), or all others theirs ({here})"
+                f"until it takes yours (pip install {there}), or all others theirs ({here})",
+                self._gater.path_of(peer),
             )
-        while len(self._other_versions) > VERSION_NOTES_MAX:
-            self._other_versions.popitem(last=False)
 
     def _plausible(self, teller: PeerId, peer: PeerId, addresses: Sequence[str]) -> tuple[str, ...]:
         """What a connected peer says of where a peer is, as far as it can know and we can dial."""
@@ -530,14 +531,9 @@ class Discovery:
 
     def _note_instance(self, peer: PeerId, instance: bytes, record: bytes) -> bytes | None:
         """Keep this hello; give back the newest one of another instance under the same peer id."""
-        instances = self._heard.setdefault(peer, OrderedDict())
-        self._heard.move_to_end(peer)
-        instances[instance] = record
-        instances.move_to_end(instance)
-        while len(instances) > 2:
-            instances.popitem(last=False)
-        while len(self._heard) > INSTANCES_MAX:
-            self._heard.popitem(last=False)
+        where = self._gater.path_of(peer)
+        instances = self._heard.obtain(peer, lambda: BoundedTable(2), where)
+        instances.put(instance, record)
         return next((r for i, r in instances.items() if i != instance), None)
 
 

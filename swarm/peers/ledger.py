@@ -45,11 +45,7 @@ class Ledger:
 
     def of(self, peer: PeerId) -> PeerRecord:
         """The peer's account, opened if there is none."""
-        record = self._peers.use(peer)
-        if record is None:
-            record = PeerRecord()
-            self._peers.put(peer, record)
-        return record
+        return self._peers.obtain(peer, PeerRecord)
 
     def accept(self, producer: PeerId) -> None:
         """Count one group that passed every check."""

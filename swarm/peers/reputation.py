@@ -20,6 +20,7 @@ from typing import Final
 from swarm.errors import Reject
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import Block
+from swarm.limits.bounded_table import BoundedTable
 
 MUCH: Final[Mapping[Reject, float]] = {
     Reject.BAD_SIGNATURE: 5.0,
@@ -113,8 +114,10 @@ class Reputation:
 
     def __init__(self, rules: ReputationRules = RULES) -> None:
         self._rules = rules
-        self._accounts: OrderedDict[PeerId, _Account] = OrderedDict()
-        self._blocks: OrderedDict[Block, OrderedDict[PeerId, None]] = OrderedDict()
+        self._accounts: BoundedTable[PeerId, _Account] = BoundedTable(rules.peers_max)
+        self._blocks: BoundedTable[Block, BoundedTable[PeerId, None]] = BoundedTable(
+            rules.blocks_max
+        )
         self._bans: OrderedDict[PeerId | Block, Ban] = OrderedDict()
 
     def good(self, peer: PeerId, now: float) -> None:
@@ -132,7 +135,7 @@ class Reputation:
         """
         if self.is_banned(peer, now):
             return []  # what was on its way when the ban came
-        account = self._account(peer)
+        account = self._accounts.obtain(peer, _Account, (block or peer,))
         account.offences[reason] += 1
         much, little = self._rules.much.get(reason), self._rules.little.get(reason)
         half_life_s = self._rules.half_life_s
@@ -174,26 +177,13 @@ class Reputation:
         """The bans that run now, oldest first."""
         return [ban for ban in self._bans.values() if now < ban.until]
 
-    def _account(self, peer: PeerId) -> _Account:
-        account = self._accounts.setdefault(peer, _Account())
-        self._accounts.move_to_end(peer)
-        while len(self._accounts) > self._rules.peers_max:
-            self._accounts.popitem(last=False)
-        return account
-
     def _much(self, peer: PeerId, now: float) -> float:
         account = self._accounts.get(peer)
         return 0.0 if account is None else account.much.now(now, self._rules.half_life_s)
 
     def _join_block(self, peer: PeerId, block: Block) -> None:
-        peers = self._blocks.setdefault(block, OrderedDict())
-        self._blocks.move_to_end(block)
-        peers[peer] = None
-        peers.move_to_end(peer)
-        while len(peers) > self._rules.peers_per_block_max:
-            peers.popitem(last=False)
-        while len(self._blocks) > self._rules.blocks_max:
-            self._blocks.popitem(last=False)
+        most = self._rules.peers_per_block_max
+        self._blocks.obtain(block, lambda: BoundedTable(most)).put(peer, None)
 
     def _ban(self, subject: PeerId | Block, is_block: bool, why: str, now: float) -> Ban:
         before = self._bans.get(subject)

@@ -8,7 +8,7 @@ request bytes, end, response bytes, end. Gossip delivers each published payload 
 each subscriber, its own publishes excluded.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +17,7 @@ import trio
 
 from swarm.errors import Reject
 from swarm.identity import PeerId
-from swarm.limits.bounded_table import no_share
+from swarm.limits.bounded_table import BoundedTable, no_share
 from swarm.transport.places import PlaceFigures, ShareOf
 
 Handler = Callable[[PeerId, bytes], Awaitable[bytes]]
@@ -116,20 +116,15 @@ class TrafficByPeer:
     """
 
     def __init__(self, peers_max: int = TRAFFIC_PEERS_MAX) -> None:
-        self._peers_max = peers_max
-        self._peers: OrderedDict[PeerId, PeerBytes] = OrderedDict()
+        self._peers: BoundedTable[PeerId, PeerBytes] = BoundedTable(peers_max)
         self.forgotten = 0  # peers, with what was counted of them
 
     def touch(self, peer: PeerId) -> PeerBytes:
         """The peer's account, to count in."""
-        account = self._peers.get(peer)
+        account = self._peers.use(peer)
         if account is None:
-            account = self._peers[peer] = PeerBytes()
-            if len(self._peers) > self._peers_max:
-                self._peers.popitem(last=False)
-                self.forgotten += 1
-        else:
-            self._peers.move_to_end(peer)
+            account = PeerBytes()
+            self.forgotten += self._peers.put(peer, account) is not None
         return account
 
     def of(self, peer: PeerId) -> PeerBytes:

@@ -178,10 +178,11 @@ class Places:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Place | None) -> None:
         """The connection is over, one way or another."""
-        self._handshakes.pop(place)
-        self._forget(place)
+        if place is not None:
+            self._handshakes.pop(place)
+            self._forget(place)
 
     def _forget(self, place: Place) -> None:
         self._inbound.pop(place)

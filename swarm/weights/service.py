@@ -11,7 +11,6 @@ that; what was fetched stays in the store, and counts wherever the newer one nee
 Nothing that a peer sends, and no full disk, ends the service: each try ends in an `Outcome`.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from swarm.errors import (
     WeightsMismatch,
 )
 from swarm.identity import PeerId
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.quotas import Kind
 from swarm.peers.connection_gater import ConnectionGater
 from swarm.storage.files import RunSync
@@ -202,8 +202,8 @@ class WeightsService:
         self._tell = tell
         self._watch = watch
         self._news = trio.Event()
-        self._told_by: OrderedDict[bytes, PeerId] = OrderedDict()  # of roots on their way
-        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()  # manifests by root
+        self._told_by: BoundedTable[bytes, PeerId] = BoundedTable(MANIFESTS_CACHED_MAX)  # of roots
+        self._bodies: BoundedTable[bytes, bytes] = BoundedTable(MANIFESTS_CACHED_MAX)  # by root
         self._try: _Try | None = None
         self.heard = trio.Event()  # set once any peer has answered with its heads
         self.refused: str | None = None  # why the last head was not believed
@@ -273,9 +273,7 @@ class WeightsService:
         if verdict is HeadVerdict.OLD:
             return False
         self.ahead = None
-        self._told_by[head.root] = peer
-        while len(self._told_by) > MANIFESTS_CACHED_MAX:
-            self._told_by.popitem(last=False)
+        self._told_by.put(head.root, peer)
         if head.policy == self.rules.policy:
             self._notice(head, verdict)
         return True
@@ -408,9 +406,7 @@ class WeightsService:
         except RemoteProtocolError as error:
             self.gater.ledger.reject(PeerId(head.publisher), error.reason)
             raise
-        self._bodies[head.root] = body
-        while len(self._bodies) > MANIFESTS_CACHED_MAX:
-            self._bodies.popitem(last=False)
+        self._bodies.put(head.root, body)
         return body, manifest
 
     async def _fetch_body(self, head: HeadBody) -> bytes | None:

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from swarm.limits.address_blocks import RELAYED_PATH, OriginPath, path_of
-from swarm.limits.bounded_table import BoundedTable, Gone
+from swarm.limits.bounded_table import BoundedTable, Evicted
 
 GREEDY = path_of("203.0.113.7")
 NEIGHBOUR = path_of("203.0.113.8")
@@ -27,9 +27,9 @@ def test_the_oldest_of_the_greediest_goes() -> None:
 def test_the_newest_goes_where_that_is_wanted_so_that_a_newcomer_is_turned_away() -> None:
     table: BoundedTable[str, int] = BoundedTable(8, newest_first=True)
     put_all(table, "greedy", 8, GREEDY)
-    assert table.put("greedy more", 9, GREEDY) == Gone("greedy more", 9, ())
-    assert table.put("neighbour", 1, NEIGHBOUR) == Gone("greedy 7", 7, ())
-    assert table.put("elsewhere", 1, ELSEWHERE) == Gone("greedy 6", 6, ())
+    assert table.put("greedy more", 9, GREEDY) == Evicted("greedy more", 9, ())
+    assert table.put("neighbour", 1, NEIGHBOUR) == Evicted("greedy 7", 7, ())
+    assert table.put("elsewhere", 1, ELSEWHERE) == Evicted("greedy 6", 6, ())
     for _ in range(2):  # within a block and outside it there is a share for each
         put_all(table, "neighbour", 50, NEIGHBOUR)
         put_all(table, "elsewhere", 50, ELSEWHERE)
@@ -45,7 +45,7 @@ def test_an_origin_has_no_more_than_its_share_and_gives_way_to_itself() -> None:
     put_all(table, "greedy", 9, GREEDY)
     assert list(table.values()) == [6, 7, 8]
     table.put("neighbour", 0, NEIGHBOUR)
-    assert table.put("another", 0, NEIGHBOUR) == Gone("greedy 6", 6, GREEDY[:2])
+    assert table.put("another", 0, NEIGHBOUR) == Evicted("greedy 6", 6, GREEDY[:2])
     assert table.within(GREEDY) == [7, 8]
     assert table.within(GREEDY[:2]) == [7, 8, 0, 0]
     assert table.within(ELSEWHERE) == []
@@ -57,7 +57,16 @@ def test_what_was_used_last_stays() -> None:
     table.put("two", 2)
     assert table.use("one") == 1
     assert table.use("three") is None
-    assert table.put("three", 3) == Gone("two", 2, ())
+    assert table.put("three", 3) == Evicted("two", 2, ())
+
+
+def test_what_is_obtained_is_made_once() -> None:
+    table: BoundedTable[str, list[int]] = BoundedTable(2)
+    table.obtain("one", list).append(1)
+    table.obtain("two", list)
+    assert table.obtain("one", list) == [1]
+    table.obtain("three", list)
+    assert list(table) == ["one", "three"]
 
 
 def test_of_origins_that_have_as_many_the_longest_unused_gives_way() -> None:
@@ -65,7 +74,7 @@ def test_of_origins_that_have_as_many_the_longest_unused_gives_way() -> None:
     for name in ("one", "two", "three"):
         table.put(name, 0, (name,))
     table.use("one")
-    assert table.put("four", 0, ("four",)) == Gone("two", 0, ())
+    assert table.put("four", 0, ("four",)) == Evicted("two", 0, ())
 
 
 def test_a_higher_rank_goes_last_even_where_it_came_later() -> None:
@@ -79,7 +88,7 @@ def test_a_higher_rank_goes_last_even_where_it_came_later() -> None:
     assert list(table) == ["one", "two", "five"]
     proven.add("five")
     proven.add("six")
-    assert table.put("six", 0, ELSEWHERE) == Gone("one", 0, ())  # all are proven
+    assert table.put("six", 0, ELSEWHERE) == Evicted("one", 0, ())  # all are proven
 
 
 def test_a_choice_has_one_of_each_origin_before_two_of_any() -> None:

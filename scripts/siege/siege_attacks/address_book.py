@@ -3,7 +3,7 @@
 import secrets
 
 import trio
-from siege_messages import hello, hello_reply, known_peer, no_adverts, provide
+from siege_messages import hello, hello_reply, known_peer, no_adverts, provide, wanted
 from siege_wire import FAILURES, Mux
 
 from siege_attacks import Assault, attack, crowd, held, over_and_over, paced, side_by_side, tried
@@ -15,8 +15,10 @@ from swarm.wire.messages import (
     HELLO_PROTOCOL,
     KNOWN_PEERS_MAX,
     PROVIDERS_PROTOCOL,
+    PROVIDERS_REPLY_BYTES_MAX,
     REACH_PROTOCOL,
     DialBack,
+    ProvidersReply,
 )
 
 LIARS = 4
@@ -200,3 +202,31 @@ async def one_key_over_and_over(assault: Assault) -> None:
         await crowd(assault, once, 30.0, 3_000, 60)
     except FAILURES:
         return
+
+
+@attack("address_book", "100 a second", "1,000 keys of one address", alone=True)
+async def providers_of_one_address(assault: Assault) -> None:
+    """All places of a run in the hash table: are five honest providers found?"""
+    key, honest, found = key_of("besieged"), [assault.key() for _ in range(5)], set[str]()
+
+    async def say(number: int, who: Identity) -> None:
+        address = f"/ip4/{assault.source(number)}/tcp/4001/p2p/{who.peer_id}"
+        async with assault.admitted(number, who) as mux:
+            await mux.request(PROVIDERS_PROTOCOL, provide(key, (address,)))
+
+    async def greedy(_: int) -> None:
+        assault.spent.count("providers")
+        await say(0, assault.key())
+
+    async def look() -> None:
+        async with assault.admitted(9) as mux:
+            answer = await mux.request(PROVIDERS_PROTOCOL, wanted(key))
+            reply = codec.decode(answer, ProvidersReply, PROVIDERS_REPLY_BYTES_MAX)
+            found.update(each.peer_id for each in reply.providers)
+
+    for number, who in enumerate(honest, 1):
+        await tried(assault, say, number, who)
+    await crowd(assault, greedy, 100.0, 1_000, 50)
+    await tried(assault, look)
+    hidden = sum(who.peer_id not in found for who in honest)
+    assault.claim("honest providers hidden", hidden, 0)

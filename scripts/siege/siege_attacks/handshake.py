@@ -201,3 +201,27 @@ async def three_addresses_each(assault: Assault) -> None:
             await held(mux, assault.seconds)
 
     await crowd(assault, once, 40.0, 384, 384)
+
+
+@attack("handshake", "at once", "43 keys with three connections each, held", alone=True)
+async def block_greed(assault: Assault) -> None:
+    """All places of an address block for one address: do its neighbours get in?"""
+    keys, let_in = [assault.key() for _ in range(43)], 0
+
+    async def neighbour(number: int) -> None:
+        nonlocal let_in
+        async with assault.admitted(number) as mux:
+            let_in += await mux.answers()
+
+    async def hold(number: int) -> None:
+        async with assault.admitted(0, keys[number % len(keys)]) as mux:
+            assault.spent.count("admitted", await mux.answers())
+            await held(mux, assault.seconds)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(crowd, assault, hold, 40.0, 129, 129)
+        await trio.sleep(assault.seconds / 2)
+        for number in (1, 2, 3):
+            await tried(assault, neighbour, number)
+        nursery.cancel_scope.cancel()
+    assault.claim("neighbours kept out", 3 - let_in, 0)

@@ -10,7 +10,7 @@ some; and one malformed message ends the whole host.
 
 import logging
 import secrets
-from collections import OrderedDict, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Any, cast
@@ -33,6 +33,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamEOF
 from libp2p.utils import encode_varint_prefixed
 
 from swarm.errors import Reject, RemoteProtocolError
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.byte_budget import ByteBudget
 from swarm.transport.base import GOSSIP_BYTES_MAX
 from swarm.transport.libp2p.admission.upstream_host import HardHost
@@ -115,7 +116,7 @@ class Router(GossipSub):
         )
         # upstream appends the time of each message and never removes one
         self.recent_message_deliveries = cast("Any", defaultdict(lambda: deque(maxlen=1)))
-        self._answer_budgets: OrderedDict[ID, ByteBudget] = OrderedDict()
+        self._answer_budgets: BoundedTable[ID, ByteBudget] = BoundedTable(ANSWERED_PEERS_MAX)
         self.ids_looked_at = 0  # of messages, in what peers offered and wanted
 
     def _check_equivocation(self, msg: rpc_pb2.Message) -> bool:
@@ -175,12 +176,8 @@ class Router(GossipSub):
         await super().handle_iwant(rpc_pb2.ControlIWant(messageIDs=answered), sender_peer_id)
 
     def _answer_budget(self, peer: ID) -> ByteBudget:
-        if peer not in self._answer_budgets:
-            self._answer_budgets[peer] = ByteBudget(ANSWER_BYTES_PER_S, trio.current_time())
-        self._answer_budgets.move_to_end(peer)
-        while len(self._answer_budgets) > ANSWERED_PEERS_MAX:
-            self._answer_budgets.popitem(last=False)
-        return self._answer_budgets[peer]
+        now = trio.current_time()
+        return self._answer_budgets.obtain(peer, lambda: ByteBudget(ANSWER_BYTES_PER_S, now))
 
     async def _emit_control_msgs(
         self,

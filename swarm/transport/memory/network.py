@@ -11,8 +11,7 @@ they time out, gossip over it is lost. What is sent to a paused host, which comp
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,6 +53,7 @@ from swarm.transport.base import (
 )
 from swarm.transport.memory.calendar import Post
 from swarm.transport.memory.gossip import Flight, GossipEnd, MemoryGossip, Subscription
+from swarm.transport.memory.service import MemoryService
 from swarm.transport.places import Place, PlaceFigures, Places, ShareOf
 
 RUNS_ON: ContextVar[PeerId | None] = ContextVar("RUNS_ON", default=None)
@@ -318,22 +318,17 @@ class MemoryNetwork:
             self._connect(source, host)
 
     def _connect(self, source: "MemoryTransport", host: "MemoryTransport") -> None:
-        connection = _Connection(source, host, self._places_of(source, host))
+        near = source.places.admit(host.peer_id, self._ips[host._number], inbound=False)
+        far = near and host.places.admit(source.peer_id, self._ips[source._number], inbound=True)
+        if near is None or far is None:
+            source.places.leave(near)
+            raise PeerUnreachable(f"{source.peer_id} or {host.peer_id} has no place for the other")
+        connection = _Connection(source, host, (near, far))
         for place in connection.places:
             place.on_end = partial(self._hang_up, connection)
         source._connections[host.peer_id] = host._connections[source.peer_id] = connection
         self.gossip.connect(source.gossip, host.gossip)
         self.observe("connect", source.peer_id, host.peer_id, "", b"")
-
-    def _places_of(self, source: "MemoryTransport", host: "MemoryTransport") -> tuple[Place, Place]:
-        near = source.places.admit(host.peer_id, self._ips[host._number], inbound=False)
-        if near is None:
-            raise PeerUnreachable(f"{source.peer_id} has no place for {host.peer_id}")
-        far = host.places.admit(source.peer_id, self._ips[source._number], inbound=True)
-        if far is None:
-            source.places.leave(near)
-            raise PeerUnreachable(f"{host.peer_id} has no place for {source.peer_id}")
-        return near, far
 
     def part(self, one: PeerId, other: PeerId) -> None:
         """End the connection between two hosts, if there is one."""
@@ -391,7 +386,7 @@ class MemoryNetwork:
                 exchange.held = False
 
     async def _answer(
-        self, exchange: "_Exchange", service: "_Service", size: int, told_bytes: int
+        self, exchange: "_Exchange", service: "MemoryService", size: int, told_bytes: int
     ) -> None:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         left = False
@@ -415,7 +410,7 @@ class MemoryNetwork:
             leave()
 
     async def _serve_in_time(
-        self, exchange: "_Exchange", service: "_Service", flight: Flight
+        self, exchange: "_Exchange", service: "MemoryService", flight: Flight
     ) -> bytes:
         client, server = exchange.client.peer_id, exchange.server.peer_id
         service.check_request(exchange.payload)
@@ -461,7 +456,7 @@ class MemoryTransport:
         self.network_key = network_key
         self._counters = TransportCounters()
         self._connections: dict[PeerId, _Connection] = {}
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, MemoryService] = {}
         self.gossip = GossipEnd(peer_id, self._counters)
         self._gate: Gate | None = None
         self.places = Places()
@@ -549,7 +544,7 @@ class MemoryTransport:
         """Answer requests of a protocol."""
         if protocol in self._services:
             raise LocalProtocolError(f"{protocol} is served already")
-        self._services[protocol] = _Service(protocol, handler, limits, sent, self._counters)
+        self._services[protocol] = MemoryService(protocol, handler, limits, sent, self._counters)
 
     async def request(
         self,
@@ -653,58 +648,6 @@ class _Exchange:
         self.abandoned = True
         if not self.held:
             self.scope.cancel()
-
-
-@dataclass(eq=False, slots=True)
-class _Service:
-    """One served protocol and who is being served."""
-
-    protocol: str
-    handler: Handler
-    limits: ServeLimits
-    sent: Sent
-    counters: TransportCounters
-    busy: Counter[PeerId] = field(default_factory=Counter)
-
-    @contextmanager
-    def place(self, client: PeerId) -> Iterator[None]:
-        """Hold one of the places.
-
-        Raises:
-            RequestRefused: all are taken.
-        """
-        if self.busy.total() >= self.limits.concurrent_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests at a time")
-        if self.busy[client] >= self.limits.concurrent_per_peer_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: too many requests of one peer at a time")
-        self.busy[client] += 1
-        try:
-            yield
-        finally:
-            self.busy[client] -= 1
-            if not self.busy[client]:
-                del self.busy[client]
-
-    def check_request(self, payload: bytes) -> None:
-        if len(payload) > self.limits.request_bytes_max:
-            self.count_refused()
-            raise RequestRefused(f"{self.protocol}: over {self.limits.request_bytes_max} bytes")
-
-    async def handle(self, client: PeerId, payload: bytes) -> bytes:
-        self.counters.count_in(self.protocol, len(payload), client)
-        try:
-            response = await self.handler(client, payload)
-        except RemoteProtocolError as error:
-            raise RequestRefused(str(error)) from error
-        if len(response) > self.limits.response_bytes_max:
-            raise LocalProtocolError(f"{self.protocol}: answer of {len(response)} bytes")
-        self.counters.count_out(self.protocol, len(response), client)
-        return response
-
-    def count_refused(self) -> None:
-        self.counters.refused[self.protocol] += 1
 
 
 def _parse_address(address: str) -> tuple[int, PeerId]:

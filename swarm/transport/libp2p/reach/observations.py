@@ -14,7 +14,7 @@ Liars of `AGREE` blocks can still have a wrong address believed. It costs little
 keeps its relays until somebody from a third block has connected.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
@@ -22,6 +22,7 @@ from typing import Final
 
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, Block, block_of, is_public, plain_ip, reach_of_ip
+from swarm.limits.bounded_table import BoundedTable
 
 AGREE: Final = 2  # voices that must say the same; of private ones as many as there are, up to that
 VOICES_WANTED: Final = 3  # fresh ones, where these are of one mind; else more are asked
@@ -74,7 +75,7 @@ class Observations:
     """The voices heard, and what follows from them; bounded."""
 
     def __init__(self) -> None:
-        self._opinions: OrderedDict[Voice, Opinion] = OrderedDict()
+        self._opinions: BoundedTable[Voice, Opinion] = BoundedTable(VOICES_MAX)
         self._distance = 0
         self._agreed: dict[int, str] = {}  # by family; of the furthest distance alone
         self._proven: tuple[tuple[str, int], ...] = ()
@@ -85,7 +86,7 @@ class Observations:
 
     def forget(self) -> None:
         """Something about our place has changed: what was heard before is of no use."""
-        self._opinions.clear()
+        self._opinions = BoundedTable(VOICES_MAX)
         self._agreed.clear()
         self._came_in.clear()
         self._proven = ()
@@ -135,10 +136,7 @@ class Observations:
         if is_public(opinion.witness_ip) and len(families) > 1:
             return  # else who has an address of each family would be two voices
         voice = voice_of(peer, opinion.witness_ip)
-        self._opinions[voice] = opinion
-        self._opinions.move_to_end(voice)
-        while len(self._opinions) > VOICES_MAX:
-            self._opinions.popitem(last=False)
+        self._opinions.put(voice, opinion)
 
     def came_in(self, peer: PeerId, ip: str) -> None:
         """Note a new connection that a peer has made to us. One of those who say that it can be
@@ -161,7 +159,7 @@ class Observations:
         """What is believed now."""
         for voice, opinion in list(self._opinions.items()):
             if now_s - opinion.at_s > FORGET_S:
-                del self._opinions[voice]
+                self._opinions.pop(voice)
         counting = self._counting()
         if not counting:
             self.forget()

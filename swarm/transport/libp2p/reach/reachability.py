@@ -17,7 +17,7 @@ Peers that cannot get through stay on the relay.
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +47,7 @@ from swarm.errors import (
 )
 from swarm.identity import PeerId
 from swarm.limits.address_blocks import GLOBAL, LOCAL, THIS_MACHINE, canonical_ip, reach_of_ip
+from swarm.limits.bounded_table import BoundedTable
 from swarm.limits.dial_backoff import Knocks
 from swarm.transport.base import Handler, ServeLimits
 from swarm.transport.libp2p.admission.front_door import BoundedRawConnection, HardSwarm, remote_ip
@@ -165,7 +166,7 @@ class Reach:
         self._verdict = ReachVerdict()
         self._inbound: WeakSet[SwarmConn] = WeakSet()  # connections that were there before
         self._asked: dict[PeerId, float] = {}
-        self._dialled_back: OrderedDict[PeerId, float] = OrderedDict()
+        self._dialled_back: BoundedTable[PeerId, float] = BoundedTable(DIALLED_BACK_MAX)
         self._reservations: dict[PeerId, tuple[float, float]] = {}  # renew at, over at
         self._through: Counter[PeerId] = Counter()  # circuits to us, by relay
         self._refused: dict[PeerId, float] = {}
@@ -327,10 +328,7 @@ class Reach:
             raise RequestRefused("asked a moment ago")
         if not self._dial_backs.take(ip, now_s):
             raise RequestRefused("others asked from the same address")
-        self._dialled_back[peer] = now_s
-        self._dialled_back.move_to_end(peer)
-        while len(self._dialled_back) > DIALLED_BACK_MAX:
-            self._dialled_back.popitem(last=False)
+        self._dialled_back.put(peer, now_s)
         reached = [
             port for port in dict.fromkeys(asked.ports) if await self._leads(ip, port, target)
         ]
