@@ -1,7 +1,7 @@
-# Every target makes .venv itself, once for each version of these three files.
+# Every target makes .venv itself, once for each version of these four files.
 
 SHELL := /bin/bash
-STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/overrides.txt | cksum | cut -d' ' -f1)
+STAMP := .venv/.installed-$(shell cat pyproject.toml constraints.txt scripts/overrides.txt scripts/hashes.txt | cksum | cut -d' ' -f1)
 VLLM_STAMP := $(subst .installed-,.vllm-,$(STAMP))
 TOOLS_STAMP := $(subst .installed-,.tools-,$(STAMP))
 BIN := .venv/bin
@@ -92,8 +92,9 @@ bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by s
 	@$(BIN)/python scripts/bench/network/bench_weights_path.py
 	@$(if $(FULL),$(BIN)/python scripts/bench/weights/bench_weights_real.py)
 
-lock: $(STAMP) ## Write constraints.txt from what is installed (after the tests passed)
+lock: $(STAMP) ## Write constraints.txt and scripts/hashes.txt from what is installed (after the tests passed)
 	@$(BIN)/python scripts/lock.py
+	@set -e; log=.venv/install.log; . scripts/packages.sh; lock_hashes
 
 clean: ## Remove .venv and everything made
 	rm -rf .venv build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache \

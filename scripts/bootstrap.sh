@@ -85,8 +85,8 @@ require_tools() {
 
 want_uv() {
   if [ "${INSTALLER:-uv}" != uv ]; then return 1; fi
-  if .venv/bin/python -m pip install --quiet --disable-pip-version-check \
-    --constraint constraints.txt uv >>"$log" 2>&1 && .venv/bin/uv --version >>"$log" 2>&1; then
+  if .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+    --requirement <(sed -n '/^uv==/,/[^\\]$/p' "$hashes") >>"$log" 2>&1 && .venv/bin/uv --version >>"$log" 2>&1; then
     return
   fi
   say "uv cannot be had here: pip takes its place, and more time"

@@ -3,7 +3,8 @@
 Run it in an environment in which all tests have just passed. Versions lose their local part
 (`+cpu`), so that one file serves machines with and without a GPU; packages that come only with the
 CUDA builds are left out, because torch itself asks for exact versions of them, and so does vLLM of
-its own and of setuptools.
+its own and of setuptools. `make lock` then writes scripts/hashes.txt (`lock_hashes` in
+packages.sh).
 """
 
 import re

@@ -18,8 +18,11 @@ progress() {
 }
 
 overrides=(--overrides scripts/overrides.txt)
+hashes=scripts/hashes.txt
+mismatch="Hash mismatch"  # uv's words
 
-# pip knows no overrides, and takes what libp2p asks for.
+# pip knows no overrides, and takes what libp2p asks for. It checks hashes of all that it installs or of
+# nothing, and there are none of torch and of what has no file, so of nothing.
 with_pip() {
   .venv/bin/python -m pip install --disable-pip-version-check --progress-bar off \
     --constraint <(grep -v '^fastecdsa==' constraints.txt) "$@" 2>&1 | progress
@@ -42,16 +45,31 @@ set_uv() {
   uv+=(.venv/bin/uv)
 }
 
+# Writes what files the versions of constraints.txt are. torch has others on each index.
+lock_hashes() {
+  local uv
+  set_uv
+  sed '/^torch==/d; /^# /d' constraints.txt |
+    "${uv[@]}" pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate \
+      --universal --python-version 3.11 --output-file "$hashes" - >/dev/null
+}
+
 with_uv() {
   local uv
   set_uv
   "${uv[@]}" pip install --python .venv/bin/python --no-progress \
-    --constraint constraints.txt ${overrides[@]+"${overrides[@]}"} "$@" 2>&1 | progress
+    --constraint constraints.txt --constraint "$hashes" ${overrides[@]+"${overrides[@]}"} "$@" 2>&1 |
+    progress
 }
 
 install() {
   if [ "$installer" = uv ]; then
     with_uv "$@" && return
+    if grep -q "$mismatch" "$log"; then
+      grep -A 8 "$mismatch" "$log" | tail -n 9 >&2
+      say "A package is not the file that $hashes names: nothing was installed"
+      return 1
+    fi
     say "uv could not install; pip tries (what uv said is in $log)"
     installer=pip
   fi

@@ -20,8 +20,8 @@ SURFACE = {
     "learn": "--advantage --allow --announce --checkpoint-every --coordinator --correction "
     "--data-dir --evaluate-every --invite --invite-file --key-file --learning-rate --listen "
     "--log-json --lora-rank --loss --metrics-listen --model --no-dht --no-lan --no-relay "
-    "--no-upnp --peer --private --report-to --run --seed --steps --stop-after --telemetry --telemetry-ca "
-    "--telemetry-interval --threads --verbose --web-name --yes -v",
+    "--no-upnp --peer --private --report-to --run --seed --steps --stop-after "
+    "--telemetry --telemetry-ca --telemetry-interval --threads --verbose --web-name --yes -v",
     "invite": "--data-dir",
     "data check": "--answer --choices --ignore-case --question --relative-tolerance --rule "
     "--scorer --tolerance file",

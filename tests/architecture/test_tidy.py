@@ -19,7 +19,7 @@ LOADERS = ("from_pretrained", "from_config")  # of transformers' classes
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX|HA" r"CK)\b")
 MACHINE_PATH = re.compile(r"/(ho" r"me|Us" r"ers|ro" r"ot|wo" r"rk|tm" r"p)/[A-Za-z0-9_.-]+")
 TEXT_SUFFIXES = {".py", ".toml", ".md", ".sh", ".txt", ".cfg", ".yml", ".yaml", ""}
-GENERATED = {"constraints.txt", "LICENSE"}
+GENERATED = {"constraints.txt", "hashes.txt", "LICENSE"}
 BYTES = "corpus"  # folders of what the fuzzers feed, which is no text
 
 

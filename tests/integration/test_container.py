@@ -37,7 +37,7 @@ def test_the_file_has_no_fault_that_a_linter_knows(tmp_path: Path) -> None:
 
 def test_what_it_copies_is_there() -> None:
     text = FILE.read_text()
-    for name in ("overrides.txt", "constraints.txt"):
+    for name in ("overrides.txt", "hashes.txt", "constraints.txt"):
         assert f"/dist/{name}" in text
     assert (ROOT / "scripts" / "overrides.txt").exists()
     assert (ROOT / "constraints.txt").exists()

@@ -20,7 +20,7 @@ from node.environments.scoring import made, pose
 from node.environments.trial import memory_for_problems, tasks_of
 from node.hosting.models import resolve_model
 from node.sandbox import confinement
-from node.verification.verifier import ProcessVerifier
+from node.verification.verifier import ProcessVerifier, _WrongSettings
 from node.verification.warm_up import asked_of, warm_up_problems
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
@@ -167,7 +167,8 @@ def test_a_verifier_refuses_problems_beyond_its_memory(
 
     async def main() -> None:
         async with ProcessVerifier.open(config) as verifier:
-            with pytest.raises(ConfigError, match="takes more memory than there is"):
+            # before it serves, so that no stranger's group is to blame for it
+            with pytest.raises(_WrongSettings, match="takes more memory than there is"):
                 await verifier.problems([task_of("greedy", **parameters)])
 
     run_async(main)
