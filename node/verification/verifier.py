@@ -38,7 +38,7 @@ from node.verification.cells import cell_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
 from node.verification.worker_answers import (
-    Scored,
+    GroupVerdict,
     WorkEnded,
     checked_replies,
     checked_scores,
@@ -278,7 +278,7 @@ class _Foreign:
     texts: list[Said]
     limits: _Limits
     done: trio.Event = field(default_factory=trio.Event)
-    scored: Scored | None = None
+    scored: GroupVerdict | None = None
     error: Exception | None = None
     wasted_s: float = 0.0  # CPU time of a batch that it was part of and that came to nothing
 
@@ -476,7 +476,7 @@ class ProcessVerifier:
         _check_forgery(scored.forgery)
         return scored.prompt, _decided(self._rewards(scored))
 
-    async def _score_foreign(self, group: RolloutGroup) -> Scored:
+    async def _score_foreign(self, group: RolloutGroup) -> GroupVerdict:
         """Score one group with little time at first, as nearly all need. One that takes more gets
         all of it when nobody else waits; one that waited for something gets no more."""
         limits, last = self._first_limits, False
@@ -493,7 +493,9 @@ class ProcessVerifier:
             Reject.OVERRUN, f"not scored within {limits.cpu_s:g} s of CPU time, or it waited"
         )
 
-    async def _score_in_turn(self, group: RolloutGroup, limits: _Limits, *, last: bool) -> Scored:
+    async def _score_in_turn(
+        self, group: RolloutGroup, limits: _Limits, *, last: bool
+    ) -> GroupVerdict:
         """What the worker found out about a group.
 
         Raises:
@@ -563,7 +565,7 @@ class ProcessVerifier:
         for ticket in batch[len(scores) :]:
             self._waiting.put_back(ticket)
 
-    def _take(self, ticket: Ticket[_Foreign], scored: Scored, used_s: float) -> None:
+    def _take(self, ticket: Ticket[_Foreign], scored: GroupVerdict, used_s: float) -> None:
         """Settle what was found of a group. One that waited is not scored at all. One that is
         undecided after the time that a first try has is `DOUBTFUL`."""
         item, end = ticket.item, End.DONE
@@ -651,7 +653,7 @@ class ProcessVerifier:
         async with self._own_turn:
             return _result((await self._own.call(request, limits))[0])
 
-    def _rewards(self, scored: Scored) -> Verdicts:
+    def _rewards(self, scored: GroupVerdict) -> Verdicts:
         _check_own(scored.forgery)
         self.counters.scorer_errors += scored.scorer_errors
         return tuple(scored.rewards)

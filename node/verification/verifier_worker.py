@@ -50,7 +50,7 @@ from node.sandbox.namespaces import SCRATCH
 from node.sandbox.runner import NoSandbox, RunnerFailed
 from node.sandbox.runner_main import is_starved
 from node.system.child_channel import HEADER, NUMBER, body_length, decode, encode
-from node.verification.worker_answers import Scored
+from node.verification.worker_answers import GroupVerdict
 from swarm.errors import ConfigError, LocalProtocolError
 from swarm.rollouts import Task
 
@@ -436,7 +436,7 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
             limits.use(answer["cpu_s"], answer["took_s"])
             try:
                 (said,) = answer["ok"]
-                found.append(Scored(*said) if request["op"] == "score" else said)
+                found.append(GroupVerdict(*said) if request["op"] == "score" else said)
                 row = _merged(found, request["op"], count, used_s - before_s)
                 is_enough = request["op"] == "score" and found[-1].ends_group(request["foreign"])
             except (TypeError, ValueError):
@@ -485,7 +485,7 @@ def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any
     """
     if op == "reply":
         return [reply for replies_to_one in found for reply in replies_to_one]
-    scores: Sequence[Scored] = found
+    scores: Sequence[GroupVerdict] = found
     last = scores[-1]
     if last.forgery:
         return [last.prompt, [0.0] * count, 0, last.forgery, cpu_s, False]
@@ -533,7 +533,7 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """What was found of each group (`Scored`); only of the first ones where those took `enough_s`:
+    """What was found of each group (`GroupVerdict`); only of the first ones where those took `enough_s`:
     who waits for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []

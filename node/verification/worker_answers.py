@@ -13,7 +13,7 @@ class WorkEnded(ChildFailed):
     """The work itself ended the process, or failed in it."""
 
 
-class Scored(NamedTuple):
+class GroupVerdict(NamedTuple):
     """What was found of a group, in the order in which a worker tells it."""
 
     prompt: str
@@ -44,14 +44,14 @@ class Scored(NamedTuple):
         )
 
 
-def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[Scored]:
+def checked_scores(said: Any, texts: Sequence[Sequence[Said]]) -> list[GroupVerdict]:
     """What is said of groups, or of the first of them.
 
     Raises:
         WorkEnded: it has no such form.
     """
     try:
-        scores = [Scored(*each) for each in said]
+        scores = [GroupVerdict(*each) for each in said]
         sound = (0 < len(scores) <= len(texts) or not texts) and all(
             scored.is_sound(len(group)) for scored, group in zip(scores, texts, strict=False)
         )

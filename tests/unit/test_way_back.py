@@ -408,7 +408,7 @@ def test_without_a_disk_there_is_no_way_back_and_the_rate_falls_all_the_same() -
 
 # --- with a real policy --------------------------------------------------------------------------
 
-SMALL = sums(16)
+SMALL = sums(20)
 SMALL_CONFIG = change(CONFIG, run=SMALL, validation_tasks=24, rounds=4)
 RECIPE = TinyRecipe(
     hidden=32, layers=2, heads=4, key_value_heads=2, head_size=8, intermediate=48,
