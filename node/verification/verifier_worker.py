@@ -533,8 +533,8 @@ def _pose(request: Request) -> list[list[str]]:
 
 
 def _score(request: Request) -> list[list[Any]]:
-    """What was found of each group (`GroupVerdict`); only of the first ones where those took `enough_s`:
-    who waits for another group need not wait for a whole batch of dear ones.
+    """A `GroupVerdict` of each group; only of the first ones where those took `enough_s`: who waits
+    for another group need not wait for a whole batch of dear ones.
     """
     scores: list[list[Any]] = []
     began = before = _used_s()
