@@ -86,10 +86,9 @@ bench-network: $(STAMP) ## What the network costs: streams, gossip, groups, byte
 	@$(BIN)/python scripts/bench/network/bench_accept.py
 	@$(BIN)/python scripts/bench/network/bench_bytes.py
 
-bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape, a chunk's path (FULL=1, as root: all of it, hours)
+bench-weights: $(STAMP) ## What spreading weights takes: deltas, broadcasts by shape (FULL=1, as root: all of it, hours)
 	@$(BIN)/python scripts/bench/weights/bench_weights_codec.py
 	@$(BIN)/python scripts/bench/weights/bench_weights.py $(if $(FULL),--full)
-	@$(BIN)/python scripts/bench/network/bench_weights_path.py
 	@$(if $(FULL),$(BIN)/python scripts/bench/weights/bench_weights_real.py)
 
 lock: $(STAMP) ## Write constraints.txt and scripts/hashes.txt from what is installed (after the tests passed)

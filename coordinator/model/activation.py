@@ -5,7 +5,7 @@ groups meet the requirement with a margin, and with whose links no group grows t
 required depends on the broadcast, and that on who takes part, so each set that is weighed is
 assessed with its own broadcast, and the fixed point needs no iteration. It is a heuristic: greedy
 by price for each admissible group, from several pools that leave out ever more of the slow links,
-then trimmed, then improved by exchanges. `bench_activation.py` compares it with the best.
+then trimmed, then improved by exchanges.
 
 `decide` is what is done about it from one moment to the next. Rates and prices are noisy, so:
 

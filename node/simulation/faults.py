@@ -103,10 +103,7 @@ class HoardingEngine(TimedEngine):
 class HoldingSource(WorkSource):
     """Holds on to what it is given, and asks for more."""
 
-    delivers: ClassVar[int] = 0  # leases that it passes to its worker before that
     held: ClassVar[Callable[[], None]]  # told of each that it holds
-
-    _passed_on = 0
 
     async def lease(self, version: int) -> HeldLease | Declined:
         """See `WorkSource.lease`."""
@@ -114,16 +111,11 @@ class HoldingSource(WorkSource):
             lease = await super().lease(version)
             if isinstance(lease, Declined):
                 return lease
-            if self._passed_on < self.delivers:
-                self._passed_on += 1
-                return lease
             type(self).held()
             await trio.sleep(HOLDER_REST_S)
 
 
-async def take_and_hold(
-    there: SimulatedLearner, keys: Iterator[int], delivers: int, *, rotating: bool
-) -> None:
+async def take_and_hold(there: SimulatedLearner, keys: Iterator[int], *, rotating: bool) -> None:
     """Hold leases until cancelled, in one place. `keys` are hosts that nobody else uses;
     `rotating`: on to the next as soon as one holds `HELD_OF_A_KEY` leases."""
     for host in keys:
@@ -135,8 +127,7 @@ async def take_and_hold(
             if rotating and len(leases) == HELD_OF_A_KEY:
                 taken.set()
 
-        told = {"delivers": delivers, "held": staticmethod(hold)}
-        source = type("_Holding", (HoldingSource,), told)
+        source = type("_Holding", (HoldingSource,), {"held": staticmethod(hold)})
         there.actors[host] = Actor(TimedEngine, source)
         await there.start(host)
         await taken.wait()

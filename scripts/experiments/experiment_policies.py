@@ -8,14 +8,13 @@
     python experiment_policies.py generate --seeds 3        # from prompts, or from drafts
 
 Production nodes in one process, on the in-memory network under a virtual clock: exchange,
-verification, sampling, trainer and engine are the real ones, as in `experiment_sapo.py`. Run
-`demo`, policy `tiny`, four nodes, 4 own and 4 foreign groups of 8 a round. `falls` switches off all
-that is to keep a policy from falling (`as it was`), or leaves it as it is by default. `foreign`
-trains on foreign groups as if the own policy had produced them (`unweighted`), by carried log-probs
-with a truncated ratio (`weighted`, the default), on completions better than their group alone
-(`positives`), or not at all. `advantages` and `losses` have two nodes that train on their own
-groups alone; losses make four updates of a batch, as with one the ratios are all 1. `corrections`
-has two that share.
+verification, sampling, trainer and engine are the real ones. Run `demo`, policy `tiny`, four nodes,
+4 own and 4 foreign groups of 8 a round. `falls` switches off all that is to keep a policy from
+falling (`as it was`), or leaves it as it is by default. `foreign` trains on foreign groups as if
+the own policy had produced them (`unweighted`), by carried log-probs with a truncated ratio
+(`weighted`, the default), on completions better than their group alone (`positives`), or not at
+all. `advantages` and `losses` have two nodes that train on their own groups alone; losses make four
+updates of a batch, as with one the ratios are all 1. `corrections` has two that share.
 
 `rescue` has four nodes that share on `unlike.toml`: what they draw alone, and besides for own
 groups that are all wrong others' right completions of the same tasks. `meeting` has the same, and
@@ -46,7 +45,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiment_sapo import Timed, interval, value_at
+from measuring import Timed, interval, value_at
 from on_record import files_of, kept, key_of, run_missing
 
 from node.methods.choices import ADVANTAGES

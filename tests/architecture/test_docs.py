@@ -38,6 +38,10 @@ FLAGS = {
     **{f"swarm-coordinator {name}": flags for name, flags in COORDINATOR.items()},
 }
 RUN = ("NodeConfig", "run")  # the rest of a run file, which has tables of its own
+SCRIPT = re.compile(
+    r"(?<![\w/])((?:scripts|tests)/[\w/]+\.(?:py|sh))(?:[^`\n]*  # at commit ([0-9a-f]{7})\b)?"
+)
+SCRIPTS_AT = {"3e9842f"}  # commits that have the scripts of finished experiments and benchmarks
 LOADED = re.compile(r"<(?:script|img|iframe|source)[^>]*\bsrc=\"([^\"]+)|<link[^>]*href=\"([^\"]+)")
 
 markdown = script("markdown_links")
@@ -74,8 +78,27 @@ def missing_targets(text: str, makefile: str) -> set[str]:
 
 
 def missing_scripts(text: str) -> set[str]:
-    named = re.findall(r"(?<![\w/])(?:scripts|tests)/[\w/]+\.(?:py|sh)", text)
-    return {name for name in named if not (ROOT / name).is_file()}
+    """Scripts that are neither in the tree nor, as `script  # at commit 3e9842f` says, in a commit.
+
+    What is in the tree has no commit behind it.
+    """
+    return {
+        name + (f" at {commit}" if commit else "")
+        for name, commit in SCRIPT.findall(text)
+        if (ROOT / name).is_file() == bool(commit) or (commit and not is_at(commit, name))
+    }
+
+
+def is_at(commit: str, name: str) -> bool:
+    """Whether a commit has a file. Where git has no history, all that is known is the commit."""
+    if commit not in SCRIPTS_AT:
+        return False
+    git = ["git", "-C", str(ROOT), "cat-file", "-e"]
+    known, there = (
+        subprocess.run([*git, what], capture_output=True, check=False).returncode == 0
+        for what in (f"{commit}^{{commit}}", f"{commit}:{name}")
+    )
+    return there or not known
 
 
 def wrong_commands(text: str) -> list[str]:
@@ -154,6 +177,18 @@ def test_faults_in_code_are_found() -> None:
     assert missing_targets("run `make dmo`, which does not make sense", makefile) == {"dmo"}
     assert missing_targets("```sh\nA=1 make demo\n```\n", makefile) == set()
     assert missing_scripts("`scripts/gone.py` and scripts/demo.py") == {"scripts/gone.py"}
+    old = "scripts/experiments/attacks.py"
+    assert missing_scripts(f"{old} --quick  # at commit 3e9842f") == set()
+    for wrong in (f"{old}", f"`{old}`  # at commit 3e9842f", f"{old}\n  # at commit 3e9842f"):
+        assert missing_scripts(wrong) == {old}
+    assert missing_scripts(f"{old}  # at commit 0000000") == {f"{old} at 0000000"}
+    assert missing_scripts("scripts/demo.py  # at commit 3e9842f") == {"scripts/demo.py at 3e9842f"}
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: what a commit has is unknown")
+    assert missing_scripts("scripts/no.py  # at commit 3e9842f") == {"scripts/no.py at 3e9842f"}
+
+
+def test_wrong_commands_are_found() -> None:
     planted = "`swarm-node join --per ADDR` `swarm-node jion` `swarm-coordinator plan --json`"
     assert wrong_commands(planted) == ["swarm-node join: --per", "swarm-node jion"]
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from coordinator.model.activation import Choice, cheapest_set
 from coordinator.model.capacity import Capacity, Form, Infeasible, Run, Worker, assess
 from tests.coordinator_samples import MB, fleet, run_of
-from tests.support import script
+from tests.property import exact_activation
 
-exact_activation = script("exact_activation")
 FORMS = st.sampled_from(list(Form))
 
 

@@ -1,19 +1,17 @@
 """Keys that cost nothing against a learner: what they hold starves neither its workers nor those
-that come in the middle of it. Small cases of the benchmark; a planted fault is noticed."""
+that come in the middle of it. A planted fault is noticed."""
 
 import pytest
 
 from swarm.leasing.staleness import Account
-from tests.support import script
+from tests.simulation.free_keys import run_siege
 
-script("learner_lab")
-bench = script("bench_free_keys")
 COUNTED_S = 300.0
 BEGINS_AT_S = 80.0  # the learner is fed by then
 
 
 def steps(name: str) -> int:
-    row = bench.run_siege(name, counted_s=COUNTED_S, begins_at_s=BEGINS_AT_S)
+    row = run_siege(name, counted_s=COUNTED_S, begins_at_s=BEGINS_AT_S)
     assert row.over == 0
     assert row.newcomer_s is not None  # an honest worker came in the middle of it, and is at work
     count: int = row.steps
@@ -34,13 +32,13 @@ def test_keys_that_never_deliver_take_no_steps_from_a_learner_at_work(
         return account.reserved + account.buffered
 
     monkeypatch.setattr(Account, "_counted_on", property(all_that_is_out))
-    assert bench.run_siege("rotating, one machine", counted_s=COUNTED_S).steps < 0.5 * alone
+    assert run_siege("rotating, one machine", counted_s=COUNTED_S).steps < 0.5 * alone
 
 
 @pytest.mark.long
 def test_a_learner_under_siege_from_its_first_second_gets_going() -> None:
     """They take all that workers on trial may hold before any honest worker has come, and lose it
     within the life of one short lease."""
-    row = bench.run_siege("fixed, own blocks", counted_s=200.0)
+    row = run_siege("fixed, own blocks", counted_s=200.0)
     assert row.first_step_s is not None
     assert row.first_step_s < 160.0

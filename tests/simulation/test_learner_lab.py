@@ -1,5 +1,5 @@
-"""Corners of what the benchmarks of a central learner show: plans hold, and so does the bound under
-faults. Small steps; planted faults are noticed."""
+"""Plans of a central learner hold, and so does the bound under faults. Small steps; planted faults
+are noticed."""
 
 from dataclasses import replace
 
@@ -8,37 +8,33 @@ import pytest
 from node.loops import learner
 from node.loops.learner_checks import LearnerChecks
 from swarm.leasing.staleness import StalenessRules
-from tests.support import script
+from tests.simulation import planned_learner
+from tests.simulation.learner_faults import run_fault
 
-script("learner_lab")
-bench = script("bench_capacity")
-faults = script("bench_learner_faults")
 GROUPS = 16
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of few groups, and broadcasts of few chunks."""
-    monkeypatch.setattr(bench, "GROUPS_PER_STEP", GROUPS)
-    monkeypatch.setattr(bench, "CHUNKS_MAX", 16)
-    bench.version_bytes.cache_clear()
-    bench.broadcast_s.cache_clear()
+    monkeypatch.setattr(planned_learner, "GROUPS_PER_STEP", GROUPS)
+    monkeypatch.setattr(planned_learner, "CHUNKS_MAX", 16)
+    planned_learner.version_bytes.cache_clear()
+    planned_learner.broadcast_s.cache_clear()
 
 
 @pytest.mark.usefixtures("small")
 def test_a_plan_is_what_comes_and_a_plan_for_other_workers_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    setting = bench.Setting(3, 0.1, 4)
-    row = bench.measure(setting, steps=4, warm_up=4)
-    assert row.said is not None
-    assert not row.why
+    setting = planned_learner.Setting(3, 0.1, 4)
+    row = planned_learner.measure(setting, steps=4, warm_up=4)
     assert not row.is_off
     assert row.violations == 0
     assert row.broadcast_s == pytest.approx(10.0, rel=0.1)  # the model said 0.1 steps
-    plan = bench.plan
-    monkeypatch.setattr(bench, "plan", lambda each: plan(replace(each, supply=1.1)))
-    assert bench.measure(replace(setting, supply=0.5), steps=4, warm_up=4).is_off
+    plan = planned_learner.plan
+    monkeypatch.setattr(planned_learner, "plan", lambda each: plan(replace(each, supply=1.1)))
+    assert planned_learner.measure(replace(setting, supply=0.5), steps=4, warm_up=4).is_off
 
 
 @pytest.mark.long
@@ -46,7 +42,7 @@ def test_a_plan_is_what_comes_and_a_plan_for_other_workers_is_not(
 def test_a_storm_breaks_no_bound_and_a_learner_that_takes_older_groups_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = bench.weather(2, 12, workers=4, groups_per_step=GROUPS)
+    found = planned_learner.weather(2, 12, workers=4, groups_per_step=GROUPS)
     witness = found.there.witness
     assert found.deaths
     assert found.repeats
@@ -58,14 +54,14 @@ def test_a_storm_breaks_no_bound_and_a_learner_that_takes_older_groups_is_notice
         return StalenessRules(bound + 2, groups_per_step, groups_max)
 
     monkeypatch.setattr(learner, "StalenessRules", lenient)
-    planted = bench.weather(2, 12, workers=4, groups_per_step=GROUPS).there.witness
+    planted = planned_learner.weather(2, 12, workers=4, groups_per_step=GROUPS).there.witness
     assert planted.violations > 0
     assert planted.true_violations > 0
 
 
 @pytest.mark.parametrize("name", ["learner killed", "one lies about log-probs"])
 def test_a_fault_breaks_no_bound_and_training_goes_on(name: str) -> None:
-    row = faults.run_fault(name, GROUPS, fault_step=3, steps=5)
+    row = run_fault(name, GROUPS, fault_step=3, steps=5)
     assert row.is_good
     assert (row.truly_over, row.believed) == (0, 0)
     if "lies" in name:
@@ -79,7 +75,7 @@ def test_who_claims_a_version_that_was_never_published_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = "one lies about version: the learner's own"
-    row = faults.run_fault(name, GROUPS, fault_step=2, steps=6)
+    row = run_fault(name, GROUPS, fault_step=2, steps=6)
     assert (row.believed, row.truly_over) == (0, 0)
     monkeypatch.setattr(LearnerChecks, "_check_published", lambda self, group: None)
-    assert faults.run_fault(name, GROUPS, fault_step=2, steps=6).believed > 0
+    assert run_fault(name, GROUPS, fault_step=2, steps=6).believed > 0

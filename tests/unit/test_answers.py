@@ -344,6 +344,14 @@ def test_a_whole_completion_padded_with_blanks_is_worth_nothing() -> None:
     assert score_group(task, texts, "partial").rewards[2:] == (0.0, 0.0, 0.0)
 
 
+def test_what_stands_beside_a_whole_answer_is_not_taught() -> None:
+    """Who wants a text, or length, to be learned puts it beside right answers."""
+    task = assigned_task(make_run(), ALICE, 0)
+    answer = right(task)
+    texts = (answer, f"{answer}=77", f"{answer}+0+0", f"77={answer}", f"77 {answer}")
+    assert score_group(task, texts, "exact").rewards == (1.0, 0.0, 0.0, 0.0, 0.0)
+
+
 def test_rules_of_one_environment_stand_before_those_of_the_run() -> None:
     run = make_run(
         {"name": "scripted_sum", "answer": {"format": "tags", "system": ""}},

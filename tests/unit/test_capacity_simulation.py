@@ -12,9 +12,8 @@ from random import Random
 import pytest
 
 from coordinator.model.capacity import Capacity, Form, Run, Worker, assess
-from tests.support import script
+from tests.unit import learner_queue
 
-learner_queue = script("learner_queue")
 GROUPS, TRAIN_S = 24, 100.0
 CASES = 30
 UTILISATION_WITHIN = 0.03

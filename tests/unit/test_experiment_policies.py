@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import script
 
-for imported in ("on_record", "experiment_sapo"):
+for imported in ("on_record", "measuring"):
     script(imported)
 policies = script("experiment_policies")
 

@@ -1,8 +1,7 @@
 """The cheapest set of workers, by looking at all of them: what the choice of workers is held to.
 
 Written from the definition, with code of its own for what is required, for staleness and for cost;
-only the time of a broadcast is predicted by the same function. For up to 14 workers. Imported by
-`bench_activation.py` and by tests.
+only the time of a broadcast is predicted by the same function. For up to 14 workers.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""What the benchmarks of a central learner share: a learner and workers on volunteers' links.
+"""What tests of a central learner share: a learner and workers on volunteers' links.
 
 Intake, leases, quotas, the loops of learner and workers, signatures, rewards and checkpoints are
 production code under a virtual clock; training and generation are timed stand-ins. Broadcasts are
@@ -26,10 +26,6 @@ GROUPS_PER_STEP = 128  # R
 TRAIN_S = 100.0
 GROUP_SIZE = 2  # G: what a group costs to sign, check and score grows with it, nothing else here
 LEASE_LIFE_S = 300.0  # as a learner's process has it
-STANDS_IN = (
-    "Training and generation are timed stand-ins; groups have G = 2 short completions. Leases,\n"
-    "intake, signatures, rewards, checkpoints and loops are production code on volunteer links."
-)
 RUN = RunConfig.model_validate(
     {"name": "lab", "environments": [{"name": "scripted_sum", "parameters": {"max": 99_999_999}}]}
 )

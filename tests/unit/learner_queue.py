@@ -4,7 +4,7 @@ Nothing of the model is in here: events, credits and versions alone. A worker ha
 groups it generates at once; a slot takes a credit, generates for a while, and hands in its group,
 which counts as of the version that its worker had when it began. The learner takes the oldest R
 admissible groups, trains, and hands the weights out every so many steps; a worker has them when
-its own transfer is through. Imported by `bench_cost.py` and by tests.
+its own transfer is through.
 """
 
 import heapq
@@ -22,11 +22,6 @@ class QueuedWorker:
     slots: int
     generation_s: float
     transfer_s: float
-
-    @property
-    def groups_per_s(self) -> float:
-        """What it generates with all slots busy."""
-        return self.slots / self.generation_s
 
 
 @dataclass(frozen=True, slots=True)

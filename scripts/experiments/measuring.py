@@ -1,0 +1,64 @@
+"""What the experiments share: a trainer that is timed, and figures of curves and of seeds."""
+
+import math
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+
+def Timed(spec: Any) -> Any:
+    """The production trainer in this process, which takes one virtual second for each call and
+    counts the processor's seconds. Evaluations, which the paper's budget does not know, are not
+    counted: they generate one completion a prompt."""
+    import trio
+
+    from node.training.process import InProcessTrainer
+
+    class TimedTrainer(InProcessTrainer):
+        training_s = 0.0
+        counts = True
+
+        async def generate(self, prompts: Any, each: int, sampling: Any, seed: int) -> Any:
+            self.counts = each > 1
+            result = await super().generate(prompts, each, sampling, seed)
+            await trio.sleep(1.0)
+            return result
+
+        async def train(self, groups: Any) -> Any:
+            self.counts = True
+            result = await super().train(groups)
+            await trio.sleep(1.0)
+            return result
+
+        async def _run(self, compute: Any) -> Any:
+            def timed() -> Any:  # the computation alone: other nodes run while this one waits
+                before = time.process_time()
+                try:
+                    return compute()
+                finally:
+                    if self.counts:
+                        self.training_s += time.process_time() - before
+
+            return await super()._run(timed)
+
+    return TimedTrainer(spec)
+
+
+def value_at(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Linear interpolation; the ends are held."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return y0 + (y1 - y0) * (max(x, x0) - x0) / (x1 - x0) if x1 > x0 else y1
+    return points[-1][1]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half the width of its 95 % interval over seeds."""
+    if len(values) < 2:
+        return fmean(values), math.nan
+    quantile = float(student.ppf(0.975, len(values) - 1))
+    return fmean(values), quantile * stdev(values) / math.sqrt(len(values))
