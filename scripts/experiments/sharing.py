@@ -116,7 +116,12 @@ def _warmed(config: Any, environment: str, to: float, out: Path) -> Path:
     from node.policies.tiny import make_tiny
 
     recipe = TinyRecipe(target=to, steps=1_200)
-    code = code_of("node/policies", "node/environments", "node/hosting/models.py")
+    code = code_of(
+        "node/policies",
+        "node/environments",
+        "node/hosting/models.py",
+        "node/verification/warm_up.py",
+    )
     key = recipe_key(recipe, f"{config.run.run_id} {environment} {SPECIAL} {code}")
     directory = out / "policies" / f"{environment or 'all'}-{key[:16]}"
     if not directory.exists():
