@@ -30,6 +30,7 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file
 
 from node.interfaces.adapter_files import AdapterShape, Held
+from node.interfaces.contexts import context_in
 from node.interfaces.prompts import (
     NO_TEXT,
     TWO_TURNS,
@@ -446,12 +447,7 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> froz
 
 
 def _context_of(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config()
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return _CONTEXT_DEFAULT
+    return context_in(model.config.get_text_config().to_dict()) or _CONTEXT_DEFAULT
 
 
 def _read_weights(directory: Path) -> dict[str, torch.Tensor]:

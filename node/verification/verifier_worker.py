@@ -27,7 +27,6 @@ import mmap
 import os
 import resource
 import select
-import shutil
 import signal
 import struct
 import sys
@@ -43,7 +42,7 @@ from typing import Any, BinaryIO, Final
 from node.environments.answers import AnswerRule
 from node.environments.registry import is_unread, runs_code
 from node.environments.scoring import check_format, pose, replies, score_group
-from node.sandbox import confinement, runner
+from node.sandbox import confinement, runner, scratch
 from node.sandbox.bounds import IMPORTS_BYTES, memory_bound
 from node.sandbox.confinement import NONE, Layers
 from node.sandbox.namespaces import SCRATCH
@@ -330,7 +329,7 @@ class _Forks:
         used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
         status = os.waitstatus_to_exitcode(ended)
         if self.cell.layers.view:
-            _clear(SCRATCH)  # the next text finds nothing of this one
+            scratch.clear(SCRATCH)  # the next text finds nothing of this one
         if status == _RUNNER_ENDED and _runs_code(request):
             raise RunnerFailed("the runner of policies' code ended")
         if not in_time and used_s < request["cpu_s"]:
@@ -493,14 +492,6 @@ def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any
     rewards += [None] * (count - len(rewards))
     errors = sum(score.scorer_errors for score in scores)
     return [last.prompt, rewards, errors, "", cpu_s, any(score.waited is True for score in scores)]
-
-
-def _clear(folder: Path) -> None:
-    for each in folder.iterdir():
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each, ignore_errors=True)
-        else:
-            each.unlink(missing_ok=True)
 
 
 # --- requests -------------------------------------------------------------------------------------

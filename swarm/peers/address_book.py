@@ -87,25 +87,34 @@ class AddressBook:
         return {peer: entry.addresses for peer, entry in self.entries.items()}
 
     def learn(
-        self, peer: PeerId, addresses: Sequence[str], *, worked: bool, told_by: str = ""
+        self,
+        peer: PeerId,
+        addresses: Sequence[str],
+        *,
+        worked: bool,
+        told_by: str = "",
+        path: OriginPath | None = None,
     ) -> None:
         """Note a peer's addresses. Hearsay never replaces what worked, and new hearsay of a teller
-        who has told much replaces its own."""
+        who has told much replaces its own. `path`: where a peer that worked is connected from,
+        which counts before what it says of itself; None: nobody knows."""
         entry = _Entry(tuple(addresses[:ADDRESSES_MAX]))
         known = self.entries.get(peer)
         if worked:
-            self._learn_worked(peer, entry, known)
+            self._learn_worked(peer, entry, known, path)
         elif known is None and addresses:
             self.hearsay.put(peer, entry, (told_by, *_path_of(entry.addresses)))
 
-    def _learn_worked(self, peer: PeerId, entry: _Entry, known: _Entry | None) -> None:
+    def _learn_worked(
+        self, peer: PeerId, entry: _Entry, known: _Entry | None, path: OriginPath | None
+    ) -> None:
         heard = self.hearsay.pop(peer)
         if not entry.addresses:
             entry = known or heard or entry
         if not entry.addresses:
             return
         self.changed |= known is None or known.addresses != entry.addresses
-        self.entries.put(peer, _Entry(entry.addresses), _path_of(entry.addresses))
+        self.entries.put(peer, _Entry(entry.addresses), path or _path_of(entry.addresses))
 
     def failed(self, peer: PeerId, now_s: float) -> None:
         """Count a dial that failed; hearsay is forgotten, others are left alone for a while."""

@@ -377,7 +377,8 @@ class Discovery:
             log.debug("%s is a peer, %s, at %s", peer, reply.agent, ", ".join(addresses))
         self.peers[peer] = PeerInfo(reply.agent, addresses)
         worked = [self._dialled[peer]] if peer in self._dialled else []
-        self._book.learn(peer, list(dict.fromkeys([*worked, *addresses])), worked=True)
+        path = self._gater.path_of(peer)[:-1]
+        self._book.learn(peer, list(dict.fromkeys([*worked, *addresses])), worked=True, path=path)
         self._learn_hearsay(peer, reply.known_peers)
         if reply.other_hello is not None:
             self._check_other(peer, reply.other_hello)

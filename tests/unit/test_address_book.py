@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from swarm.identity import Identity, PeerId
-from swarm.limits.address_blocks import GLOBAL, LOCAL, NOWHERE, THIS_MACHINE
+from swarm.limits.address_blocks import GLOBAL, LOCAL, NOWHERE, THIS_MACHINE, path_of
 from swarm.peers.address_book import (
+    BOOK_PEERS_MAX,
     DIAL_AGAIN_MAX_S,
     DIAL_AGAIN_S,
     AddressBook,
@@ -35,6 +36,18 @@ def test_a_peer_that_does_not_answer_is_dialled_ever_more_rarely_and_never_forgo
     assert max(pauses) == pauses[-1] == DIAL_AGAIN_MAX_S
     book.learn(ANN, [], worked=True)
     assert book.entries[ANN].failures == 0
+
+
+def test_keys_of_one_address_that_name_other_networks_as_theirs_push_out_nobody() -> None:
+    book, honest = AddressBook(), [PeerId(f"honest {number}") for number in range(40)]
+    for number, peer in enumerate(honest):
+        ip = f"81.2.{number // 4}.{number % 4 + 1}"
+        book.learn(peer, [f"/ip4/{ip}/tcp/4001"], worked=True, path=path_of(ip))
+    for number in range(BOOK_PEERS_MAX + 100):
+        claimed = f"/ip4/{60 + number % 20}.{100 + number // 20}.1.1/tcp/4001"
+        greedy = PeerId(f"greedy {number}")
+        book.learn(greedy, [claimed], worked=True, path=path_of("93.184.216.34"))
+    assert book.entries.keys() >= set(honest)
 
 
 def test_hearsay_is_forgotten_at_the_first_failure() -> None:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from node.simulation.nodes import EPOCH_S, run_inline
 from swarm.errors import RemoteProtocolError
 from swarm.identity import Identity, PeerId
+from swarm.limits.address_blocks import path_of
 from swarm.peers import discovery
 from swarm.peers.address_book import (
     BOOK_PEERS_MAX,
@@ -299,6 +300,8 @@ def test_whoever_dials_us_gets_our_hello_within_a_second() -> None:
         await trio.sleep(1.2)
         assert guest.asked_at
         assert guest.asked_at[0] - connected_at < 1.2
+        await trio.sleep(1.0)
+        assert own._book.entries.size_of(path_of(world.ips[1])) == 1  # not where it says it is
 
     simulate(2, body)
 

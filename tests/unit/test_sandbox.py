@@ -325,6 +325,43 @@ def test_nothing_is_left_for_the_next_and_what_is_left_is_bounded(
     with_verifier(mole, tmp_path, body, sandbox="auto")
 
 
+_AT_SCRATCH = "import fcntl, os, struct\nT = os.environ['TMPDIR']\n"
+_ANYTHING = "assert os.listdir(T)"
+NOTES = {  # how a text leaves one for the next, and how that would find it
+    "mode": ("os.chmod(T, 0o555)", "assert os.stat(T).st_mode & 0o777 != 0o700"),
+    "no mode": ("os.chmod(T, 0)", "assert os.stat(T).st_mode & 0o777 != 0o700"),
+    "time": ("os.utime(T, (1, 12345))", "assert os.stat(T).st_mtime == 12345"),
+    "attribute": ("os.setxattr(T, 'user.note', b'x')", "assert os.listxattr(T)"),
+    "flag": (
+        "fcntl.ioctl(os.open(T, 0), 0x40086602, struct.pack('l', 0x40))",
+        "assert fcntl.ioctl(os.open(T, 0), 0x80086601, bytes(8))[0] & 0x40",
+    ),
+    "closed folder": (
+        "os.mkdir(f'{T}/d')\nopen(f'{T}/d/note', 'w')\nos.chmod(f'{T}/d', 0)", _ANYTHING
+    ),
+    "deep folders": ("os.chdir(T)\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')", _ANYTHING),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not LAYERS.view, reason="there is no scratch folder here")
+def test_what_a_text_makes_of_the_scratch_folder_tells_the_next_nothing(
+    mole: RunConfig, tmp_path: Path
+) -> None:
+    """And ends no worker, which whoever comes next would have to wait for."""
+    (tmp_path / "node").mkdir()
+
+    async def body(verifier: ProcessVerifier) -> None:
+        for kind, (leave, look) in NOTES.items():
+            texts = (_AT_SCRATCH + leave, _AT_SCRATCH + look, "pass")
+            with suppress(RemoteProtocolError):  # no flags there, or it took too long
+                found = (await verifier.verify(group(mole, *texts)))[1]
+                assert found[1:] == (0.0, 1.0), kind
+            assert (await verifier.verify(group(mole, *texts[1:])))[1] == (0.0, 1.0), kind
+        assert verifier.counters.starts == 1
+
+    with_verifier(mole, tmp_path, body, sandbox="auto")
+
+
 def test_threads_and_pairs_of_sockets_are_left_to_scorers(mole: RunConfig, tmp_path: Path) -> None:
     """What a scorer with an event loop takes."""
     loop = "import asyncio\nasyncio.run(asyncio.to_thread(sum, [1]))"

@@ -17,6 +17,7 @@ from node.engines.vllm.server import (
     SEQUENCES_MAX,
 )
 from node.engines.vllm.unfinished import Ask, Piece
+from node.interfaces.contexts import context_in
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import (
     NO_TEXT,
@@ -60,7 +61,7 @@ class ModelText:
             raise ConfigError(f"model {directory}: it names no end-of-sequence token")
         self.quantised: str = quantisation_of(directory)
         self._config = config.get("text_config", config)
-        self.context_tokens: int | None = self._config.get("max_position_embeddings")
+        self.context_tokens = context_in(self._config)
         self.vocabulary: int = self._config.get("vocab_size") or self._tokenizer.get_vocab_size()
         in_file = directory / "chat_template.jinja"
         template = _text(directory, in_file.name) if in_file.exists() else None

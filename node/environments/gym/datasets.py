@@ -257,6 +257,7 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
                 "max_divisor": 64,
                 "max_target": 64,  # it draws until a cell comes to its target
             },
+            settings_min={"max_divisor": 2},  # likewise; of 1, every cell comes to 0
         ),
         "needle_haystack": Rules(SHORT, scorer=scorers.same_text, note="spaces are not looked at"),
         "rectangle_count": Rules(
@@ -344,7 +345,10 @@ OFFERED_BY_GROUP: Final[Mapping[str, Mapping[str, Rules]]] = {
     "induction": {"acre": Rules(SHORT, size=5)},
     "logic": {
         "aiw": _NUMBER,
-        "circuit_logic": Rules(SHORT),
+        "circuit_logic": Rules(
+            SHORT,
+            settings_max={"max_terms": 20, "max_inputs": 16},  # it draws all of them in one picture
+        ),
         "knights_knaves": Rules(
             scorer=scorers.names_roles,
             note="words that name nobody are passed over",

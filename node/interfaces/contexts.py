@@ -1,0 +1,28 @@
+"""How many tokens a model's configuration says it takes. Imports neither torch nor vLLM."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_LENGTHS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
+_SHORT: Final = "original_max_position_embeddings"
+_SWITCHING: Final = ("longrope", "su")
+
+
+def context_in(config: Mapping[str, Any]) -> int | None:
+    """Tokens, by a configuration of text; None: it names no limit.
+
+    Where rotations are others beyond a length (LongRoPE), it is that length: a longer text in a
+    batch would change those of all beside it, and of what is already in a cache.
+    """
+    lengths: list[Any] = [config.get(key) for key in _LENGTHS]
+    lengths = [each for each in lengths if _is_length(each)][:1]
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, Mapping):
+        for each in (rope, *(kind for kind in rope.values() if isinstance(kind, Mapping))):
+            if each.get("rope_type", each.get("type")) in _SWITCHING:
+                lengths += [each.get(_SHORT), config.get(_SHORT)]
+    return min(filter(_is_length, lengths), default=None)
+
+
+def _is_length(value: Any) -> bool:
+    return type(value) is int and value > 0
