@@ -73,7 +73,7 @@ class _Account:
     used_s: float = 0.0  # as it was at `at`
     at: float = 0.0
     groups: int = 0  # that were done, since the last overrun
-    doubtful: int = 0  # since the account was opened
+    doubtful: int = 0  # since it was proven last
 
     def level(self, now: float) -> float:
         """Seconds used that have not faded."""
@@ -201,6 +201,8 @@ class FairQueue(Generic[Item]):
             seconds *= OVERRUN_FACTOR
         account.groups += end is End.DONE
         account.doubtful += end is End.DOUBTFUL
+        if account.groups >= PROVEN_GROUPS:
+            account.doubtful = 0
         account.add(seconds, now)
         is_proven = account.groups >= PROVEN_GROUPS
         kept, most = (self._proven, PROVEN_MAX) if is_proven else (self._unproven, UNPROVEN_MAX)

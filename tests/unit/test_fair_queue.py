@@ -99,6 +99,8 @@ def test_a_doubtful_group_is_remembered_and_proves_nobody() -> None:
         assert queue.doubtful(ANN) == count
         queue.charge(ANN, 1.0, 0.0, End.DOUBTFUL)
         assert not queue.is_proven(ANN)
+    prove(queue, ANN)
+    assert queue.doubtful(ANN) == 0
     queue.charge(BEN, 1.0, 0.0, End.OVERRUN)
     assert queue.doubtful(BEN) == queue.doubtful(PeerId("nobody")) == 0
 
