@@ -543,10 +543,12 @@ def _explain_config(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    from node.hosting.membership import JOIN_KEY_FILE
     from node.monitor.status import fetch_status, render_status, snapshot_json
 
     snapshot = fetch_status(options.data_dir)
-    _say(snapshot_json(snapshot) if options.json else render_status(snapshot))
+    private = (options.data_dir / JOIN_KEY_FILE).exists()
+    _say(snapshot_json(snapshot) if options.json else render_status(snapshot, private=private))
     return EXIT_OK
 
 

@@ -183,9 +183,10 @@ def _pointed_path(data_dir: Path) -> Path:
         return data_dir.absolute() / SOCKET_NAME
 
 
-def render_status(snapshot: StatusSnapshot) -> str:
+def render_status(snapshot: StatusSnapshot, *, private: bool = False) -> str:
     """The snapshot for a terminal, `WIDTH_COLUMNS` wide: notes, then the node, a line for each
-    peer, and last the addresses, which may be wider: a folded one could not be copied.
+    peer, and last the addresses, which may be wider: a folded one could not be copied. `private`:
+    an address alone lets nobody join.
 
     Texts from peers are stripped of control characters.
     """
@@ -193,7 +194,9 @@ def render_status(snapshot: StatusSnapshot) -> str:
     with console.capture() as captured:
         console.print(_view(snapshot))
     lines = [line.rstrip() for line in captured.get().rstrip().splitlines()]
-    if snapshot.addresses:
+    if private:
+        lines += ["", "others join with what swarm-node invite prints"]
+    elif snapshot.addresses:
         lines += ["", "others join with"]
         lines += [f"  --peer {printable(address, 400)}" for address in snapshot.addresses]
     return "\n".join(lines)

@@ -1,5 +1,6 @@
 """A conversation with a model directory, in the terminal. Runs as a child process of the command,
-because torch and transformers stay out of the node's own.
+because torch and transformers stay out of the node's own. It takes a node's share of the cores:
+torch's threads wait for each other at every operator, so one without a core holds up all of them.
 
     python -m node.policies.chat DIRECTORY [--system TEXT] [--max-new-tokens N] [--temperature T]
         [--once]
@@ -14,6 +15,7 @@ from transformers import PreTrainedTokenizerBase, TextStreamer
 
 from node.interfaces.prompts import prompt_of
 from node.policies.policy import Policy, load_policy
+from node.system.machine import core_count, counted, threads_of
 from swarm.errors import ConfigError
 from swarm.texts import printable
 
@@ -107,10 +109,12 @@ def main() -> int:
     parser.add_argument("--once", action="store_true")
     options = parser.parse_args()
     try:
-        if options.once:
-            answer_once(options.directory, options.max_new_tokens, options.temperature)
-            return 0
-        chat(options.directory, options.system, options.max_new_tokens, options.temperature)
+        with counted() as sharers:
+            torch.set_num_threads(threads_of(core_count(), sharers()))
+            if options.once:
+                answer_once(options.directory, options.max_new_tokens, options.temperature)
+                return 0
+            chat(options.directory, options.system, options.max_new_tokens, options.temperature)
     except ConfigError as error:
         sys.stderr.write(f"swarm-node: {error}\n")
         return 2

@@ -32,8 +32,6 @@ CPU_S: Final = 1800  # of all problems together; they take a minute
 LINE_BYTES_MAX: Final = 64 * 2**20
 REASON_CHARS_MAX: Final = 2000
 _MODULE: Final = "node.verification.warm_up"
-# Some datasets' packages have sloppy syntax, of which their first import warns.
-_FLAGS: Final = ("-W", "ignore::SyntaxWarning")
 
 Asked = Mapping[str, Any]
 Turns = list[tuple[str, str]]
@@ -61,7 +59,7 @@ def warm_up_problems(asked: Asked) -> Generator[Problem, None, None]:
         ChildFailed: the process ended for another reason.
     """
     child = subprocess.Popen(
-        [sys.executable, *_FLAGS, "-m", _MODULE],
+        [sys.executable, "-m", _MODULE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -374,6 +374,9 @@ def test_a_private_swarm_takes_in_the_invited_alone(make_node: MakeNode) -> None
     printed = swarm_node("invite", "--data-dir", first.data_dir)
     invitation = printed.stdout.strip()
     assert "secret" in printed.stderr
+    shown = swarm_node("status", "--data-dir", first.data_dir).stdout
+    assert "swarm-node invite" in shown
+    assert "--peer" not in shown
     stranger = make_node("s", "--peer", address).start()
     invited = make_node("b").start("--invite", invitation)
     invited_id = peer_id(invited)

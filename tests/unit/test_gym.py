@@ -55,6 +55,17 @@ def test_every_dataset_of_the_library_is_offered_or_refused_in_its_group() -> No
     assert (len(OFFERED), len(REFUSED)) == (88, 18)
 
 
+def test_python_s_warnings_of_the_library_s_syntax_are_not_shown(tmp_path: Path) -> None:
+    library = tmp_path / "reasoning_gym"
+    library.mkdir()
+    (library / "__init__.py").write_text("sloppy = 1 is 1\n")
+    (library / "factory.py").write_text("DATASETS = {}\n")
+    finder = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    code = f"{finder}; from node.environments.gym import upstream; print(upstream._library())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{}\n", "")
+
+
 def test_a_bound_is_on_a_setting_that_there_is_and_no_default_is_beyond() -> None:
     for name, rules in OFFERED.items():
         defaults = settings_of(name)

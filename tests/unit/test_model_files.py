@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.hosting.models import code_note
-from node.policies import checkpoint
+from node.policies import chat, checkpoint
 from node.policies.policy import load_policy
 from node.policies.tiny import byte_tokenizer
 from node.training.memory import shape_of
@@ -230,3 +231,21 @@ def test_a_node_does_not_wait_for_an_answer_on_a_pipe(tmp_path):
     assert "config.json names code of its own, which is not run" in said
     assert "Do you wish to run" not in said
     assert said.strip().splitlines()[-1].endswith("is never run; take another model")
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_who_talks_to_a_model_shares_the_cores_with_nodes(monkeypatch, once):
+    """With a thread on each core, and nodes on them, a reply takes minutes."""
+    taken = []
+    monkeypatch.setattr(sys, "argv", ["chat", "model", *(["--once"] if once else [])])
+    monkeypatch.setattr(chat, "core_count", lambda: 6)
+    monkeypatch.setattr(chat, "counted", lambda: nullcontext(lambda: 3))
+    for answers in ("chat", "answer_once"):
+        monkeypatch.setattr(chat, answers, lambda *_: taken.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert chat.main() == 0
+    finally:
+        torch.set_num_threads(before)
+    assert taken == [2]

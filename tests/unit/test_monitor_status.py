@@ -235,6 +235,12 @@ def test_the_view_fits_a_terminal_and_says_what_matters() -> None:
     assert text.index("malformed") < text.index("expired")  # the most frequent reason first
 
 
+def test_an_address_is_no_way_into_a_private_swarm() -> None:
+    text = render_status(snapshot(), private=True)
+    assert text.splitlines()[-1] == "others join with what swarm-node invite prints"
+    assert "--peer" not in text
+
+
 def test_a_node_that_just_started_can_be_viewed() -> None:
     text = render_status(
         snapshot(peers=(), held_out_passed=None, held_out_first=None, own_reward=None, rejected={})

@@ -10,6 +10,7 @@ import importlib
 import io
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
@@ -20,13 +21,16 @@ _SOLVED = ("zebra_puzzles",)  # what it is needed for
 
 
 def _library() -> Any:
-    """The table of datasets, with or without the solver that the library imports at its start."""
+    """The table of datasets, with or without the solver that the library imports at its start.
+    Some of its packages have sloppy syntax, of which Python warns when it compiles them."""
     try:
         importlib.import_module(_SOLVER)
     except ImportError:
         sys.modules[_SOLVER] = ModuleType(_SOLVER)
-    import reasoning_gym  # noqa: F401 - registers them
-    from reasoning_gym.factory import DATASETS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym  # noqa: F401 - registers them
+        from reasoning_gym.factory import DATASETS
 
     return DATASETS
 
