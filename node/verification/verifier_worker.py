@@ -62,6 +62,7 @@ _NUMBER: Final = struct.Struct("=Q")
 _LATER_S: Final = 0.1
 _PART_BYTES: Final = 65_536
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.0002, 0.02  # between looks whether a fork has ended
+_ALL_CPU_TIME: Final = 2  # a process's clock: of all its threads, in and out of the kernel
 _TOLD: Final = ("ok", "config", "failed")
 _INPUT_ENDED: Final = 77  # a fork's, and no scorer's that calls `exit`
 _RUNNER_ENDED: Final = 78  # likewise
@@ -323,8 +324,9 @@ class _Forks:
         fork = _fork(partial(self._work, request, texts, ours, its))
         os.close(its)
         with open(ours, "rb", buffering=0) as pipe:
-            said, in_time = _read_until(pipe, began + request["apart_s"])
-        ended, usage, in_time = _end_of(fork, began + request["apart_s"] if in_time else began)
+            said, is_all = _read_until(pipe, fork, began + request["apart_s"], request["cpu_s"])
+        ended, usage, by_itself = _end_of(fork, began + request["apart_s"] if is_all else began)
+        in_time = is_all and by_itself
         took_s = time.perf_counter() - began
         used_s = usage.ru_utime + usage.ru_stime + runner.used_s() - paid_s
         status = os.waitstatus_to_exitcode(ended)
@@ -378,9 +380,10 @@ class _Forks:
         os.waitpid(_fork(read), 0)
 
 
-def _read_until(pipe: BinaryIO, until: float) -> tuple[bytes, bool]:
+def _read_until(pipe: BinaryIO, fork: int, until: float, cpu_s: float) -> tuple[bytes, bool]:
     """All that a fork writes, and whether it closed its pipe in time. A machine that has no core
-    for it gives it more: that is our own affair, and bounded by the time of the whole request."""
+    for it gives it more: that is our own affair, and bounded by the time of the whole request. One
+    that disarmed its timer is out of time once it has used its CPU time."""
     said = bytearray()
     began = time.perf_counter()
     while len(said) <= APART_BYTES_MAX:
@@ -389,12 +392,22 @@ def _read_until(pipe: BinaryIO, until: float) -> tuple[bytes, bool]:
             if not is_starved():
                 return bytes(said), False
             until += max(_LATER_S, until - began)
-        elif select.select([pipe], [], [], left_s)[0]:
+        elif not select.select([pipe], [], [], min(left_s, _LATER_S))[0]:
+            if _cpu_s_of(fork) >= cpu_s + _LATER_S:
+                return bytes(said), False
+        else:
             part = pipe.read(_PART_BYTES)
             if not part:
                 return bytes(said), True
             said += part
     return bytes(said), False
+
+
+def _cpu_s_of(fork: int) -> float:
+    """The CPU seconds of a child that has not been waited for; 0 where its system does not tell."""
+    if sys.platform != "linux":
+        return 0.0
+    return time.clock_gettime((~fork << 3) | _ALL_CPU_TIME)  # as `clock_getcpuclockid` makes it
 
 
 def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]:

@@ -317,14 +317,17 @@ def test_in_the_verifiers_process_undecided_groups_are_nobodys_fault() -> None:
         with pytest.raises(RemoteProtocolError) as refused:
             await verifier.verify(group)
         assert refused.value.reason is Reject.UNDECIDED
-        assert sum(verifier.counters.cpu_s.values()) > 0.5  # charged to whoever sent it
+        # charged to whoever sent it: its CPU time or, on a busy machine, a share of the clock's
+        assert (
+            sum(verifier.counters.cpu_s.values())
+            > 0.8 * runner_main.WALL_MAX_S * runner_main.WALL_SHARE
+        )
         loops = [fenced(ZERO["spins"])] * 8
         group = make_group(run, posed[0].answer, *loops, task=tasks[0])
         assert (await verifier.verify(group))[1] == (1.0, *[0.0] * 8)
         assert verifier.counters.starts == 2
 
-    # On a busy machine the clock ends what spins, which is charged as all of the clock's time.
-    with_run(body, cpu_s=2 * runner_main.WALL_MAX_S)
+    with_run(body, cpu_s=8.0)  # which eight texts that loop do not use up on a busy machine
 
 
 PLANT = """

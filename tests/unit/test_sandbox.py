@@ -74,9 +74,11 @@ def group(run: RunConfig, *codes: str) -> RolloutGroup:
 Body = Callable[[ProcessVerifier], Awaitable[None]]
 
 
-def with_verifier(run: RunConfig, folder: Path, body: Body, *, sandbox: str) -> None:
+def with_verifier(
+    run: RunConfig, folder: Path, body: Body, *, sandbox: str, cpu_s: float = CPU_LIMIT_S
+) -> None:
     async def main() -> None:
-        config = make_config(run, verify_cpu_s=CPU_LIMIT_S, verify_sandbox=sandbox)
+        config = make_config(run, verify_cpu_s=cpu_s, verify_sandbox=sandbox)
         config = config.model_copy(update={"data_dir": folder / "node"})
         async with ProcessVerifier.open(config) as verifier:
             await body(verifier)
@@ -126,7 +128,7 @@ def test_a_scorer_that_runs_texts_reaches_nothing(
         assert found == ((0.0,) if sandbox == "auto" else (1.0,))
         assert verifier.counters.starts == 1
 
-    with_verifier(mole, world[0], body, sandbox=sandbox)
+    with_verifier(mole, world[0], body, sandbox=sandbox, cpu_s=2.0)  # of so many forks
 
 
 @pytest.mark.parametrize("sandbox", ["auto", "off"])
@@ -153,7 +155,7 @@ def test_a_text_finds_nothing_of_others_in_its_scorer(
         elif together:
             assert 1.0 in found[1:-1]
 
-    with_verifier(mole, tmp_path, body, sandbox=sandbox)
+    with_verifier(mole, tmp_path, body, sandbox=sandbox, cpu_s=2.0)
 
 
 SLEEPS = {
@@ -185,7 +187,7 @@ def test_a_scorer_in_which_texts_wait_is_cut_off_and_blamed(
         assert verifier.counters.starts == 1
         assert verifier.counters.second_tries == 0
 
-    with_verifier(mole, tmp_path, body, sandbox="auto")
+    with_verifier(mole, tmp_path, body, sandbox="auto", cpu_s=2.0)
 
 
 def test_it_is_told_where_a_machine_has_no_core_left() -> None:
