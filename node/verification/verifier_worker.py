@@ -168,8 +168,16 @@ def _claim_stdout() -> BinaryIO:
 
 def _read(requests: BinaryIO) -> bytes:
     """The next frame without its header; empty where the input ended."""
-    header = requests.read(HEADER.size)
-    return requests.read(body_length(header)) if len(header) == HEADER.size else b""
+    header = _read_whole(requests, HEADER.size)
+    return _read_whole(requests, body_length(header)) if len(header) == HEADER.size else b""
+
+
+def _read_whole(pipe: BinaryIO, size: int) -> bytes:
+    """So many bytes, or fewer where the input ended. A pipe without a buffer gives what it has."""
+    found = bytearray()
+    while len(found) < size and (part := pipe.read(size - len(found))):
+        found += part
+    return bytes(found)
 
 
 def _tell(answers: BinaryIO, answer: Mapping[str, Any]) -> None:

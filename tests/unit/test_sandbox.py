@@ -25,7 +25,7 @@ from swarm.errors import ChildFailed, ConfigError, Reject, RemoteProtocolError
 from swarm.rollouts import RolloutGroup
 from tests.support import run as run_async
 from tests.unit.sandbox_attacks import SECRET_VARIABLE, attacks
-from tests.unit.tasks_support import ALICE, make_config, make_group, make_run
+from tests.unit.tasks_support import ALICE, first_tasks, make_config, make_group, make_run
 from tests.unit.thieves import thief
 
 CPU_LIMIT_S = 0.5
@@ -203,6 +203,22 @@ def test_it_is_told_where_a_machine_has_no_core_left() -> None:
         os.sched_setaffinity(0, cores)
         beside.kill()
         beside.wait()
+
+
+@pytest.mark.usefixtures("mole")
+def test_a_group_of_more_than_a_pipe_holds_is_scored_whole(tmp_path: Path) -> None:
+    """Beside a plug-in a built-in environment has a fork for each group, which reads in parts."""
+    (tmp_path / "node").mkdir()
+    run = make_run({"name": "mole"}, {"name": "scripted_sum"})
+
+    async def body(verifier: ProcessVerifier) -> None:
+        task = next(t for t in first_tasks(run, ALICE, 64) if t.environment == "scripted_sum")
+        (posed,) = await verifier.problems([task])
+        texts = [posed.answer, *["x" * 8_000] * 24]
+        assert (await verifier.verify(make_group(run, *texts, task=task)))[1] == (1.0, *[0.0] * 24)
+        assert await verifier.score([task], [texts]) == [(1.0, *[0.0] * 24)]
+
+    with_verifier(run, tmp_path, body, sandbox="auto", cpu_s=8.0)
 
 
 def test_what_is_counted_for_all_is_out_of_a_texts_reach(mole: RunConfig, tmp_path: Path) -> None:
