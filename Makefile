@@ -42,7 +42,7 @@ test: $(STAMP) ## The quick tests: minutes; no root, browser or vLLM (TEST_ARGS=
 	@$(PYTEST) -m quick --durations=10 $(TEST_ARGS)
 
 test-all: $(VLLM_STAMP) $(TOOLS_STAMP) ## All tests (TEST_ARGS="tests/hostile" for some)
-	@$(PYTEST) --durations=50 $(TEST_ARGS)
+	@$(BIN)/python -m tests.run_slow $(WITH_ALL_CORES) --durations=50 $(TEST_ARGS)
 
 test-oldest: $(STAMP) ## The quick tests with the oldest packages that pyproject.toml allows
 	@scripts/bounds.sh oldest $(WITH_ALL_CORES) -m quick $(TEST_ARGS)
