@@ -29,8 +29,7 @@ ELSEWHERE: Final = {
     "EXPERIMENTS.md": "experiments.md",
     "swarm/PROTOCOL.md": "protocol.md",
     "assets/dashboard.png": "assets/dashboard.png",
-    "experiments/sapo.png": "experiments/sapo.png",
-    "experiments/staleness.png": "experiments/staleness.png",
+    "experiments/sharing.png": "experiments/sharing.png",
 }
 MARK: Final = re.compile(r"^<!-- generated: (\w+) -->$", re.M)
 

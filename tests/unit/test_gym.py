@@ -78,12 +78,8 @@ def test_a_scorer_that_is_not_the_library_s_own_has_a_reason() -> None:
         assert bool(rules.note) == (rules.scored_by != "the library's"), name
 
 
-def test_the_page_has_a_row_for_each() -> None:
+def test_the_page_has_the_counts() -> None:
     page = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.count(" | ") == 5]
-    offered = {(n, g, r.verdict) for g, of in OFFERED_BY_GROUP.items() for n, r in of.items()}
-    refused = {(n, g, f"refused: {why}") for g, of in REFUSALS.items() for n, why in of.items()}
-    assert {tuple(row[:3]) for row in rows[2:]} == offered | refused
     guarded = sum(rules.scored_by != "the library's" for rules in OFFERED.values())
     counts = f"{len(OFFERED)} of the {len(OFFERED) + len(REFUSED)} datasets", f"{guarded} scorers"
     assert all(count in page for count in (*counts, f"refuses {len(REFUSED)}."))
