@@ -271,7 +271,7 @@ def _read_state(directory: Path) -> tuple[Progress, Mapping[str, Any]] | None:
 
 
 def _remove_unless_held(directory: Path) -> None:
-    """See `Checkpoints.held`; what is held goes after a later checkpoint."""
+    """Remove a checkpoint that no `Checkpoints.held` block uses; a later save tries again."""
     try:
         with (directory / STATE_FILE).open("r+") as lock:  # some file systems lock no other kind
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

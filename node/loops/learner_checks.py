@@ -103,7 +103,6 @@ class LearnerChecks:
         self._records: dict[PeerId, Record] = {}  # of workers, the one looked at last at the end
 
     async def reward(self, lease: Lease, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """See `Checks.reward`."""
         self._check_published(group)
         assignment = (await self._guard.leased(lease.stream, [group.task.index]))[0]
         return await self._guard.verify(group, assignment.task)
@@ -120,7 +119,6 @@ class LearnerChecks:
                     )
 
     async def rescore(self, group: RolloutGroup, prompt: str) -> str | None:
-        """See `Checks.rescore`."""
         if self._scorer is None:
             return ""
         as_given = TrainingGroup(

@@ -102,7 +102,6 @@ chosen_generate = partial(chosen, {"speculative": speculative.Speculative, "hint
 
 
 def chosen_loss(value: Any) -> LossSettings:
-    """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
 
 

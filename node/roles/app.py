@@ -365,15 +365,12 @@ class App:
         await self.tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
 
     async def show(self, groups: Sequence[SampledGroup]) -> None:
-        """See `Listener.show`."""
         await trio.to_thread.run_sync(keep, self._samples, groups)
 
     def note_outcome(self, outcome: Outcome) -> None:
-        """See `Listener.note_outcome`."""
         self._telemetry.reporter.note_outcome(outcome)
 
     async def tell(self, record: Record) -> None:
-        """See `Listener.tell`."""
         await trio.to_thread.run_sync(self._events.write, record)
         reporter, snapshot = self._telemetry.reporter, self._snapshot()
         reporter.note(record)

@@ -66,13 +66,10 @@ COORDINATOR_SILENT_S: Final = 60.0  # after which its absence is worth a note
 
 # Long: the whole of `Role` for a learner.
 class LearnerRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "learner"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`."""
         rules = rules_of(config)
         if rules.peer != identity.peer_id:
             raise ConfigError(
@@ -109,7 +106,6 @@ class LearnerRole:
         self.ready = trio.Event()  # it learns
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
         config, world = self._config, self._world
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -336,7 +332,6 @@ class LearnerRole:
     # --- for whoever watches ------------------------------------------------------------------
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`."""
         snapshot = replace(
             self._training.status(snapshot),
             role="learner",
@@ -359,7 +354,6 @@ class LearnerRole:
         )
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         works = [*self._training.works(), *self._node.works()]
         if self._publishing is None:  # nothing has begun
             return works
@@ -373,7 +367,6 @@ class LearnerRole:
         return works if spread is None else [*works, spread]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
         return Extras() if self.steering is None else self.steering.extras()
 
 

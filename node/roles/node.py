@@ -122,7 +122,7 @@ class Node:
         return ELSEWHERE if share == producer else str(share)
 
     async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
-        """See `HeldOutGuard.verify`; what a good group says of its task is heard."""
+        """Verify a foreign group. Keep what a good one reports of its task."""
         prompt, rewards = await self.guard.verify(group)
         self.choice.hear(group)
         if self._config.hears_solutions and is_common(self._config.run, group.task):

@@ -87,9 +87,7 @@ class Makes(Protocol):
         self, world: World, config: NodeConfig, node: Node, listener: Listener, /
     ) -> Role: ...
 
-    def needs(self, config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`."""
-        ...
+    def needs(self, config: NodeConfig, identity: Identity) -> Needs: ...
 
 
 def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sync) -> Checkpoints:

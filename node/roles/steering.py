@@ -157,11 +157,9 @@ class Steering:
 
     @property
     def plan_number(self) -> int:
-        """See `Steered`."""
         return 0 if self._plan is None else self._plan.number
 
     async def follow(self, plan: SetPlan) -> None:
-        """See `Steered`."""
         try:
             await self._run_sync(write_whole, self._path, codec.encode(plan))
         except OSError as error:  # it is followed all the same, until the next start
@@ -182,7 +180,6 @@ class Steering:
 
     # Long: one report, field by field.
     def report(self) -> LearnerReport:
-        """See `Steered`."""
         learner, intake = self._learner, self._intake
         counts = None if intake is None else intake.counts()
         workers = coordination.pack(self.workers())

@@ -67,13 +67,11 @@ def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
 
 
 class WorkerRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "worker"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`: its policy comes from the learner."""
+        """The policy comes from the learner."""
         if rules_of(config).peer == identity.peer_id:
             raise ConfigError(
                 f"this key is the learner's of run {config.run.name}: use swarm-node learn"
@@ -129,7 +127,6 @@ class WorkerRole:
         )
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
         self._node.discovery.sought = self._learner
         await self._listener.tell(self._joined())
         opened = self._world.open_following(
@@ -237,7 +234,7 @@ class WorkerRole:
         )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`; the policy is the run's."""
+        """The snapshot with the last batch of work."""
         work = self._last
         version = work.policy_version if work else 0
         return replace(
@@ -252,7 +249,6 @@ class WorkerRole:
         )
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         works = self._node.works()
         if self._host.starting:
             works.append(Work(f"starting the engine ({self._config.engine})"))
@@ -260,7 +256,6 @@ class WorkerRole:
         return works if progress is None else [*works, version_work(progress)]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
         bound = {m.STALENESS_BOUND_STEPS: float(self._rules.staleness_max)}
         if self._service is None:
             return Extras()

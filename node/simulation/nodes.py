@@ -62,27 +62,23 @@ class SimulatedNetwork:
         self._secrets = self.rng("secrets")
 
     def now_s(self) -> float:
-        """See `Network.now_s`."""
         return EPOCH_S + trio.current_time() + self._clock_off_s
 
     def rng(self, purpose: str) -> Random:
-        """See `Network.rng`."""
         return self.world.rng(f"{self._name}/{purpose}")
 
     def secret(self, size_bytes: int) -> bytes:
-        """See `Network.secret`: drawn, so that a seed replays it."""
+        """Bytes drawn from the seed, so that a run can be replayed."""
         return self._secrets.randbytes(size_bytes)
 
     @asynccontextmanager
     async def open_transport(
         self, identity: Identity, config: NodeConfig, membership: Membership
     ) -> AsyncIterator[Transport]:
-        """See `Network.open_transport`."""
         await trio.lowlevel.checkpoint()
         yield self.world.join(self.host)
 
     def can_be_dialled(self, transport: Transport) -> bool:
-        """See `Network.can_be_dialled`."""
         return True
 
 

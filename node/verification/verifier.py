@@ -204,7 +204,6 @@ class InlineVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         await trio.lowlevel.checkpoint()
         check_assignment(self._run, group, task)
         try:
@@ -216,13 +215,11 @@ class InlineVerifier:
         return scored.prompt, _decided(scored.rewards)
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         await trio.lowlevel.checkpoint()
         prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
         return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
         scored = [self._score(*group) for group in zip(tasks, texts, strict=True)]
         for each in scored:
@@ -232,7 +229,6 @@ class InlineVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         await trio.lowlevel.checkpoint()
         return [replies(*each) for each in zip(tasks, transcripts, strict=True)]
 
@@ -464,7 +460,6 @@ class ProcessVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         check_assignment(self._run, group, task)
         try:
             scored = await self._score_foreign(group)
@@ -600,7 +595,6 @@ class ProcessVerifier:
     # --- own work -----------------------------------------------------------------------------
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         try:
             posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
         except _Overran:
@@ -608,7 +602,7 @@ class ProcessVerifier:
         return [PosedProblem(*problem) for problem in posed]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
+        """A group that runs out of CPU time on its own is worth 0."""
         scored: list[Verdicts] = []
         while len(scored) < len(tasks):  # at most so much in one request
             rest = (tasks[len(scored) :], texts[len(scored) :])
@@ -623,7 +617,6 @@ class ProcessVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         found: list[list[str | None]] = []
         while len(found) < len(tasks):  # at most so much in one request
             rest = transcripts[len(found) :]
