@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from node.interfaces.trainer import Trainer
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from swarm.errors import ConfigError
 from swarm.storage.files import RunSync
 

@@ -29,7 +29,8 @@ from node.loops.learner import (
     version_after,
 )
 from node.loops.learner_checks import LearnerChecks, Scores
-from node.loops.sapo import Progress
+from node.loops.parts import LivePolicy
+from node.loops.progress import Progress
 from node.loops.spreading import SpreadWatch
 from node.monitor.console.progress import Work, spread_work
 from node.monitor.reporting import Extras
@@ -221,25 +222,19 @@ class LearnerRole:
         progress: Progress,
         resumed: Checkpoint | None,
     ) -> None:
-        node, sharing = self._node, self._node.sharing
+        node = self._node
         intake = await self._restored(publishing, scorer, resumed, progress, policy)
         await self._listener.tell(node.started(policy, progress))
         await node.note_maker(trainer.maker, self._listener.tell)
         self._last = None
         learner = self.learner = Learner(
-            self._config,
-            self._rules,
-            trainer,
-            trainer,
-            node.verifier,
+            node.parts,
+            LivePolicy(trainer, trainer, policy.tokenizer),
             intake,
             publishing.outlet,
             self._training.checkpoints,
             progress,
-            exchange=None if sharing is None else sharing.exchange,
-            tokenizer=policy.tokenizer,
-            on_phase=node.enter,
-            on_samples=self._listener.show,
+            self._listener.show,
         )
         steering.attend(learner, intake)
         self.ready.set()

@@ -30,7 +30,7 @@ from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
 from node.hosting.policy_host import HostsPolicy, PolicyHost
 from node.interfaces.engine import RolloutEngine, Tell
 from node.loops.learner_checks import Scorer, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.records import Trouble
 from node.roles.peer import Peer
 from node.roles.versions import following, publishing

@@ -18,7 +18,8 @@ from node.hosting.membership import Membership
 from node.hosting.run_data import held_data
 from node.interfaces.engine import Maker
 from node.interfaces.trainer import PolicyInfo
-from node.loops.sapo import Progress
+from node.loops.parts import NodeParts
+from node.loops.progress import Progress
 from node.methods.filters.rescue import SolvedTasks
 from node.monitor.console.progress import Work
 from node.records.event_log import Record
@@ -98,6 +99,21 @@ class Node:
         self.phase = "starting"
         self.precision = ""  # of the engine
         self.notes = Notes()
+
+    @property
+    def parts(self) -> NodeParts:
+        """The parts that the loops work with."""
+        return NodeParts(
+            self._config,
+            self.peer.identity.peer_id,
+            self.verifier,
+            self.guard,
+            None if self.sharing is None else self.sharing.exchange,
+            self.choice,
+            self.solved,
+            self._world.now_s,
+            self.enter,
+        )
 
     def _voice_of(self, producer: PeerId) -> str:
         """In whose name a producer is believed: an address block, all relayed peers, or all whose

@@ -16,7 +16,7 @@ from node.engines.vllm.server import ServerFailed
 from node.hosting.models import CHECKPOINTS
 from node.interfaces.trainer import PolicyInfo
 from node.loops.checkpoints import Checkpoint, Checkpoints
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.monitor.console.progress import Work
 from node.monitor.reporting import Extras
 from node.records.event_log import Record
@@ -173,7 +173,7 @@ class Training:
         resumed = self.checkpoints.latest()
         progress = resumed.progress if resumed else Progress()
         spent = max(progress.next_index, self.checkpoints.reserved())
-        progress = progress.with_next_index(spent)
+        progress = replace(progress, next_index=spent)
         async with AsyncExitStack() as stack:
             trainers: list[SamplingTrainer] = []
 

@@ -15,8 +15,8 @@ from node.config import NodeConfig
 from node.config.node import rules_of
 from node.engines.vllm.engine import NOT_INSTALLED
 from node.interfaces.trainer import PolicyInfo
+from node.loops.progress import Progress
 from node.loops.rollout_worker import IdleNote, RolloutWorker
-from node.loops.sapo import Progress
 from node.monitor.console.progress import Work, version_work
 from node.monitor.reporting import Extras, broadcast_row
 from node.records.event_log import Record

@@ -13,7 +13,7 @@ from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import Trainer
 from node.loops.learner import PolicyOutlet
 from node.loops.learner_checks import Scores, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.event_log import Record
 from node.records.records import SampledGroup
 from node.roles.peer import Network, Peer

@@ -27,7 +27,7 @@ from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import TrainingGroup
 from node.loops.learner import Learner
 from node.loops.learner_checks import Scores, VersionDirectory
-from node.loops.sapo import HandOver
+from node.loops.parts import HandOver
 from node.records.event_log import Record
 from node.records.records import SampledGroup, StepDone, Trouble, WorkDone
 from node.roles.learner import LearnerRole

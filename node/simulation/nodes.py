@@ -18,7 +18,8 @@ from node.hosting.membership import Membership
 from node.interfaces.engine import RolloutEngine
 from node.interfaces.trainer import Trainer
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import Progress
+from node.loops.parts import LivePolicy
+from node.loops.progress import Progress
 from node.records.records import StatusSnapshot
 from node.roles.node import Node
 from node.roles.peer import Peer
@@ -137,7 +138,7 @@ def build(
     )
     verifier = verifier or InlineVerifier(config.run)
     node = Node(config, network, peer, verifier, pool, config.external_groups)
-    return SimulatedNode(host, node, Rounds(config, network.now_s, node), transport, pool)
+    return SimulatedNode(host, node, Rounds(config, node), transport, pool)
 
 
 async def run(
@@ -161,8 +162,7 @@ async def run(
     async with trio.open_nursery() as nursery:
         await nursery.start(simulated.node.run_network)
         await simulated.rounds.run(
-            trainer,
-            engine,
+            await LivePolicy.of(trainer, engine),
             progress or Progress(),
             leaving=simulated.leaving,
             on_record=keep,

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -33,7 +33,7 @@ from node.environments.scoring import pose
 from node.interfaces.engine import Sampling
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.loops.checkpoints import Checkpoints
-from node.loops.sapo import Progress
+from node.loops.progress import Progress
 from node.records.records import RoundDone
 from node.roles.sharing import pool_limits
 from node.simulation.learner import LearnerCase, SimulatedLearner, run_of
@@ -497,7 +497,7 @@ class _Simulation:
             policy.restore(saved.directory)
             progress = saved.progress
         spent = max(progress.next_index, checkpoints.reserved())
-        return policy, progress.with_next_index(spent), checkpoints
+        return policy, replace(progress, next_index=spent), checkpoints
 
     def _host(self, number: int) -> _Host:
         swarm, rng = self._scenario.swarm, self._world.rng(f"host/{number}")

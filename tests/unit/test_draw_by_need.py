@@ -13,7 +13,9 @@ from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
 from node.interfaces.prompts import question_of
 from node.interfaces.trainer import TrainingGroup, TrainReport
-from node.loops.sapo import Progress, Sapo
+from node.loops.parts import LivePolicy, NodeParts
+from node.loops.progress import Progress
+from node.loops.sapo import Sapo
 from node.methods.control.vade import Vade
 from node.methods.filters.need import ByNeed, by_need
 from node.methods.samplers import draw_needed
@@ -185,10 +187,11 @@ def test_one_task_again_and_again_takes_no_places() -> None:
         made = make_group(run, str(number), "x", producer=ALICE, task=task)
         groups.append(VerifiedGroup(GroupId(bytes([number]) * 32), made, "", (1.0, 0.0)))
     offered, nothing = Offered(groups), cast("Any", None)
-    sapo = Sapo(
-        make_config(run), ALICE, nothing, nothing, nothing, nothing, cast("Any", offered),
-        Progress(), tokenizer="", now_s=lambda: 0.0,
+    node = NodeParts(
+        make_config(run), ALICE, nothing, nothing, cast("Any", offered), TaskChoice(run, None),
+        nothing, lambda: 0.0,
     )  # fmt: skip
+    sapo = Sapo(node, LivePolicy(nothing, nothing, ""), Progress())
     candidates = [Candidate(each.group_id, ALICE, each.rewards, 1, 0) for each in groups]
     for seed in range(20):
         chosen = trio.run(sapo._needed, candidates, 4, Random(seed), 4, PLAIN)

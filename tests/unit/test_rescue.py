@@ -256,12 +256,12 @@ def test_what_was_not_decided_is_neither_rescued_nor_learned(monkeypatch) -> Non
     from node.loops import sapo
 
     monkeypatch.setattr(sapo, "rewards_of", lambda found: (0.0,) * len(found))
-    original = sapo.OwnGroup
+    original = sapo.VerifiedGroup
 
-    def undecided(*args: object) -> object:
-        return original(*args[:5], decided=False)  # type: ignore[misc]
+    def undecided(*args: object, **more: object) -> object:
+        return original(*args, **{**more, "decided": False})  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sapo, "OwnGroup", undecided)
+    monkeypatch.setattr(sapo, "VerifiedGroup", undecided)
     rounds, _ = lives(CONFIG.model_copy(update={"replay": Rescue()}))
     assert sum(each.rescued_groups for each in rounds) == 0
 

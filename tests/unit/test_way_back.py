@@ -18,7 +18,8 @@ from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
 from node.loops.evaluation import evaluate
-from node.loops.sapo import HandOver, Progress
+from node.loops.parts import HandOver, LivePolicy
+from node.loops.progress import Progress
 from node.loops.validation import RATE_SHARE_MIN
 from node.policies.recipe import TinyRecipe
 from node.policies.tiny import make_tiny
@@ -111,13 +112,11 @@ async def _lives(
             node.records.append(record)
 
         await node.rounds.run(
-            policy,
-            policy,
+            await LivePolicy.of(policy, policy, hand_over),
             progress,
             leaving=node.leaving,
             on_record=keep,
             checkpoints=kept,
-            hand_over=hand_over,
         )
         return node
 

@@ -9,8 +9,8 @@ from annotated_types import Ge
 
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, whole
-from node.methods.groups import GroupView
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ZeroAdvantage(MethodSettings):
     kind: Literal["zero_advantage"] = "zero_advantage"
 
 
-def zero_advantage(groups: Sequence[GroupView], set_to: ZeroAdvantage) -> tuple[int, ...]:
+def zero_advantage(groups: Sequence[VerifiedGroup], set_to: ZeroAdvantage) -> tuple[int, ...]:
     """The places of groups whose rewards differ (DAPO's test, arXiv 2503.14476).
 
     Raises:

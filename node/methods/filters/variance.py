@@ -10,8 +10,8 @@ from annotated_types import Ge, Gt, Le
 
 from node.methods.advantages.group import is_flat
 from node.methods.checked import probability, right_of
-from node.methods.groups import GroupView
 from node.methods.method import MethodSettings
+from swarm.rollouts import VerifiedGroup
 
 ROUNDING: Final = 1e-9  # by which a score may lie below what it is
 
@@ -79,7 +79,7 @@ def _largest(rollouts: int) -> int:
 
 
 def variance(
-    groups: Sequence[GroupView], score_min: float, bank: VarianceBank, set_to: Variance
+    groups: Sequence[VerifiedGroup], score_min: float, bank: VarianceBank, set_to: Variance
 ) -> VarianceChoice:
     """Groups with a score of at least `score_min` are kept, and their tasks go into the bank with
     a score that moves slowly (VCRL), but for tasks without a name. For each group that is not kept
