@@ -11,11 +11,10 @@ from random import Random
 
 import trio
 
-from node.interfaces.engine import Maker, Sampling
+from node.interfaces.engine import Maker, RolloutEngine, Sampling
 from node.interfaces.prompts import hint_of, question_of
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
-from node.system.pause_gate import Gate
 from swarm.errors import ChildFailed
 from swarm.rollouts import Completion, FinishReason
 
@@ -24,7 +23,7 @@ SKILL_STEP = 0.005  # gained with each informative group
 TOKENIZER = "scripted-bytes"
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(RolloutEngine):
     """Engine and trainer in one, as the real trainer process is."""
 
     maker = Maker("scripted")
@@ -38,7 +37,6 @@ class ScriptedPolicy:
         self.trained: list[TrainingGroup] = []  # of the last batch
         self._generate_s = generate_s
         self._train_s = train_s
-        self._gate = Gate()
 
     async def info(self) -> PolicyInfo:
         """See `Trainer.info`."""
@@ -50,8 +48,7 @@ class ScriptedPolicy:
         """See `RolloutEngine.generate`. A prompt is "a+b="; a wrong answer is off by one. A
         completion goes on from the prompt's hint where that is the answer's beginning. All is
         sampled at the end, with the version of that moment."""
-        async with self._gate.passing():
-            await trio.sleep(self._generate_s)
+        await trio.sleep(self._generate_s)
         rng = Random(seed)
         return [
             tuple(self._complete(prompt, sampling, rng) for _ in range(completions_each))
@@ -78,15 +75,6 @@ class ScriptedPolicy:
         except (OSError, ValueError) as error:
             raise ChildFailed(f"weights {weights}: {error}") from error
         self.skill, self.version = skill, policy_version
-
-    async def pause(self) -> None:
-        """See `RolloutEngine.pause`."""
-        await self._gate.pause()
-
-    async def resume(self) -> None:
-        """See `RolloutEngine.resume`."""
-        self._gate.resume()
-        await trio.lowlevel.checkpoint()
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
         """See `Trainer.train`."""

@@ -56,7 +56,7 @@ class Scorer:
         try:
             yield scorer
         finally:
-            await scorer._process.stop()
+            await scorer._process.close()
 
     async def score(self, version: int, group: TrainingGroup) -> Columns | None:
         """What a version says of a group's tokens; None where its files are gone.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Generic, Protocol, TypeVar
 
-from node.interfaces.engine import PartialEngine, PendingGroup, Sampling
+from node.interfaces.engine import PendingGroup, RolloutEngine, Sampling
 from node.verification.held_out import Assignment
 from swarm.rollouts import Completion, Task
 
@@ -50,7 +50,7 @@ class Works(Protocol[W]):
 class EngineWorks:
     """Completions of one turn, by an engine that can be interrupted."""
 
-    def __init__(self, engine: PartialEngine) -> None:
+    def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
     async def begin(
@@ -60,7 +60,7 @@ class EngineWorks:
         each: int,
         sampling: Sampling,
         seed: int,
-    ) -> list[PendingGroup]:
+    ) -> Sequence[PendingGroup]:
         return await self._engine.begin(prompts, each, sampling, seed)
 
     async def advance(

@@ -23,7 +23,7 @@ from functools import partial
 from math import ceil, isfinite, nan
 from random import Random
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import trio
 
@@ -31,7 +31,6 @@ from node.config import RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
-from node.interfaces.engine import CountingEngine, DraftingEngine, PartialEngine
 from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
@@ -134,7 +133,7 @@ class Sapo:
         self._player = Player(config.run, policy.engine, node.verifier)
         self._partial: PartialRollouts[Any] | None = None
         if config.over_provision > 1.0:
-            by_engine = EngineWorks(cast("PartialEngine", policy.engine))
+            by_engine = EngineWorks(policy.engine)
             works = self._player if config.run.has_turns else by_engine
             self._partial = PartialRollouts(works, config.over_provision)
         self._drafts, self._drafted = DraftBank(), 0
@@ -195,7 +194,7 @@ class Sapo:
 
     def _generated(self, own: Sequence[VerifiedGroup]) -> int:
         """Tokens that were sampled for the round."""
-        if isinstance(self._engine, CountingEngine):
+        if self._engine.capabilities.counts:
             return self._engine.take_sampled()
         return sum(_sampled(c) for each in own for c in each.group.completions)
 
@@ -294,8 +293,7 @@ class Sapo:
             draft for its in assigned for draft in self._drafts.drafts(its.task, its.prompt, each)
         ]
         self._drafted += sum(len(draft.token_ids) for draft in drafts)
-        engine = cast("DraftingEngine", self._engine)
-        made = await engine.redraft(drafts, set_to, self._sampling, seed)
+        made = await self._engine.redraft(drafts, set_to, self._sampling, seed)
         return [tuple(made[at : at + each]) for at in range(0, len(made), each)]
 
     def _with_hint(self, assigned: Assignment, number: int) -> Assignment:

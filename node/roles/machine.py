@@ -22,7 +22,8 @@ from node.config.joined import recall
 from node.engines.openai.engine import ServedModel
 from node.engines.policy_files import policy_files
 from node.engines.vllm.engine import open_vllm
-from node.hosting.engine_hosts import PARAMETER_BYTES, base_directory, first_answer_counts
+from node.engines.vllm.server import ServerSettings
+from node.hosting.engine_hosts import PARAMETER_BYTES, first_answer_counts
 from node.hosting.hand_over import EngineHandOver, device_plan
 from node.hosting.membership import Membership
 from node.hosting.models import served_model, trainer_spec, vllm_context_tokens
@@ -205,28 +206,28 @@ class RealWorld(RealNetwork, World):
         self, config: NodeConfig, trainer: TrainerProcess, listener: Listener
     ) -> AsyncIterator[tuple[RolloutEngine, HandOver | None]]:
         info = await trainer.info()
-        merged = config.lora_rank == 0 or config.merges_adapters
         size_bytes = info.parameters * PARAMETER_BYTES
         plan = device_plan(config, info)
         tell = _trouble_to(listener)
         with (
-            policy_files(config.data_dir, size_bytes, merged=merged) as files,
+            policy_files(config.data_dir, size_bytes) as files,
             self._under_way("starting vLLM") as started,
         ):
             policy = await files.export(trainer, info.policy_version)
             opened = open_vllm(
-                policy if merged else base_directory(self._model),
+                policy,
                 config.data_dir,
-                adapter=None if merged else policy,
-                threads=await self.threads(config),
-                context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
+                ServerSettings(
+                    threads=await self.threads(config),
+                    context_tokens=min(info.context_tokens, vllm_context_tokens(config)),
+                    quantization=config.engine_quantization,
+                    gpu_memory_share=plan.gpu_memory_share,
+                    gpus=config.engine_gpus,
+                    sleeps=plan.sleeps,
+                ),
                 policy_version=info.policy_version,
                 update_mode=config.engine_update,
-                quantization=config.engine_quantization,
                 reference=lambda _, rows: trainer.logprobs(rows),  # of what it has just written
-                gpu_memory_share=plan.gpu_memory_share,
-                gpus=config.engine_gpus,
-                sleeps=plan.sleeps,
                 tell=tell,
             )
             async with AsyncExitStack() as stack:

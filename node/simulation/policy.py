@@ -77,7 +77,6 @@ class TimedEngine(ScriptedPolicy):
     def __init__(self, group_s: float) -> None:
         super().__init__(generate_s=0.0)
         self.group_s = group_s
-        self.paused: trio.Event | None = None
         self.made: Callable[[str, int], None] = lambda prompt, version: None
         self.newest: Callable[[], int] = lambda: self.version  # that was heard of
         self.has_logprobs = False  # of versions; else they are any numbers
@@ -92,8 +91,6 @@ class TimedEngine(ScriptedPolicy):
     ) -> list[tuple[Completion, ...]]:
         versions = []
         for _ in range(SEGMENTS):
-            while self.paused is not None:
-                await self.paused.wait()
             versions.append(self.version)
             await trio.sleep(self.group_s * len(prompts) / SEGMENTS)
         groups = await super().generate(prompts, completions_each, sampling, seed)
@@ -185,10 +182,6 @@ class TimedHost:
         self.serving: Serving | None = None
         self.ready = trio.Event()
 
-    async def pause(self) -> None:
-        await trio.lowlevel.checkpoint()
-        self._engine.paused = trio.Event()
-
     async def load(self, directory: Path) -> None:
         await self._engine.load(directory, version_of(directory))
         self._note(version_of(directory))
@@ -203,12 +196,6 @@ class TimedHost:
         self.serving = Serving(self._engine, TOKENIZER, lambda: self._engine.said_version)
         self._loaded(version)
         self.ready.set()
-
-    async def resume(self) -> None:
-        await trio.lowlevel.checkpoint()
-        if self._engine.paused is not None:
-            self._engine.paused.set()
-        self._engine.paused = None
 
     async def restart(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -130,10 +130,10 @@ class ModelText:
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
-    def generate_request(self, ask: Ask, sampling: Sampling, model: str) -> dict[str, Any]:
-        """What to ask `/inference/v1/generate` for completions. `model`: its name at the server."""
+    def generate_request(self, ask: Ask, sampling: Sampling) -> dict[str, Any]:
+        """The request to `/inference/v1/generate` for completions."""
         return {
-            "model": model,
+            "model": MODEL_NAME,
             "token_ids": ask.token_ids,
             "sampling_params": {
                 "n": len(ask.rows),
@@ -176,10 +176,10 @@ class ModelText:
             raise ChildFailed(f"vLLM sampled with weights {made_by}, not with {label}")
         return Piece(ids, tuple(entry["logprob"] for entry in entries), reason)
 
-    def probe_request(self, row: Sequence[int], model: str) -> dict[str, Any]:
-        """What to ask `/inference/v1/generate` for the log-probs of a row's tokens."""
+    def probe_request(self, row: Sequence[int]) -> dict[str, Any]:
+        """The request to `/inference/v1/generate` for the log-probs of a row's tokens."""
         return {
-            "model": model,
+            "model": MODEL_NAME,
             "token_ids": row,
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False},
         }

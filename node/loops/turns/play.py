@@ -8,11 +8,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import cast
 
 from node.config import RunConfig
 from node.environments.registry import interaction
-from node.interfaces.engine import Context, RolloutEngine, Sampling, TurnsEngine
+from node.interfaces.engine import Context, RolloutEngine, Sampling
 from node.verification.verifier import Verifier
 from swarm.rollouts import (
     Author,
@@ -128,14 +127,14 @@ class Player:
         """One more turn of each transcript that goes on.
 
         Raises:
-            ChildFailed, ConfigError: as `TurnsEngine.go_on` and `Verifier.replies`; nothing that
+            ChildFailed, ConfigError: as `RolloutEngine.go_on` and `Verifier.replies`; nothing that
                 was said before is lost.
         """
         await self._hear(groups)
         rows = [(group, row) for group in groups for row in group.open_rows]
         if rows:
             contexts = [row.context(group.tokens_max) for group, row in rows]
-            said = await cast("TurnsEngine", self._engine).go_on(contexts, sampling, seed)
+            said = await self._engine.go_on(contexts, sampling, seed)
             for (_, row), turn in zip(rows, said, strict=True):
                 row.take(turn)
             await self._hear(groups)
