@@ -76,7 +76,7 @@ def version_after(progress: Progress) -> int:
 
 
 def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
-    """What the learner of a run takes from workers."""
+    """The terms on which a learner admits groups of workers."""
     return IntakeRules(
         run_id=run.run_id,
         group_size=rules.group_size,
@@ -94,30 +94,31 @@ def lease_rules(rules: LearnerRules) -> LeaseRules:
     return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
 
 
+def staleness_rules(rules: LearnerRules, credits_per_step: float) -> StalenessRules:
+    """The bound on staleness, and the credit that follows from the size of a step."""
+    credit = int(credits_per_step * rules.groups_per_step)
+    return StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
+
+
 def lease_book(
-    run: RunConfig,
-    rules: LearnerRules,
+    run_id: str,
+    staleness: StalenessRules,
     leases: LeaseRules,
-    progress: Progress,
+    version: int,
     record: dict[str, Any] | None,
     *,
     secret: bytes,
     start: int,
-    credits_per_step: float = CREDITS_PER_STEP,
 ) -> LeaseBook:
-    """The leases of an intake's record (`Learner.intake_record`), or none yet; `secret` and
-    `start` are `LeaseBook`'s."""
-    staleness = StalenessRules(
-        rules.staleness_max, rules.groups_per_step, int(credits_per_step * rules.groups_per_step)
-    )
+    """The leases of an intake's record (`Learner.intake_record`), or an empty book at `version`.
+    `secret` and `start` are those of `LeaseBook`."""
     if record is None:
-        account = Account(staleness, version_after(progress))
-        return LeaseBook(leases, account, run.run_id, secret, start)
+        return LeaseBook(leases, Account(staleness, version), run_id, secret, start)
     return LeaseBook.from_record(
         record["book"],
         rules=leases,
         staleness_rules=staleness,
-        run_id=run.run_id,
+        run_id=run_id,
         secret=secret,
         start=start,
         now=trio.current_time(),

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from shlex import quote
@@ -87,9 +88,9 @@ def run_node(
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
         needs = makes.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
+        start = _Start(config, identity, membership, makes, needs.draws, model, run_given)
         try:
-            start = (config, identity, membership, makes, needs.draws, model, view, say, run_given)
-            trio.run(_run, *start)
+            trio.run(_run, start, view, say)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
             raise first_of(group) from None
         except* (sqlite3.OperationalError, OSError) as group:
@@ -102,18 +103,32 @@ def run_node(
     return 0
 
 
-async def _run(
-    config: NodeConfig,
-    identity: Identity,
-    membership: Membership,
-    makes: Makes,
-    draws: int | None,
-    model: str,
-    view: LiveView,
-    say: Callable[[str], None],
-    run_given: str,
-) -> None:
-    """`model`: to begin with; empty where the role needs none."""
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What is known before anything listens."""
+
+    config: NodeConfig
+    identity: Identity
+    membership: Membership
+    makes: Makes
+    draws: int | None  # as in `Needs`
+    model: str  # to begin with; empty where the role needs none
+    run_given: str  # as --run had it
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where a node reports to people of this machine."""
+
+    events: EventLog
+    samples: EventLog
+    view: LiveView
+    say: Callable[[str], None]
+    tracker: Tracker | None
+
+
+async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> None:
+    config, makes = start.config, start.makes
     resumed = checkpoints_of(config).latest()
     with (
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
@@ -122,18 +137,19 @@ async def _run(
     ):
         is_learner = makes.KIND == "learner"
         ranks = Ranks.of(os.environ) if is_learner else None
-        world = RealWorld(model, nodes_here, say, is_learner=is_learner, ranks=ranks)
+        world = RealWorld(start.model, nodes_here, say, is_learner=is_learner, ranks=ranks)
         async with (
-            _open_tracker(config, identity, makes.KIND, say) as tracker,
-            open_node(world, config, identity, membership, draws) as node,
+            _open_tracker(config, start.identity, makes.KIND, say) as tracker,
+            open_node(world, config, start.identity, start.membership, start.draws) as node,
         ):
-            app = App(config, world, node, makes, membership, events, samples, view, say, tracker)
+            outputs = Outputs(events, samples, view, say, tracker)
+            app = App(config, world, node, makes, start.membership, outputs)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
             transport = node.peer.transport
             assert isinstance(transport, Libp2pTransport)
             with suppress(OSError):  # a convenience, which a full disk does without
-                remember(config, run_given or run_argument(config.run), transport.ports())
+                remember(config, start.run_given or run_argument(config.run), transport.ports())
             await app.run()
     _say_goodbye(config, say)
 
@@ -204,21 +220,14 @@ class App:
         node: Node,
         makes: Makes,
         membership: Membership,
-        events: EventLog,
-        samples: EventLog,
-        view: LiveView,
-        say: Callable[[str], None],
-        tracker: Tracker | None = None,
+        outputs: Outputs,
     ) -> None:
         self._config = config
-        self._tracker = tracker
+        self._outputs = outputs
         self._world = world
         self._node = node
         self._membership = membership
-        self._events = events
-        self._samples = samples
-        self._view = view
-        self.say = say
+        self.say = outputs.say
         self._leaving = trio.Event()
         self._process = psutil.Process()
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
@@ -298,11 +307,11 @@ class App:
                     "says what to do"
                 )
             self._node.notes.put("reach", unreached)
-            if self._tracker is not None:
-                self._node.notes.put("tracker", self._tracker.note)
-            self._view.update(self._snapshot())
+            if self._outputs.tracker is not None:
+                self._node.notes.put("tracker", self._outputs.tracker.note)
+            self._outputs.view.update(self._snapshot())
             starting = [Work(name) for name in self._world.starting]
-            self._view.works([*starting, *self._role.works()])
+            self._outputs.view.works([*starting, *self._role.works()])
             await trio.sleep(VIEW_INTERVAL_S)
 
     def _snapshot(self) -> StatusSnapshot:
@@ -365,16 +374,16 @@ class App:
         await self.tell(Banned(ban.subject, ban.is_block, ban.why, until_s, ban.number))
 
     async def show(self, groups: Sequence[SampledGroup]) -> None:
-        await trio.to_thread.run_sync(keep, self._samples, groups)
+        await trio.to_thread.run_sync(keep, self._outputs.samples, groups)
 
     def note_outcome(self, outcome: Outcome) -> None:
         self._telemetry.reporter.note_outcome(outcome)
 
     async def tell(self, record: Record) -> None:
-        await trio.to_thread.run_sync(self._events.write, record)
+        await trio.to_thread.run_sync(self._outputs.events.write, record)
         reporter, snapshot = self._telemetry.reporter, self._snapshot()
         reporter.note(record)
-        if self._tracker is not None and (of_round := reporter.tracked(record, snapshot)):
-            self._tracker.put(of_round[0], time.time(), of_round[1])
-        self._view.update(snapshot)
-        self._view.event(record)
+        if self._outputs.tracker is not None and (of_round := reporter.tracked(record, snapshot)):
+            self._outputs.tracker.put(of_round[0], time.time(), of_round[1])
+        self._outputs.view.update(snapshot)
+        self._outputs.view.event(record)

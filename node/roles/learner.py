@@ -26,6 +26,7 @@ from node.loops.learner import (
     intake_rules,
     lease_book,
     lease_rules,
+    staleness_rules,
     version_after,
 )
 from node.loops.learner_checks import LearnerChecks, Scores
@@ -88,7 +89,8 @@ class LearnerRole:
         leases: LeaseRules | None = None,
         credits_per_step: float = CREDITS_PER_STEP,
     ) -> None:
-        """`leases`: None as the run's rules have it. `credits_per_step`: `lease_book`'s."""
+        """`leases`: None for those of the run's rules. `credits_per_step`: groups that may be
+        leased and buffered, as a multiple of those of a step."""
         self._world = world
         self._config = config
         self._node = node
@@ -258,14 +260,13 @@ class LearnerRole:
         record = None if resumed is None else Learner.intake_record(resumed.directory)
         run, rules, world, node = self._config.run, self._rules, self._world, self._node
         book = lease_book(
-            run,
-            rules,
+            run.run_id,
+            staleness_rules(rules, self._credits_per_step),
             self._leases,
-            progress,
+            version_after(progress),
             record,
             secret=self._secret(),
             start=int.from_bytes(world.secret(8)) % LEASE_IDS,
-            credits_per_step=self._credits_per_step,
         )
         if self.intake is not None:
             self.intake.restore(book, record)

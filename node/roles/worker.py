@@ -115,15 +115,7 @@ class WorkerRole:
             world.rng("work"),
         )
         self._worker = RolloutWorker(
-            config.run,
-            self._rules,
-            peer.identity.peer_id,
-            self.source,
-            node.guard,
-            now_s=world.now_s,
-            on_work=self._tell_work,
-            tokens_per_s_max=config.tokens_per_s_max,
-            rest=lambda tell: world.rest(config, tell),
+            node.parts, self.source, self._tell_work, lambda tell: world.rest(config, tell)
         )
 
     async def run(self, leaving: trio.Event) -> None:

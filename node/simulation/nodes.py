@@ -22,7 +22,7 @@ from node.loops.parts import LivePolicy
 from node.loops.progress import Progress
 from node.records.records import StatusSnapshot
 from node.roles.node import Node
-from node.roles.peer import Peer
+from node.roles.peer import Peer, PeerSettings
 from node.roles.sapo import Record, Rounds
 from node.roles.sharing import pool_limits
 from node.verification.verifier import InlineVerifier, Verifier
@@ -124,14 +124,8 @@ def build(
         pool = Pool(":memory:", pool_limits(config))
     network = SimulatedNetwork(world, host, start, clock_off_s)
     config = config.model_copy(update={"peers": tuple(peers)})
-    peer = Peer(
-        network,
-        world.identities[host],
-        transport,
-        config.run.run_id,
-        config.bootstrap,
-        book or AddressBook(),
-    )
+    settings = PeerSettings(config.run.run_id, config.bootstrap, book or AddressBook())
+    peer = Peer(network, world.identities[host], transport, settings)
     verifier = verifier or InlineVerifier(config.run)
     node = Node(config, network, peer, verifier, pool, config.external_groups)
     return SimulatedNode(host, node, Rounds(config, node), transport, pool)

@@ -52,10 +52,7 @@ def test_a_worker_asks_for_no_work_while_its_machine_rests() -> None:
             await rests.wait()
 
         nothing = cast("Any", None)
-        worker = RolloutWorker(
-            nothing, nothing, nothing, cast("Any", Source()), nothing,
-            now_s=lambda: 0.0, on_work=nothing, rest=rest,
-        )  # fmt: skip
+        worker = RolloutWorker(nothing, cast("Any", Source()), nothing, rest)
         serving = cast("Any", SimpleNamespace(version=lambda: 1))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.run, serving)
