@@ -14,7 +14,7 @@ import trio
 from node.config import NodeConfig
 from node.engines.vllm.server import ServerFailed
 from node.hosting.models import CHECKPOINTS
-from node.interfaces.trainer import PolicyInfo
+from node.interfaces.trainer import DamagedCheckpoint, PolicyInfo
 from node.loops.checkpoints import Checkpoint, Checkpoints
 from node.loops.progress import Progress
 from node.monitor.console.progress import Work
@@ -32,7 +32,6 @@ from swarm.telemetry import reports
 
 RESTART_DELAY_S: Final = 1.0  # doubled at each failure in a row
 RESTARTS_MAX: Final = 5  # failures in a row without a finished round between them
-DAMAGED: Final = "checkpoint damaged"  # how the trainer's word on a checkpoint begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ class Training:
         try:
             return await stack.enter_async_context(opened)
         except ConfigError as error:
-            if resumed is None or not str(error).startswith(DAMAGED):
+            if resumed is None or not isinstance(error, DamagedCheckpoint):
                 raise
             aside = self.checkpoints.put_aside(resumed)
             raise ChildFailed(f"{error}; moved to {aside}") from None

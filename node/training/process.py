@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 import trio
 
 from node.interfaces.engine import Capabilities, Context, Maker, RolloutEngine, Sampling
-from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable
+from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport, check_scorable, error_of
 from node.interfaces.trainer_spec import Precision, TrainerSpec
 from node.methods.generate.drafts import Draft
 from node.methods.generate.speculative import Speculative
@@ -58,10 +58,10 @@ async def _called(channel: ChildChannel, request: dict[str, Any]) -> Any:
 def _result(answer: dict[str, Any], op: str) -> Any:
     if "error" not in answer:
         return answer["ok"]
-    if answer["error"] == "config":
-        raise ConfigError(answer["message"])
-    error = ChildFailed(f"trainer, {op}: {answer['message']}")
-    error.add_note(answer["traceback"])
+    error = error_of(answer["error"], answer["message"])
+    if isinstance(error, ChildFailed):
+        error = ChildFailed(f"trainer, {op}: {error}")
+        error.add_note(answer["traceback"])
     raise error
 
 

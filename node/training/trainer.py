@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from node.interfaces.trainer import TrainingGroup, TrainReport
+from node.interfaces.trainer import DamagedCheckpoint, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.methods.choices import chosen_correction, chosen_loss
 from node.methods.chunks import LOGITS_MAX, OfLogits, chunk_tokens, in_chunks, recompute_layers
@@ -213,8 +213,8 @@ class GroupTrainer:
         try:
             self.course = Course.from_record(checkpoint.course_of(directory))
         except (KeyError, TypeError, ValueError) as error:
-            raise checkpoint.DamagedCheckpoint(
-                f"{checkpoint.DAMAGED}: {directory}: what it holds of the course is no such thing"
+            raise DamagedCheckpoint(
+                f"checkpoint damaged: {directory}: its step guard and rate do not load"
             ) from error
 
     def turn_back(self, directory: Path) -> None:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from node.engines.vllm.text import ModelText
 from node.environments.answers import answer_in
 from node.interfaces.prompts import messages_of, plain_text, prompt_of
+from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
 from node.policies.policy import CONTEXT_TOKENS_MAX, load_policy
@@ -329,7 +330,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, name, damage):
     path.unlink()
     if damage == "cut":
         path.write_bytes(data[: len(data) // 2])
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"^checkpoint damaged"):
+    with pytest.raises(DamagedCheckpoint, match=r"^checkpoint damaged"):
         checkpoint.load(saved, policy, trainer.optimizer)
 
 
@@ -341,7 +342,7 @@ def test_a_checkpoint_with_a_strange_state_is_damaged(tmp_path, state):
     saved.mkdir()
     checkpoint.save(saved, policy, trainer.optimizer, 1)
     (saved / "trainer.json").write_text(state)
-    with pytest.raises(checkpoint.DamagedCheckpoint):
+    with pytest.raises(DamagedCheckpoint):
         checkpoint.load(saved, policy, trainer.optimizer)
 
 
@@ -355,7 +356,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
     held = load_file(path)
     held["model.norm.weight"][3] = float("nan")
     save_file(held, path)
-    with pytest.raises(checkpoint.DamagedCheckpoint, match=r"model\.norm\.weight"):
+    with pytest.raises(DamagedCheckpoint, match=r"model\.norm\.weight"):
         checkpoint.load(saved, policy, trainer.optimizer)
     (tmp_path / "new").mkdir()
     with torch.no_grad():
