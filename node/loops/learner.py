@@ -57,7 +57,7 @@ OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
 
 
 class PolicyOutlet(Protocol):
-    """Where versions go."""
+    """Takes versions of the policy and puts them on offer."""
 
     @property
     def newest(self) -> int:
@@ -88,8 +88,8 @@ def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeR
 
 
 def lease_rules(rules: LearnerRules) -> LeaseRules:
-    """How long the leases of a run last. Where workers are known to be slow, `lease_life_s` is
-    raised, and first leases last longer with it."""
+    """Lease durations of a run. Raise `lease_life_s` for workers that are known to be slow; first
+    leases last longer with it."""
     life_s = float(rules.lease_life_s)
     return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
 
@@ -153,7 +153,7 @@ class Learner:
 
     @staticmethod
     def intake_record(checkpoint: Path) -> dict[str, Any] | None:
-        """What a checkpoint holds of the intake; None: nothing."""
+        """The intake's part of a checkpoint; None if it has none."""
         path = checkpoint / INTAKE_FILE
         if not path.exists():
             return None
@@ -197,8 +197,8 @@ class Learner:
         self._node.enter("leaving")
 
     def _is_due(self) -> bool:
-        """Whether the policy as it is now is one to publish, and is not on offer yet. Beyond the
-        pacing depth no worker would get a lease for what is on offer, and no step would come."""
+        """True if the present policy is to be published and is not on offer yet. Versions further
+        apart than the pacing depth would stop all leases."""
         period = min(self.publish_every, self._intake.pacing + 1)
         return self.version - self._outlet.newest >= period
 

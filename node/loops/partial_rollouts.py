@@ -25,7 +25,7 @@ Made = tuple[Assignment, tuple[Completion, ...]]
 
 
 class Works(Protocol[W]):
-    """What groups are made with that may take several rounds. `turns.play.Player` is one."""
+    """Makes groups that may take several rounds. `turns.play.Player` is one."""
 
     async def begin(
         self,

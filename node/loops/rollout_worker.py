@@ -42,7 +42,7 @@ Rest = Callable[[Callable[[str], None]], Awaitable[None]]
 
 
 class IdleNote:
-    """What to tell of a worker without work, once it has lasted. Pure."""
+    """A note on a worker without work, once that has lasted `NOTE_AFTER_S`. Pure."""
 
     def __init__(self) -> None:
         self._worked_s: float | None = None

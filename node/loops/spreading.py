@@ -16,7 +16,7 @@ MARKS: Final = 4  # in a version's chunks
 
 
 class SpreadWatch:
-    """What was said already of the newest version."""
+    """Remembers what was logged of the newest version."""
 
     def __init__(self) -> None:
         self._version = 0
@@ -27,7 +27,7 @@ class SpreadWatch:
     def look(
         self, version: int, shares: Mapping[PeerId, float], using: Collection[PeerId]
     ) -> VersionSpreading | None:
-        """What is new since the last look; None: nothing.
+        """The progress since the last call; None if there is none.
 
         Args:
             version: the newest on offer.

@@ -105,7 +105,7 @@ def run_node(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What is known before anything listens."""
+    """Everything that is known before anything listens."""
 
     config: NodeConfig
     identity: Identity
@@ -118,7 +118,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where a node reports to people of this machine."""
+    """A node's reports to people on this machine."""
 
     events: EventLog
     samples: EventLog
@@ -155,7 +155,7 @@ async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> Non
 
 
 def _say_goodbye(config: NodeConfig, say: Callable[[str], None]) -> None:
-    """What can be done with what the node has learned, in lines to paste."""
+    """Print commands to paste that use the trained policy."""
     saved = checkpoints_of(config).latest()
     if saved is None:
         return
@@ -285,7 +285,7 @@ class App:
             self._node.notes["lan"] = f"no discovery on the local network: {error}"
 
     async def _ask_the_router(self, transport: Libp2pTransport) -> None:
-        """Whether it forwards our port shows when peers dial back."""
+        """Map the port. Peers that dial back show whether that works."""
         ports = [int(address.split("/")[4]) for address in announced(transport.own_addresses())]
         if self._config.upnp and ports:
             await keep_mapped(ports[0], lambda _: transport.check_reach())

@@ -125,7 +125,7 @@ class LearnerRole:
                 nursery.cancel_scope.cancel()
 
     def _steer(self, service: WeightsService | None) -> Steering:
-        """What a coordinator sees and moves, served to it."""
+        """Serve a coordinator with reports, and take its plans."""
         config, node = self._config, self._node
         coordinator = config.coordinator
         steering = self.steering = Steering(
@@ -372,8 +372,8 @@ class LearnerRole:
 
 
 def _trial_note(state: TrialState) -> str | None:
-    """Where workers wait because others, that have delivered nothing either, hold all that such
-    workers may; None: nobody does."""
+    """A note that new workers wait because others, which have delivered nothing either, hold all
+    groups that such workers may; None if nobody waits."""
     if not state.waiting:
         return None
     return (

@@ -87,7 +87,7 @@ class RealNetwork:
 
 
 def _trouble_to(listener: Listener) -> Tell:
-    """What an engine tells its troubles by."""
+    """The function by which an engine reports troubles."""
 
     async def tell(text: str) -> None:
         await listener.tell(Trouble(text))
@@ -172,7 +172,7 @@ class RealWorld(RealNetwork, World):
             yield trainer
 
     async def threads(self, config: NodeConfig) -> int:
-        """How many the trainer takes, and how many its engine, which rests while it trains. Ranks
+        """CPU threads of the trainer, and of its engine, which rests while the trainer works. Ranks
         that torchrun started share the cores among themselves."""
         wanted = config.threads
         if wanted or self._ranks is not None:

@@ -55,7 +55,7 @@ Counted = TypeVar("Counted", RoundDone, StepDone, WorkDone)
 
 
 class Notes(dict[str, str]):
-    """What a person should know, by topic, so that a healed trouble disappears."""
+    """Notes for people, by topic, so that a healed trouble disappears."""
 
     def put(self, topic: str, text: str | None) -> None:
         """`None`: there is nothing to say of it any more."""
@@ -133,7 +133,7 @@ class Node:
         return prompt, rewards
 
     def enter(self, phase: str) -> None:
-        """What the role does from now on, in a word."""
+        """Set the phase, which `status` shows."""
         self.phase = phase
 
     async def run_network(
@@ -147,8 +147,8 @@ class Node:
             task_status.started()
 
     def is_over(self, progress: Progress) -> bool:
-        """Whether the settings say so. The time limit counts from the first call, which is before
-        the first round of this process, not from its start."""
+        """True if the settings end the run. The time limit counts from the first call, before the
+        first round of this process, not from its start."""
         rounds, limit_s = self._config.rounds, self._config.stop_after_s
         if self._first_round_at is None:
             self._first_round_at = trio.current_time()
@@ -171,7 +171,7 @@ class Node:
         return replace(record, peers=len(self.discovery.peers))
 
     def note_rate(self, record: RoundDone | WorkDone) -> None:
-        """How fast it generates."""
+        """Count a record in the average of generated tokens a second."""
         if record.generate_s > 0:
             self._rates.append(record.generated_tokens / record.generate_s)
 
@@ -211,7 +211,7 @@ class Node:
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        """What takes long just now."""
+        """The slow work of this moment."""
         works = []
         if self.phase == "evaluating":
             works.append(Work(f"evaluating on {self._config.run.held_out.tasks} held-out tasks"))

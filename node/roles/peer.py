@@ -34,11 +34,11 @@ class Network(Clock, Protocol):
 
     @property
     def agent(self) -> str:
-        """Which program this is, for others."""
+        """The program's name for other peers."""
         ...
 
     def secret(self, size_bytes: int) -> bytes:
-        """What nobody else can foresee, other at each call."""
+        """Bytes that nobody else can foresee, other ones at each call."""
         ...
 
     def open_transport(
@@ -48,7 +48,7 @@ class Network(Clock, Protocol):
         ...
 
     def can_be_dialled(self, transport: Transport) -> bool:
-        """Whether others reach this machine, as far as is known."""
+        """True unless it is known that others cannot reach this machine."""
         ...
 
 
@@ -106,7 +106,7 @@ class Peer:
 
     @property
     def ledger(self) -> Ledger:
-        """Who sent what."""
+        """Counts of accepted and rejected groups by peer."""
         return self.gater.ledger
 
     def _is_lonely(self) -> bool:

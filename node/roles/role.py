@@ -36,20 +36,20 @@ RESTARTS_MAX: Final = 5  # failures in a row without a finished round between th
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What there has to be before a role can run."""
+    """The prerequisites of a role."""
 
     policy: bool  # to begin with: a model, made or fetched before anything listens
     draws: int | None  # shared groups in a round or step, at most; None: no part in the exchange
 
 
 class Role(Protocol):
-    """What a node does in its run."""
+    """The work of a node in its run."""
 
     KIND: ClassVar[reports.Role]
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """What the role needs, by the settings and the node's key.
+        """The prerequisites of the role, by settings and key.
 
         Raises:
             ConfigError: they are none of this role.
@@ -69,16 +69,16 @@ class Role(Protocol):
         ...
 
     def works(self) -> list[Work]:
-        """What takes long just now."""
+        """The slow work of this moment."""
         ...
 
     def extras(self) -> Extras:
-        """What it reports besides."""
+        """Figures that it reports besides."""
         ...
 
 
 class Makes(Protocol):
-    """How a role is made; its class."""
+    """A role's class."""
 
     KIND: reports.Role
 
@@ -214,7 +214,6 @@ class Training:
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        """Whether it is being loaded."""
         return [Work("loading the policy")] if self.is_loading else []
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

@@ -44,7 +44,7 @@ ENGINES: Final = ("torch", "vllm")
 
 
 def outcome_records(peer: PeerId, outcome: Outcome) -> list[Record]:
-    """What is logged of a try to get a version."""
+    """Log records of an attempt to get a version."""
     applied, bound_s = outcome.applied, outcome.bound_s
     came = VersionCame(
         peer_id=peer,

@@ -32,7 +32,7 @@ class SamplingTrainer(Trainer, RolloutEngine, Protocol):
 
 
 class Listener(Protocol):
-    """Who hears what a role does."""
+    """Hears what a role does."""
 
     def say(self, text: str) -> None:
         """For a person who watches; forgotten afterwards."""
@@ -53,7 +53,7 @@ class Listener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """Where a learner's versions go."""
+    """The way of a learner's versions to its workers."""
 
     outlet: PolicyOutlet
     held: Callable[[], Sequence[int]]  # the newest ones that were published, ascending
@@ -64,7 +64,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Watchers:
-    """Who learns of a learner's versions."""
+    """Callbacks on a learner's versions."""
 
     published: Callable[[Published], None]
     spread: Callable[[Spread], None]
@@ -72,11 +72,11 @@ class Watchers:
 
 
 class World(Network, Protocol):
-    """What is opened for roles; each of these ends with its block."""
+    """Opens the outside for roles. Each `open_...` ends with its block."""
 
     @property
     def restarts_trainer(self) -> bool:
-        """Whether the node opens a trainer that died again; else the node ends."""
+        """True if the node restarts a trainer that died; else the node ends."""
         return True
 
     @property
@@ -89,7 +89,7 @@ class World(Network, Protocol):
         ...
 
     def open_verifier(self, config: NodeConfig) -> AbstractAsyncContextManager[Verifier]:
-        """What judges groups."""
+        """Open the verifier of groups."""
         ...
 
     def open_trainer(
@@ -106,7 +106,7 @@ class World(Network, Protocol):
     def open_engine(
         self, config: NodeConfig, trainer: SamplingTrainer, listener: Listener
     ) -> AbstractAsyncContextManager[tuple[RolloutEngine, HandOver | None]]:
-        """What samples the policy of a trainer, and what hands it each new one.
+        """Open the engine that samples a trainer's policy, with the hand-over of each new one.
 
         Raises:
             ChildFailed, ConfigError: as `open_trainer`.
@@ -116,11 +116,11 @@ class World(Network, Protocol):
     def open_scorer(
         self, config: NodeConfig, find: VersionDirectory
     ) -> AbstractAsyncContextManager[Scores | None]:
-        """What scores tokens under published versions; None: nothing does."""
+        """Open the scorer of tokens under published versions; None if there is none."""
         ...
 
     def policy_host(self, config: NodeConfig, listener: Listener) -> HostsPolicy:
-        """What samples at a worker. It is stopped by whoever asked for it."""
+        """The host of a worker's policy. The caller stops it."""
         ...
 
     def open_publishing(

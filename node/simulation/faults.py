@@ -1,5 +1,5 @@
-"""What goes wrong around a simulated learner: workers that lie, submissions that come twice, and
-random deaths and delays."""
+"""Faults around a simulated learner: workers that lie, submissions that come twice, random deaths
+and delays."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

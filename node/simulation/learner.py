@@ -60,7 +60,7 @@ LOADED_KEPT = 1024  # versions of which it is known who had them when
 
 @dataclass(frozen=True, slots=True)
 class LearnerCase:
-    """What is simulated. `generate_s` of each worker is of one group."""
+    """A simulated learner's settings. `generate_s` of each worker is the time for one group."""
 
     rules: LearnerRules
     generate_s: tuple[float, ...]
@@ -75,7 +75,7 @@ class LearnerCase:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """What is run in place of an honest worker's engine and source of work."""
+    """The engine and the source of work of a dishonest worker."""
 
     engine: "Callable[[float], TimedEngine]"
     source: type[WorkSource] = WorkSource
@@ -100,7 +100,7 @@ class _TimedOutlet:
 
 @dataclass(slots=True)
 class _Offers:
-    """What was published, where versions are not broadcast; it outlives the learner."""
+    """Versions that were published without a broadcast. Outlives the learner."""
 
     published: deque[int] = field(default_factory=lambda: deque(maxlen=VERSIONS_KEPT))
     news: trio.Event = field(default_factory=trio.Event)
@@ -341,7 +341,7 @@ class _Machine(SimulatedNetwork, World):
 
 @asynccontextmanager
 async def _offering(offers: _Offers) -> AsyncIterator[Publishing]:
-    """Where versions are not broadcast."""
+    """The publishing of a case in which versions are not broadcast."""
     await trio.lowlevel.checkpoint()
     yield Publishing(
         _TimedOutlet(offers),

@@ -83,7 +83,7 @@ class TimedEngine(ScriptedPolicy):
 
     @property
     def said_version(self) -> int:
-        """What a learner is told that serves here."""
+        """The version that the worker reports."""
         return self.version
 
     async def generate(
@@ -130,8 +130,8 @@ def _by_versions(completion: Completion, versions: Sequence[int]) -> Completion:
 
 
 def logprob(version: int, prompt: str, place: int, token: int) -> float:
-    """What the scripted policy of a version says of a token: it drifts by 0.02 a version in the
-    mean, so that some few versions apart is more than numerics explain (`node.loops.claims`)."""
+    """Log-prob of a token under a version of the scripted policy. It drifts by 0.02 a version on
+    average: a few versions apart is more than numerics explain (`node.loops.claims`)."""
     rng = Random(f"{prompt}/{place}/{token}")
     return -0.6 - rng.random() + 0.5 * sin(0.06 * version + 2.0 * pi * rng.random())
 

@@ -89,7 +89,7 @@ def replay_of(
     nodes: int | str | None = None,
     profile: str | None = None,
 ) -> Replay:
-    """What is asked for by name or file, with numbers as they were typed.
+    """A run by the name of a scenario or file, with numbers as they were typed.
 
     Raises:
         ConfigError: one line that names the setting, its value and what to do.
@@ -117,7 +117,7 @@ def simulate(replay: Replay) -> Report:
 
 
 def planned_faults(replay: Replay) -> list[FaultEvent]:
-    """What goes wrong in a run, and when: decided before it begins."""
+    """The faults of a run with their times, drawn before it begins."""
     scenario, rng = replay.scenario, Random(f"{replay.seed}/faults")
     if replay.name == CHAOS:
         faults = draw_faults(rng, scenario.duration_s)
@@ -278,7 +278,7 @@ class _Simulation:
 
     @property
     def _scenario_hosts(self) -> int:
-        """How many hosts a learner and its workers are; they come after all others."""
+        """Number of hosts of a learner and its workers; they come after all others."""
         return 0 if self._scenario.learner is None else self._scenario.learner.hosts
 
     def _with_learner(self, hosts: range) -> LearnerCase | None:
@@ -379,7 +379,7 @@ class _Simulation:
             await trio.sleep(LIE_PAUSE_S * liar.rng.random())
 
     def _honest_group(self, producer: PeerId, index: int) -> RolloutGroup:
-        """What a liar's lies are made of: a group that would pass every check."""
+        """A group that would pass every check; a liar's lies are made from it."""
         run = self._config.run
         task, created_at_s = assigned_task(run, producer, index), int(self._now_s())
         answer = pose(task, run.limits.prompt_chars_max).answer
@@ -422,7 +422,7 @@ class _Simulation:
             task_status.started()
 
     async def _run_judged(self, host: _Host) -> None:
-        """What ends a node by itself is a broken rule."""
+        """Run a node; if it ends by itself, that counts as a broken rule."""
         try:
             await self._run_node(host)
         except Exception as error:  # noqa: BLE001 - judged, whatever it is
@@ -578,7 +578,7 @@ class _Simulation:
         return [each for each in numbers if block_of(ips[each]) not in self._banned_blocks]
 
     def _wanted(self) -> list[tuple[PublishedGroup, _Host]]:
-        """What should have come to a live host: groups of others that are still on offer."""
+        """The groups of others, still on offer, that should have come to each live host."""
         if not self._wants_all:
             return []
         judged = self._judged

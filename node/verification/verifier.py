@@ -71,7 +71,7 @@ class Verifier(Protocol):
 
     @property
     def counters(self) -> "VerifierCounters":
-        """What it has done since the start."""
+        """Counters since the start."""
         ...
 
     async def verify(
@@ -91,7 +91,7 @@ class Verifier(Protocol):
         ...
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """What own tasks ask, in their order.
+        """The problems of own tasks, in their order.
 
         Raises:
             ConfigError: the run's parameters make no problem.
@@ -111,8 +111,8 @@ class Verifier(Protocol):
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """What is said to the last turn of each transcript, given this node's policy's turns, task
-        by task; None: it is over.
+        """The environment's replies to the last turn of each transcript of this node's policy, task
+        by task; None: the transcript is over.
 
         Raises:
             As `problems`.
@@ -136,8 +136,8 @@ class VerifierCounters:
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
-    """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
-    one that it was given by a lease, None: that of its own stream.
+    """Check that a foreign group's task and texts are what the run allows its producer. `task`: the
+    one that a lease gave it; None: the one of its own stream.
 
     Raises:
         RemoteProtocolError: they are not.
@@ -389,7 +389,8 @@ class _Worker:
 
 
 def _why_ended(status: int) -> Exception:
-    """What a fork's exit status says; blames nobody for what others than its work may do."""
+    """The error for a fork's exit status. It blames nobody for an end that others may have
+    caused."""
     if status == WAITED:
         return _Waited()
     if status == OUT_OF_CPU:
@@ -400,7 +401,7 @@ def _why_ended(status: int) -> Exception:
 
 
 def _result(answer: _Answer) -> Any:
-    """What was asked for.
+    """The result in a worker's answer.
 
     Raises:
         ConfigError: the worker says that the run's settings are wrong.
@@ -491,7 +492,7 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, group: RolloutGroup, limits: _Limits, *, last: bool
     ) -> GroupVerdict:
-        """What the worker found out about a group.
+        """Have the worker score a group when its turn comes.
 
         Raises:
             As `_Worker.call` and `_result`.

@@ -105,7 +105,7 @@ def main() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """What this process and its forks are confined by."""
+    """The confinement of this process and its forks."""
 
     layers: Layers
     memory_bytes_max: int  # beyond what this process has
@@ -374,7 +374,7 @@ class _Forks:
         return 0
 
     def next_text(self) -> Any:
-        """What is next in the pipe; for a fork."""
+        """Read the next text from the pipe, in a fork."""
         return decode(_read(self.texts))["text"]
 
     def skip(self, count: int) -> None:
@@ -436,7 +436,8 @@ def _end_of(fork: int, until: float) -> tuple[int, resource.struct_rusage, bool]
 
 
 def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
-    """What forks say, each of one text; only of the first groups where those took `enough_s`."""
+    """Merged answers of forks, each for one text. Groups after the first that used `enough_s` are
+    left out."""
     rows: list[Any] = []
     used_s = 0.0
     limits = _Left(request["cpu_s"], request["apart_s"])
@@ -472,7 +473,7 @@ def _answer_by_text(request: Request, forks: _Forks) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Left:
-    """What forks may still use of a request's CPU time and of its time by the clock."""
+    """The rest of a request's CPU time and wall-clock time for its forks."""
 
     cpu_s: float
     apart_s: float
@@ -485,7 +486,7 @@ class _Left:
         self.took_s += took_s
 
     def have_waited(self) -> bool:
-        """Whether less than half of the time that went by was used."""
+        """True if less than half of the elapsed time was CPU time."""
         return self.used_s < self.took_s / 2
 
     def for_next(self) -> dict[str, float]:
@@ -498,7 +499,7 @@ class _Left:
 
 
 def _merged(found: Sequence[Any], op: str, count: int, cpu_s: float) -> list[Any]:
-    """What was found of a group of so many texts, by what was found of its first ones, each alone.
+    """The result for a group of so many texts, from results of its first texts.
 
     Raises:
         TypeError: some of it has no such form.
@@ -578,8 +579,8 @@ def _used_s() -> float:
 
 
 def _reply(request: Request) -> list[list[str | None]]:
-    """What is said to the last turn of each transcript, task by task; only of the first ones where
-    those took `enough_s`."""
+    """Replies to the last turn of each transcript, task by task. Tasks after the first that used
+    `enough_s` are left out."""
     found: list[list[str | None]] = []
     began = _used_s()
     for task, transcripts in zip(request["tasks"], request["texts"], strict=True):

@@ -40,8 +40,7 @@ Problem = tuple[str, Turns]
 
 
 def asked_of(config: NodeConfig, environments: Collection[str] | None = None) -> dict[str, Any]:
-    """What the process is to be told, as plain values: problems of these environments of the run
-    alone, or of all."""
+    """The process's input as plain values: problems of these environments of the run, or of all."""
     return {
         "run": config.run.model_dump(mode="json"),
         "environments": None if environments is None else sorted(environments),

@@ -55,8 +55,8 @@ def purify(
 
 
 def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
-    """Whether a prompt is tried without some of its tokens: too few of its completions are right.
-    One without completions is not."""
+    """True if a prompt is tried without some of its tokens, because too few of its completions are
+    right. A prompt without completions is not."""
     return bool(right) and sum(right) < set_to.success_min * len(right)
 
 
@@ -80,6 +80,6 @@ def replaced(
 
 
 def success_weight(is_original: bool, set_to: Purify) -> float:
-    """What a success counts for: a with the whole prompt, 1 - a without some of it."""
+    """Weight of a success: a with the whole prompt, 1 - a with a shortened one."""
     weight = probability(set_to.original_weight, "original_weight")
     return weight if is_original else 1.0 - weight
