@@ -1,5 +1,5 @@
-"""A central learner: groups that workers made under leases, one update a step, now and then a new
-version of the policy for the workers.
+"""A central learner: leased groups of workers, one update a step, now and then a version for the
+workers.
 
     take         R groups that are fresh enough at this very moment; waits until there are
     draw         J groups of the pool of shared rollouts, where the node asks for them

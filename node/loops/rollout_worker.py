@@ -48,7 +48,7 @@ class IdleNote:
         self._worked_s: float | None = None
         self._batches = 0
 
-    def look(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
+    def poll(self, waiting_for: str | None, batches: int, now_s: float) -> str | None:
         """The note; None: none is due. `batches`: done by now."""
         if waiting_for is None or batches != self._batches or self._worked_s is None:
             self._worked_s, self._batches = now_s, batches

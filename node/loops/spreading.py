@@ -1,4 +1,4 @@
-"""What a learner logs of a version on its way to its workers; pure.
+"""Log records of a version on its way to workers. Pure.
 
 It hears how far a worker is from what that asks of it, and which version a worker can use from its
 requests for leases. Both change often, and a log shall stay small: so what counts is that a worker
@@ -24,7 +24,7 @@ class SpreadWatch:
         self._using: set[str] = set()
         self._left_out: set[str] = set()
 
-    def look(
+    def poll(
         self, version: int, shares: Mapping[PeerId, float], using: Collection[PeerId]
     ) -> VersionSpreading | None:
         """The progress since the last call; None if there is none.

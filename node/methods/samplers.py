@@ -40,7 +40,7 @@ def draw_needed(
     set_to: ByNeed,
     per_producer_max: int,
 ) -> list[GroupId]:
-    """As `draw_foreign`, of groups that have an advantage, by `by_need`.
+    """Draw by `by_need` among groups that have an advantage, with the bound of `draw_foreign`.
 
     Raises:
         ValueError: `passes` is not one probability for each candidate.

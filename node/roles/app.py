@@ -44,7 +44,7 @@ from node.records.records import Banned, SampledGroup, StatusSnapshot, Trouble
 from node.records.samples import keep, sample_log
 from node.roles.machine import AGENT, RealWorld
 from node.roles.node import Node, open_node
-from node.roles.role import Makes, checkpoints_of
+from node.roles.role import RoleClass, checkpoints_of
 from node.roles.sapo import SapoRole
 from node.system.machine import counted
 from node.system.memory import GIVE_BACK_EVERY_S, give_back, keep_what_is_loaded
@@ -72,7 +72,7 @@ def run_node(
     config: NodeConfig,
     view: LiveView,
     say: Callable[[str], None],
-    makes: Makes = SapoRole,
+    role_class: RoleClass = SapoRole,
     run_given: str = "",
 ) -> int:
     """Run a node in a role until it is done or told to leave. Returns the exit status.
@@ -86,9 +86,9 @@ def run_node(
         identity = load_identity(config)
         membership = Membership.of(config)
         have_data(config, identity, membership, ask(config.yes, by_default=False), say)
-        needs = makes.needs(config, identity)
+        needs = role_class.needs(config, identity)
         model = resolve_model(config, say) if needs.policy else ""
-        start = _Start(config, identity, membership, makes, needs.draws, model, run_given)
+        start = _Start(config, identity, membership, role_class, needs.draws, model, run_given)
         try:
             trio.run(_run, start, view, say)
         except* (ConfigError, IdentityInUse, ChildFailed) as group:
@@ -110,7 +110,7 @@ class _Start:
     config: NodeConfig
     identity: Identity
     membership: Membership
-    makes: Makes
+    role_class: RoleClass
     draws: int | None  # as in `Needs`
     model: str  # to begin with; empty where the role needs none
     run_given: str  # as --run had it
@@ -128,22 +128,22 @@ class Outputs:
 
 
 async def _run(start: _Start, view: LiveView, say: Callable[[str], None]) -> None:
-    config, makes = start.config, start.makes
+    config, role_class = start.config, start.role_class
     resumed = checkpoints_of(config).latest()
     with (
         EventLog(config.data_dir / EVENTS_FILE, time.time) as events,
         sample_log(config.data_dir, time.time) as samples,
         counted() as nodes_here,
     ):
-        is_learner = makes.KIND == "learner"
+        is_learner = role_class.KIND == "learner"
         ranks = Ranks.of(os.environ) if is_learner else None
         world = RealWorld(start.model, nodes_here, say, is_learner=is_learner, ranks=ranks)
         async with (
-            _open_tracker(config, start.identity, makes.KIND, say) as tracker,
+            _open_tracker(config, start.identity, role_class.KIND, say) as tracker,
             open_node(world, config, start.identity, start.membership, start.draws) as node,
         ):
             outputs = Outputs(events, samples, view, say, tracker)
-            app = App(config, world, node, makes, start.membership, outputs)
+            app = App(config, world, node, role_class, start.membership, outputs)
             if resumed is not None:
                 say(f"resuming after round {resumed.progress.round}")
             transport = node.peer.transport
@@ -218,7 +218,7 @@ class App:
         config: NodeConfig,
         world: RealWorld,
         node: Node,
-        makes: Makes,
+        role_class: RoleClass,
         membership: Membership,
         outputs: Outputs,
     ) -> None:
@@ -231,8 +231,8 @@ class App:
         self._leaving = trio.Event()
         self._process = psutil.Process()
         self._unanswered: Counter[str] = Counter()  # of those who ask for status and metrics
-        self._role = makes(world, config, node, self)
-        self._telemetry = self._make_telemetry(makes.KIND)
+        self._role = role_class(world, config, node, self)
+        self._telemetry = self._make_telemetry(role_class.KIND)
         node.gater.on_ban = self._tell_ban
 
     async def run(self) -> None:

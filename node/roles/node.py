@@ -1,5 +1,5 @@
-"""What every role stands on: a peer, the judge of groups, its part in the exchange where it draws
-groups, and what a person is told of all that.
+"""The common part of all roles: a peer, the verifier, the exchange where the role draws groups, and
+notes for people.
 
 Built over interfaces alone, so that the same code runs in production (`app`), in a simulated
 network under a virtual clock, and in experiments with many nodes in one process.
@@ -124,12 +124,12 @@ class Node:
     async def _verify(self, group: RolloutGroup) -> tuple[str, tuple[float, ...]]:
         """Verify a foreign group. Keep what a good one reports of its task."""
         prompt, rewards = await self.guard.verify(group)
-        self.choice.hear(group)
+        self.choice.receive(group)
         if self._config.hears_solutions and is_common(self._config.run, group.task):
             scored = zip(group.completions, rewards, strict=True)
             most = self._config.run.completion_chars_max
             fit = [each for each in scored if len(each[0].text) <= most]
-            self.solved.hear(group.task, group.producer, fit, self._voice_of(group.producer))
+            self.solved.receive(group.task, group.producer, fit, self._voice_of(group.producer))
         return prompt, rewards
 
     def enter(self, phase: str) -> None:

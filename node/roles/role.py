@@ -1,4 +1,4 @@
-"""What a role is, and what those have in common that train.
+"""The interface of a role, and the common part of roles that train.
 
 A role says what it needs before anything is opened, runs until it is done or told to leave, and
 fills the node's status with what it did.
@@ -77,7 +77,7 @@ class Role(Protocol):
         ...
 
 
-class Makes(Protocol):
+class RoleClass(Protocol):
     """A role's class."""
 
     KIND: reports.Role

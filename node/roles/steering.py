@@ -53,7 +53,7 @@ class _Step:
     record: StepDone
 
 
-class Steering:
+class CoordinatorClient:
     """Implements `swarm.leasing.coordination.Steered` for one learner's process."""
 
     def __init__(

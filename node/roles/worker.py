@@ -211,7 +211,7 @@ class WorkerRole:
             await trio.sleep(1.0)
             waiting = worker.waiting_for
             self._node.enter("waiting" if waiting else "generating")
-            note = idle.look(waiting, worker.batches, trio.current_time())
+            note = idle.poll(waiting, worker.batches, trio.current_time())
             self._node.notes.put("work", note)
             self._node.notes.put("clock", self._clock_note())
 

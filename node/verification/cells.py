@@ -24,7 +24,7 @@ def needs_sandbox(run: RunConfig) -> bool:
     return any(registry.needs_sandbox(spec.name) for spec in run.environments)
 
 
-def cell_of(config: NodeConfig) -> dict[str, Any]:
+def confinement_of(config: NodeConfig) -> dict[str, Any]:
     """The confinement as a worker's first request names it."""
     trust = config.verify_sandbox
     unread = any(registry.is_unread(spec.name) for spec in config.run.environments)

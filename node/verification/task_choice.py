@@ -87,14 +87,14 @@ class TaskChoice:
         ]
         self._own = learned(self._own, found, self._control or Vade())
 
-    def hear(self, group: RolloutGroup) -> None:
+    def receive(self, group: RolloutGroup) -> None:
         """Take in what a group that was found good says of its producer's tries."""
         if self._control is None or not group.counters:
             return
         known = tuple(each for each in group.counters if is_bucket(self._run, each[0]))
         # as it was first heard: where a producer is changes as it comes and goes
         voice = self.others.voice_of(group.producer) or self._voice_of(group.producer)
-        self.others.hear(
+        self.others.receive(
             reports_of(
                 known,
                 group.producer,

@@ -34,7 +34,7 @@ from node.environments.scoring import (
 from node.environments.turns.replay import Said, chars_of, said_of
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
-from node.verification.cells import cell_of, worker_environ
+from node.verification.cells import confinement_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
 from node.verification.worker_answers import (
@@ -433,7 +433,7 @@ class ProcessVerifier:
                 for rule, tasks in format_samples(self._run)
             ],
             "memory_bytes_max": config.verify_memory_bytes_max,
-            **cell_of(config),
+            **confinement_of(config),
         }
         self._prepare = prepare
         self._own = _Worker(prepare, self.counters)

@@ -87,7 +87,7 @@ def main() -> None:
     except NoSandbox as error:
         _tell(answers, {"config": str(error), NUMBER: prepare[NUMBER]})
         return
-    cell = _Cell.of(prepare)
+    cell = _Confinement.of(prepare)
     _tell(answers, {**_prepare(prepare, cell), NUMBER: prepare[NUMBER]})
     signal.setitimer(signal.ITIMER_REAL, 0)
     if prepare["apart"]:
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _Confinement:
     """The confinement of this process and its forks."""
 
     layers: Layers
@@ -112,7 +112,7 @@ class _Cell:
     sizes: int | None  # where the kernel tells how much that is; None: it does not
 
     @classmethod
-    def of(cls, prepare: Request) -> "_Cell":
+    def of(cls, prepare: Request) -> "_Confinement":
         """Confine this process, if the settings say so."""
         sizes = None
         with suppress(OSError):  # of this process, and looked up before that is out of sight
@@ -143,7 +143,7 @@ class _Cell:
             resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def _prepare(request: Request, cell: _Cell) -> dict[str, Any]:
+def _prepare(request: Request, cell: _Confinement) -> dict[str, Any]:
     if request["apart"] and not cell.layers.suffice(request["trust"]):
         return {"config": confinement.NEEDED}
     with memory_bound(cell.size_bytes(), IMPORTS_BYTES + cell.memory_bytes_max):
@@ -219,7 +219,7 @@ def _status_of(fork: int) -> int:
 
 
 def _serve_in_fork(
-    requests: BinaryIO, answers: BinaryIO, cell: _Cell, at_work_on: _SharedNumber
+    requests: BinaryIO, answers: BinaryIO, cell: _Confinement, at_work_on: _SharedNumber
 ) -> int:
     """Let a fork serve; its exit status."""
 
@@ -252,14 +252,14 @@ def _serve(requests: BinaryIO, answers: BinaryIO, at_work_on: _SharedNumber) -> 
 # --- a fork for each text -------------------------------------------------------------------------
 
 
-def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> None:
+def _serve_apart(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> None:
     """Let one fork after the other supervise a request. This process reads none, so that what is
     forked from it later finds nothing of those before."""
     while not _status_of(_fork(partial(_supervise, requests, answers, cell))):
         pass
 
 
-def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Cell) -> int:
+def _supervise(requests: BinaryIO, answers: BinaryIO, cell: _Confinement) -> int:
     """Answer one request. Its texts are read by a fork beside this one, and come by a pipe from
     which each is read by the fork that works on it."""
     texts_pipe, into = os.pipe()
@@ -316,12 +316,12 @@ class _Forks:
 
     requests: BinaryIO
     answers: BinaryIO
-    cell: _Cell
+    cell: _Confinement
     texts: BinaryIO
 
     def ask(self, request: Request, texts: Callable[[], Any]) -> dict[str, Any]:
-        """What a fork says, which is believed in nothing but what it is asked for. It works within
-        the limits of the request on `texts`, of which it alone gets to know.
+        """A fork's answer. Only its form is believed. The fork works within the limits of the
+        request on `texts`, and gets no others.
 
         Raises:
             RunnerFailed: what would run the texts' code ended.

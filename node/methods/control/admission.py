@@ -28,8 +28,8 @@ class Admission(MethodSettings):
 
 @dataclass(frozen=True, slots=True)
 class Credits:
-    """What a learner counts of its work: its version, what it has ever taken into a batch or keeps
-    for one, and what is under way."""
+    """A learner's account of its work: its version, work that went into a batch or is kept for one,
+    and work under way."""
 
     version: int = 0
     accepted: int = 0

@@ -95,10 +95,10 @@ def rollout_priority(
 def xrpo_allocation(
     tasks: Sequence[RolloutStatistics], budget: int, set_to: XrpoAllocation
 ) -> tuple[int, ...]:
-    """How many more rollouts each task gets of a phase's budget (XRPO, arXiv 2510.06672), one
-    after another to the highest priority. Of equal ones the task with fewer rollouts is first,
-    then the one that stands first. The deviations stay those of the phase's begin. What all
-    tasks' bounds leave over stays unspent.
+    """Further rollouts for each task within a phase's budget (XRPO, arXiv 2510.06672), given one by
+    one to the highest priority. Among equals, the task with fewer rollouts is first, then the
+    earlier one. Deviations stay those of the phase's begin. Budget beyond all tasks' bounds stays
+    unspent.
 
     Raises:
         ValueError: a negative budget, a negative number of rollouts, or a deviation that is

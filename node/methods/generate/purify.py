@@ -63,8 +63,8 @@ def is_purified(right: Sequence[bool], set_to: Purify) -> bool:
 def replaced(
     original: Sequence[bool], purified: Sequence[bool], rng: Random
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which failures with the whole prompt leave a group, and which successes without some of it
-    take their places: as many of each, by their places, drawn where there are more.
+    """Places of the failures with the whole prompt that leave a group, and of the successes with a
+    shortened prompt that replace them: as many of each, drawn if there are more.
 
     Args:
         original: of each completion to the whole prompt, whether it is right.
