@@ -1,5 +1,4 @@
-"""The held-out pass rate: one completion for each of the run's fixed tasks, sampled as the run
-samples, or the likeliest one where the run says so.
+"""The held-out pass rate: one completion for each of the run's fixed tasks.
 
 The tasks and the sampling seed are the same at every evaluation and at every node of a run, and no
 node trains on them. It is the number that this project reports as progress, and it decides nothing:
@@ -71,9 +70,9 @@ async def evaluate(
 async def examine(
     run: RunConfig, engine: RolloutEngine, verifier: Verifier, samples: int
 ) -> list[TaskResult]:
-    """What the policy makes of each held-out task: greedily, and in so many samples by the run's
-    rules; 0 samples are for the greedy answers alone. Only a full score passes. So many samples
-    are made and scored in turns, as all of them may be more than a frame or a verifier's time."""
+    """Pass rates of the held-out tasks: one greedy answer each, and `samples` samples each by the
+    run's rules (0: none). Only a full score passes. Samples are made and scored in batches, because
+    all of them may exceed a frame or the verifier's time."""
     tasks = held_out_tasks(run)
     prompts = [problem.prompt for problem in await verifier.problems(tasks)]
     player = Player(run, engine, verifier)
@@ -133,5 +132,5 @@ async def score(
 
 
 def rewards_of(verdicts: Verdicts) -> tuple[float, ...]:
-    """What own completions are worth here; what is undecided is worth nothing."""
+    """Rewards of own completions. Undecided ones count as 0."""
     return tuple(each or 0.0 for each in verdicts)

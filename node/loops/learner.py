@@ -1,5 +1,5 @@
-"""A central learner: groups that workers made under leases, one update a step, now and then a new
-version of the policy for the workers.
+"""A central learner: leased groups of workers, one update a step, now and then a version for the
+workers.
 
     take         R groups that are fresh enough at this very moment; waits until there are
     draw         J groups of the pool of shared rollouts, where the node asks for them
@@ -57,7 +57,7 @@ OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]
 
 
 class PolicyOutlet(Protocol):
-    """Where versions go."""
+    """Takes versions of the policy and puts them on offer."""
 
     @property
     def newest(self) -> int:
@@ -76,7 +76,7 @@ def version_after(progress: Progress) -> int:
 
 
 def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeRules:
-    """What the learner of a run takes from workers."""
+    """The terms on which a learner admits groups of workers."""
     return IntakeRules(
         run_id=run.run_id,
         group_size=rules.group_size,
@@ -88,36 +88,37 @@ def intake_rules(run: RunConfig, rules: LearnerRules, tokenizer: str) -> IntakeR
 
 
 def lease_rules(rules: LearnerRules) -> LeaseRules:
-    """How long the leases of a run last. Where workers are known to be slow, `lease_life_s` is
-    raised, and first leases last longer with it."""
+    """Lease durations of a run. Raise `lease_life_s` for workers that are known to be slow; first
+    leases last longer with it."""
     life_s = float(rules.lease_life_s)
     return LeaseRules(first_s=max(FIRST_LEASE_S, FIRST_LEASE_SHARE * life_s), life_s_min=life_s)
 
 
+def staleness_rules(rules: LearnerRules, credits_per_step: float) -> StalenessRules:
+    """The bound on staleness, and the credit that follows from the size of a step."""
+    credit = int(credits_per_step * rules.groups_per_step)
+    return StalenessRules(rules.staleness_max, rules.groups_per_step, credit)
+
+
 def lease_book(
-    run: RunConfig,
-    rules: LearnerRules,
+    run_id: str,
+    staleness: StalenessRules,
     leases: LeaseRules,
-    progress: Progress,
+    version: int,
     record: dict[str, Any] | None,
     *,
     secret: bytes,
     start: int,
-    credits_per_step: float = CREDITS_PER_STEP,
 ) -> LeaseBook:
-    """The leases of an intake's record (`Learner.intake_record`), or none yet; `secret` and
-    `start` are `LeaseBook`'s."""
-    staleness = StalenessRules(
-        rules.staleness_max, rules.groups_per_step, int(credits_per_step * rules.groups_per_step)
-    )
+    """The leases of an intake's record (`Learner.intake_record`), or an empty book at `version`.
+    `secret` and `start` are those of `LeaseBook`."""
     if record is None:
-        account = Account(staleness, version_after(progress))
-        return LeaseBook(leases, account, run.run_id, secret, start)
+        return LeaseBook(leases, Account(staleness, version), run_id, secret, start)
     return LeaseBook.from_record(
         record["book"],
         rules=leases,
         staleness_rules=staleness,
-        run_id=run.run_id,
+        run_id=run_id,
         secret=secret,
         start=start,
         now=trio.current_time(),
@@ -152,7 +153,7 @@ class Learner:
 
     @staticmethod
     def intake_record(checkpoint: Path) -> dict[str, Any] | None:
-        """What a checkpoint holds of the intake; None: nothing."""
+        """The intake's part of a checkpoint; None if it has none."""
         path = checkpoint / INTAKE_FILE
         if not path.exists():
             return None
@@ -196,8 +197,8 @@ class Learner:
         self._node.enter("leaving")
 
     def _is_due(self) -> bool:
-        """Whether the policy as it is now is one to publish, and is not on offer yet. Beyond the
-        pacing depth no worker would get a lease for what is on offer, and no step would come."""
+        """True if the present policy is to be published and is not on offer yet. Versions further
+        apart than the pacing depth would stop all leases."""
         period = min(self.publish_every, self._intake.pacing + 1)
         return self.version - self._outlet.newest >= period
 

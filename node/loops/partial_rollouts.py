@@ -25,7 +25,7 @@ Made = tuple[Assignment, tuple[Completion, ...]]
 
 
 class Works(Protocol[W]):
-    """What groups are made with that may take several rounds. `turns.play.Player` is one."""
+    """Makes groups that may take several rounds. `turns.play.Player` is one."""
 
     async def begin(
         self,
@@ -61,17 +61,15 @@ class EngineWorks:
         sampling: Sampling,
         seed: int,
     ) -> Sequence[PendingGroup]:
-        """See `Works`."""
         return await self._engine.begin(prompts, each, sampling, seed)
 
     async def advance(
         self, works: Sequence[PendingGroup], enough: int, sampling: Sampling, seed: int
     ) -> None:
-        """See `Works`. What was begun has its sampling and its seed."""
+        """Groups keep the sampling and the seed that they were begun with."""
         await self._engine.advance(works, enough)
 
     async def collect(self, works: Sequence[PendingGroup]) -> list[tuple[Completion, ...]]:
-        """See `Works`."""
         return await self._engine.collect(works)
 
 

@@ -1,4 +1,4 @@
-"""How far a node has come. It is saved with each checkpoint."""
+"""A node's progress, saved with each checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace

@@ -69,7 +69,7 @@ OVER_GENERATION_MAX = (
 
 
 def _is_bare(group: VerifiedGroup) -> bool:
-    """Whether the policy wrote all of each completion, without a hint."""
+    """True if the policy wrote all of each completion, without a hint."""
     return not Prompt.read(group.prompt).beginning
 
 
@@ -83,8 +83,8 @@ def _with_hint_text(group: VerifiedGroup) -> VerifiedGroup:
 
 
 def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
-    """Whether others would take the group. One that is too long, or has a log-prob that is no
-    number, is trained on here and not shared."""
+    """True if other nodes would accept the group. A group that is too long, or has a log-prob that
+    is no number, is trained on here and not shared."""
     size_bytes = GROUP_OVERHEAD_BYTES
     for completion in group.completions:
         size_bytes += COMPLETION_OVERHEAD_BYTES + len(completion.text.encode())
@@ -98,7 +98,7 @@ def _fits_the_wire(group: RolloutGroup, run: RunConfig) -> bool:
 
 
 def _has_logprobs(group: RolloutGroup) -> bool:
-    """Whether each token's log-prob is finite. A diverged policy may give others."""
+    """True if each token's log-prob is finite. A diverged policy may give others."""
     return all(all(map(isfinite, each.logprobs)) for each in group.completions)
 
 
@@ -467,7 +467,7 @@ class Sapo:
         return record
 
     def _next_external(self, record: HeldOut) -> ExternalGains:
-        """What is known of how many foreign groups help, and what is tried next."""
+        """The estimate of how many foreign groups help, with the number to try next."""
         before, rule = self.progress.validated, self._config.external_rule
         known = self.progress.external
         if rule is None or record.validation is None:

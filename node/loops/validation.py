@@ -1,4 +1,4 @@
-"""What evaluations on a node's validation tasks decide. Pure: an evaluation in, what to do out.
+"""Decisions from evaluations on a node's validation tasks. Pure: an evaluation in, an action out.
 
     keep     it is the best so far: this policy is what may be gone back to
     return   for the second time in a row it is far below the best: go back to that one
@@ -30,7 +30,7 @@ Act = Literal["none", "keep", "return", "slow"]
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """What a node's evaluations came to so far. Saved with each checkpoint."""
+    """Results of a node's evaluations. Saved with each checkpoint."""
 
     last: float | None = None  # pass rate, in [0, 1]; None: there was no evaluation
     best: float | None = None  # of the policy that is kept; None: none is
@@ -50,7 +50,7 @@ class Validated:
 
 
 def fall_bound(best: float, best_tasks: int, passed: float, tasks: int) -> float:
-    """How far below the best an evaluation may be by chance, or without harm."""
+    """Largest gap to the best pass rate that counts as chance or as harmless."""
     variance = best * (1 - best) / best_tasks + passed * (1 - passed) / tasks
     return max(FALL_MIN, FALL_ERRORS * sqrt(variance))
 
@@ -64,7 +64,7 @@ def decide(
     returns: bool = True,
     decays: bool = True,
 ) -> tuple[Act, Validated]:
-    """What an evaluation after a round leads to: `passed`, in [0, 1], on `tasks` > 0 tasks."""
+    """The action after an evaluation of a round: `passed`, in [0, 1], on `tasks` > 0 tasks."""
     now = replace(before, last=passed, went_back=False)
     if now.best is None or passed > now.best:
         best = replace(now, best=passed, best_tasks=tasks, best_round=round_, falls=0, gainless=0)

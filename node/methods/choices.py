@@ -1,4 +1,4 @@
-"""What a node's settings choose among, without what they are computed with."""
+"""The methods that settings can name, without their functions' heavy imports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -37,7 +37,7 @@ ADVANTAGES: Final[Mapping[str, tuple[type[MethodSettings], _Function]]] = {
 
 
 def advantages(groups: Sequence[VerifiedGroup], set_to: MethodSettings) -> Advantages:
-    """What the method that `set_to` belongs to makes of a batch.
+    """The advantages of a batch by the method that `set_to` belongs to.
 
     Raises:
         ValueError: as the method does.
@@ -102,7 +102,6 @@ chosen_generate = partial(chosen, {"speculative": speculative.Speculative, "hint
 
 
 def chosen_loss(value: Any) -> LossSettings:
-    """See `chosen`."""
     return cast("LossSettings", chosen(LOSSES, value))
 
 

@@ -1,4 +1,4 @@
-"""What a role is, and what those have in common that train.
+"""The interface of a role, and the common part of roles that train.
 
 A role says what it needs before anything is opened, runs until it is done or told to leave, and
 fills the node's status with what it did.
@@ -36,20 +36,20 @@ RESTARTS_MAX: Final = 5  # failures in a row without a finished round between th
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What there has to be before a role can run."""
+    """The prerequisites of a role."""
 
     policy: bool  # to begin with: a model, made or fetched before anything listens
     draws: int | None  # shared groups in a round or step, at most; None: no part in the exchange
 
 
 class Role(Protocol):
-    """What a node does in its run."""
+    """The work of a node in its run."""
 
     KIND: ClassVar[reports.Role]
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """What the role needs, by the settings and the node's key.
+        """The prerequisites of the role, by settings and key.
 
         Raises:
             ConfigError: they are none of this role.
@@ -69,16 +69,16 @@ class Role(Protocol):
         ...
 
     def works(self) -> list[Work]:
-        """What takes long just now."""
+        """The slow work of this moment."""
         ...
 
     def extras(self) -> Extras:
-        """What it reports besides."""
+        """Figures that it reports besides."""
         ...
 
 
-class Makes(Protocol):
-    """How a role is made; its class."""
+class RoleClass(Protocol):
+    """A role's class."""
 
     KIND: reports.Role
 
@@ -86,9 +86,7 @@ class Makes(Protocol):
         self, world: World, config: NodeConfig, node: Node, listener: Listener, /
     ) -> Role: ...
 
-    def needs(self, config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`."""
-        ...
+    def needs(self, config: NodeConfig, identity: Identity) -> Needs: ...
 
 
 def checkpoints_of(config: NodeConfig, run_sync: RunSync = trio.to_thread.run_sync) -> Checkpoints:
@@ -216,7 +214,6 @@ class Training:
     # --- for whoever watches ------------------------------------------------------------------
 
     def works(self) -> list[Work]:
-        """Whether it is being loaded."""
         return [Work("loading the policy")] if self.is_loading else []
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:

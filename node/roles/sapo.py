@@ -182,13 +182,11 @@ class Rounds:
 
 
 class SapoRole:
-    """See `Role`."""
-
     KIND: ClassVar[reports.Role] = "node"
 
     @staticmethod
     def needs(config: NodeConfig, identity: Identity) -> Needs:
-        """See `Role.needs`: it shares also where it draws nothing."""
+        """The role shares groups even if it draws none."""
         return Needs(policy=config.engine != "openai", draws=config.external_groups)
 
     def __init__(self, world: World, config: NodeConfig, node: Node, listener: Listener) -> None:
@@ -201,8 +199,6 @@ class SapoRole:
         self._training = Training(world, config, node, listener, checkpoints)
 
     async def run(self, leaving: trio.Event) -> None:
-        """See `Role.run`."""
-
         async def learn(
             trainer: SamplingTrainer,
             policy: PolicyInfo,
@@ -242,15 +238,12 @@ class SapoRole:
             )
 
     def status(self, snapshot: StatusSnapshot) -> StatusSnapshot:
-        """See `Role.status`."""
         snapshot = self._rounds.status(self._training.status(snapshot))
         rules = self._config.run.learner
         return snapshot if rules is None else replace(snapshot, staleness_bound=rules.staleness_max)
 
     def works(self) -> list[Work]:
-        """See `Role.works`."""
         return [*self._training.works(), *self._node.works()]
 
     def extras(self) -> Extras:
-        """See `Role.extras`."""
         return Extras()

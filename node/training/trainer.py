@@ -28,15 +28,16 @@ from node.methods.losses import clip as losses
 from node.methods.losses import corrections, ratios
 from node.methods.losses.objectives import OBJECTIVES, Tokens
 from node.methods.losses.settings import StaleLoss
-from node.methods.losses.weighing import WEIGHINGS
+from node.methods.losses.weighing import importance_weights
 from node.methods.samplers import within_unknown_share
 from node.policies import checkpoint, lean, prefixes
 from node.policies.policy import Policy
 from node.system.machine import give_back_at_once
 from node.training import suited
 from node.training.course import Course, take_back
+from node.training.foreign import weights as foreign_weights
 from node.training.packing import pack, pieces, probe
-from node.training.rows import FOREIGN_WEIGHT_MAX, Encoder, Prepared, Row, Unit, expect, weigh
+from node.training.rows import Encoder, Prepared, Row, Unit, expect, weigh
 
 
 @dataclass(slots=True)
@@ -393,12 +394,11 @@ class GroupTrainer:
         if self._objective.uses_behaviour or row.shaping:
             return None
         if self._correction is not None and row.claimed is not None:
-            weigh_by = WEIGHINGS[self._correction.kind]
-            return weigh_by(tokens.proximal, row.claimed, tokens.advantages, self._correction)
+            columns = (tokens.proximal, row.claimed, tokens.advantages)
+            return importance_weights(*columns, self._correction)
         if row.weighing is None:
             return None
-        weights = corrections.behaviour_weights(tokens.proximal, row.weighing)
-        return weights.clamp(max=FOREIGN_WEIGHT_MAX)
+        return foreign_weights(tokens.proximal, row.weighing)
 
     # from groups to token rows
 

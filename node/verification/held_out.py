@@ -61,12 +61,11 @@ class HeldOutGuard:
 
     @property
     def verifier(self) -> Verifier:
-        """What poses and scores."""
         return self._verifier
 
     @property
     def lacks_validation(self) -> bool:
-        """Whether validation tasks were wanted, and the run has too few problems for any."""
+        """True if validation tasks were wanted and the run has too few problems for any."""
         return self._validation_wanted > 0 and self._validation == ()
 
     async def questions(self) -> frozenset[str]:

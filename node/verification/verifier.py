@@ -34,7 +34,7 @@ from node.environments.scoring import (
 from node.environments.turns.replay import Said, chars_of, said_of
 from node.system.child_channel import NUMBER, ChildChannel, encode
 from node.verification.assignment import assigned_task, format_samples, is_common, sample_tasks
-from node.verification.cells import cell_of, worker_environ
+from node.verification.cells import confinement_of, worker_environ
 from node.verification.fair_queue import End, FairQueue, QueueFull, Ticket
 from node.verification.verifier_worker import OUT_OF_CPU, OUT_OF_TIME, WAITED
 from node.verification.worker_answers import (
@@ -71,7 +71,7 @@ class Verifier(Protocol):
 
     @property
     def counters(self) -> "VerifierCounters":
-        """What it has done since the start."""
+        """Counters since the start."""
         ...
 
     async def verify(
@@ -91,7 +91,7 @@ class Verifier(Protocol):
         ...
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """What own tasks ask, in their order.
+        """The problems of own tasks, in their order.
 
         Raises:
             ConfigError: the run's parameters make no problem.
@@ -111,8 +111,8 @@ class Verifier(Protocol):
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """What is said to the last turn of each transcript, given this node's policy's turns, task
-        by task; None: it is over.
+        """The environment's replies to the last turn of each transcript of this node's policy, task
+        by task; None: the transcript is over.
 
         Raises:
             As `problems`.
@@ -136,8 +136,8 @@ class VerifierCounters:
 
 
 def check_assignment(run: RunConfig, group: RolloutGroup, task: Task | None = None) -> None:
-    """Whether a foreign group's task and texts are what the run allows its producer; `task` is the
-    one that it was given by a lease, None: that of its own stream.
+    """Check that a foreign group's task and texts are what the run allows its producer. `task`: the
+    one that a lease gave it; None: the one of its own stream.
 
     Raises:
         RemoteProtocolError: they are not.
@@ -204,7 +204,6 @@ class InlineVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         await trio.lowlevel.checkpoint()
         check_assignment(self._run, group, task)
         try:
@@ -216,13 +215,11 @@ class InlineVerifier:
         return scored.prompt, _decided(scored.rewards)
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         await trio.lowlevel.checkpoint()
         prompt_max, text_max = self._run.limits.prompt_chars_max, self._run.limits.text_chars_max
         return [pose(task, prompt_max, _rule_of(self._run, task), text_max) for task in tasks]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`."""
         await trio.lowlevel.checkpoint()
         scored = [self._score(*group) for group in zip(tasks, texts, strict=True)]
         for each in scored:
@@ -232,7 +229,6 @@ class InlineVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         await trio.lowlevel.checkpoint()
         return [replies(*each) for each in zip(tasks, transcripts, strict=True)]
 
@@ -393,7 +389,8 @@ class _Worker:
 
 
 def _why_ended(status: int) -> Exception:
-    """What a fork's exit status says; blames nobody for what others than its work may do."""
+    """The error for a fork's exit status. It blames nobody for an end that others may have
+    caused."""
     if status == WAITED:
         return _Waited()
     if status == OUT_OF_CPU:
@@ -404,7 +401,7 @@ def _why_ended(status: int) -> Exception:
 
 
 def _result(answer: _Answer) -> Any:
-    """What was asked for.
+    """The result in a worker's answer.
 
     Raises:
         ConfigError: the worker says that the run's settings are wrong.
@@ -436,7 +433,7 @@ class ProcessVerifier:
                 for rule, tasks in format_samples(self._run)
             ],
             "memory_bytes_max": config.verify_memory_bytes_max,
-            **cell_of(config),
+            **confinement_of(config),
         }
         self._prepare = prepare
         self._own = _Worker(prepare, self.counters)
@@ -464,7 +461,6 @@ class ProcessVerifier:
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
     ) -> tuple[str, tuple[float, ...]]:
-        """See `Verifier.verify`."""
         check_assignment(self._run, group, task)
         try:
             scored = await self._score_foreign(group)
@@ -496,7 +492,7 @@ class ProcessVerifier:
     async def _score_in_turn(
         self, group: RolloutGroup, limits: _Limits, *, last: bool
     ) -> GroupVerdict:
-        """What the worker found out about a group.
+        """Have the worker score a group when its turn comes.
 
         Raises:
             As `_Worker.call` and `_result`.
@@ -600,7 +596,6 @@ class ProcessVerifier:
     # --- own work -----------------------------------------------------------------------------
 
     async def problems(self, tasks: Sequence[Task]) -> list[PosedProblem]:
-        """See `Verifier.problems`."""
         try:
             posed = await self._call_own(self._pose_request(tasks), OWN_BATCH_LIMITS)
         except _Overran:
@@ -608,7 +603,7 @@ class ProcessVerifier:
         return [PosedProblem(*problem) for problem in posed]
 
     async def score(self, tasks: Sequence[Task], texts: Sequence[Sequence[Said]]) -> list[Verdicts]:
-        """See `Verifier.score`. A group that runs out of time when it is alone is worth 0."""
+        """A group that runs out of CPU time on its own is worth 0."""
         scored: list[Verdicts] = []
         while len(scored) < len(tasks):  # at most so much in one request
             rest = (tasks[len(scored) :], texts[len(scored) :])
@@ -623,7 +618,6 @@ class ProcessVerifier:
     async def replies(
         self, tasks: Sequence[Task], transcripts: Sequence[Sequence[Sequence[str]]]
     ) -> list[list[str | None]]:
-        """See `Verifier.replies`."""
         found: list[list[str | None]] = []
         while len(found) < len(tasks):  # at most so much in one request
             rest = transcripts[len(found) :]

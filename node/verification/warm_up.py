@@ -23,7 +23,7 @@ from node.interfaces.prompts import Prompt
 from node.sandbox import confinement, runner
 from node.sandbox.bounds import IMPORTS_BYTES, PROBLEM_CPU_S, size_bytes
 from node.verification.assignment import assigned_task, held_out_tasks
-from node.verification.cells import cell_of, worker_environ
+from node.verification.cells import confinement_of, worker_environ
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Task
 
@@ -40,13 +40,12 @@ Problem = tuple[str, Turns]
 
 
 def asked_of(config: NodeConfig, environments: Collection[str] | None = None) -> dict[str, Any]:
-    """What the process is to be told, as plain values: problems of these environments of the run
-    alone, or of all."""
+    """The process's input as plain values: problems of these environments of the run, or of all."""
     return {
         "run": config.run.model_dump(mode="json"),
         "environments": None if environments is None else sorted(environments),
         "memory_bytes_max": config.verify_memory_bytes_max,
-        **cell_of(config),
+        **confinement_of(config),
     }
 
 

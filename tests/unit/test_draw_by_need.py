@@ -96,7 +96,7 @@ def test_what_others_report_is_no_need_of_the_node() -> None:
     task, _ = next_task(run, ALICE, 0)
     assert choice.own_pass_rate(task) == 0.5
     bucket = environment_bucket(run, task)
-    choice.others.hear([report("liar", 1_000, 1_000, bucket=bucket)])
+    choice.others.receive([report("liar", 1_000, 1_000, bucket=bucket)])
     assert choice.belief(task).right > 0  # the control: it was heard
     assert choice.own_pass_rate(task) == 0.5
     assert bucket_of(run, task) == bucket

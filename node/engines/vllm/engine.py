@@ -1,6 +1,7 @@
 """Sampling with a vLLM server in a process of its own, over HTTP.
 
-Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`); completions come back as token ids with the log-probs of the distribution that was sampled from.
+Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`).
+Completions come back as token ids with the log-probs of the distribution that was sampled from.
 
 New weights are loaded in place, in the middle of completions. What is under way is interrupted and
 handed back: its tokens are kept here, with the version that made them, and the rest is asked for

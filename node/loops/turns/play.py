@@ -37,13 +37,13 @@ class _Row:
     over: bool = False
 
     def goes_on(self, tokens_max: int) -> bool:
-        """Whether the policy may have another turn."""
+        """True if the policy may have another turn."""
         ended = self.turns[-1].finish_reason is FinishReason.STOP
         return ended and not self.over and self.tokens < tokens_max and len(self.turns) < TURNS_MAX
 
     @property
     def was_heard(self) -> bool:
-        """Whether something was said to its last turn."""
+        """True if the environment has replied to the last turn."""
         return len(self.heard) == len(self.turns)
 
     @property
@@ -85,7 +85,6 @@ class Played:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended."""
         return not self.open_rows
 
     def completions(self) -> tuple[Completion, ...]:
@@ -184,9 +183,8 @@ async def completions(
     sampling: Sampling,
     seed: int,
 ) -> list[tuple[Completion, ...]]:
-    """As `RolloutEngine.generate`, to the end of every transcript. `max_new_tokens` is for all
-    turns of a completion together. Tasks of one turn, and runs that have no others, are generated
-    as ever.
+    """Generates as `RolloutEngine.generate`, to the end of every transcript. `max_new_tokens` is
+    for all turns of a completion together.
 
     Raises:
         ChildFailed, ConfigError: as `Player.begin` and `Player.go_on`.

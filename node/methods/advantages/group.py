@@ -16,7 +16,7 @@ STD_EPSILON: Final = 1e-6
 
 
 def is_flat(rewards: Sequence[float]) -> bool:
-    """Whether nothing can be learned of a group's rewards.
+    """True if a group's rewards are all equal and teach nothing.
 
     Raises:
         ValueError: one of them is no finite number.

@@ -58,9 +58,8 @@ class DynamicSampling(MethodSettings):
 def dynamic_sampling(
     wanted: int, kept: int, generated: int, rounds: int, set_to: DynamicSampling
 ) -> int:
-    """How many prompts the next round generates for, so that as many groups as are wanted pass
-    `zero_advantage` (DAPO, arXiv 2503.14476). 0: no more, as there are enough or as the rounds are
-    over, and the batch is what there is.
+    """Prompts of the next round of generation, so that as many groups as are wanted pass
+    `zero_advantage` (DAPO, arXiv 2503.14476). 0: there are enough, or the rounds are over.
 
     Args:
         wanted: groups of a batch.

@@ -38,7 +38,7 @@ class VarianceBank:
 
 @dataclass(frozen=True, slots=True)
 class VarianceChoice:
-    """What becomes of a batch."""
+    """The selection from a batch."""
 
     kept: tuple[int, ...]  # places of groups that are learned from
     recalled: tuple[str, ...]  # tasks of the bank that take the places of others, the best first
