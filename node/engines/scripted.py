@@ -12,7 +12,7 @@ from random import Random
 import trio
 
 from node.interfaces.engine import Maker, RolloutEngine, Sampling
-from node.interfaces.prompts import hint_of, question_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo, TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import Precision
 from swarm.errors import ChildFailed
@@ -56,9 +56,10 @@ class ScriptedPolicy(RolloutEngine):
         ]
 
     def _complete(self, prompt: str, sampling: Sampling, rng: Random) -> Completion:
-        left, right = question_of(prompt).removesuffix("=").split("+")
+        said = Prompt.read(prompt)
+        left, right = said.question.removesuffix("=").split("+")
         wrong = rng.random() >= self.skill
-        answer = str(int(left) + int(right) + wrong).removeprefix(hint_of(prompt))
+        answer = str(int(left) + int(right) + wrong).removeprefix(said.beginning)
         tokens = tuple(answer.encode())[: sampling.max_new_tokens]
         return Completion(
             text=bytes(tokens).decode(),

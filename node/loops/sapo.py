@@ -31,7 +31,7 @@ from node.config import RunConfig
 from node.config.run import COMPLETION_OVERHEAD_BYTES, GROUP_OVERHEAD_BYTES, SEGMENT_BYTES
 from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
-from node.interfaces.prompts import NO_TEXT, hint_of, hinted, whole
+from node.interfaces.prompts import NO_TEXT, Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.evaluation import held_out, rewards_of
 from node.loops.groups import finite, foreign_group, seed_of
@@ -70,14 +70,15 @@ OVER_GENERATION_MAX = (
 
 def _is_bare(group: VerifiedGroup) -> bool:
     """True if the policy wrote all of each completion, without a hint."""
-    return not hint_of(group.prompt)
+    return not Prompt.read(group.prompt).beginning
 
 
 def _with_hint_text(group: VerifiedGroup) -> VerifiedGroup:
     """The group as people read it: each completion begins with the hint."""
     if _is_bare(group):
         return group
-    made = (replace(c, text=whole(group.prompt, c.text)) for c in group.group.completions)
+    whole = Prompt.read(group.prompt).whole
+    made = (replace(c, text=whole(c.text)) for c in group.group.completions)
     return replace(group, group=replace(group.group, completions=tuple(made)))
 
 
@@ -108,8 +109,9 @@ def _sampled(completion: Completion) -> int:
 
 def _wholes(prompt: str, completions: Sequence[Completion]) -> list[Said]:
     """The texts to score: hint, completion and replies of the environment."""
-    if hint_of(prompt):
-        return [whole(prompt, each.text) for each in completions]
+    said = Prompt.read(prompt)
+    if said.beginning:
+        return [said.whole(each.text) for each in completions]
     return [said_of(each) for each in completions]
 
 
@@ -309,7 +311,9 @@ class Sapo:
         rule = self._config.run.answer_rule(task.environment, task.parameters)
         find = partial(answer_in, rule.format)
         hint = self._bare.hint(task, fit, number - 1, self._config.generate, find)
-        return replace(assigned, prompt=hinted(assigned.prompt, hint)) if hint else assigned
+        if not hint:
+            return assigned
+        return replace(assigned, prompt=Prompt.read(assigned.prompt).begun(hint).text)
 
     def _keep_beginnings(self, own: Sequence[VerifiedGroup]) -> None:
         """Of tasks that come again: what is gone on from the next time, or what is given away."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from node.config import RunConfig
 from node.environments.answers import answer_in
-from node.interfaces.prompts import plain_text
+from node.interfaces.prompts import Prompt
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import TEXTS_MAX, shortened
 from swarm.rollouts import Author, Completion, FinishReason, VerifiedGroup
@@ -43,7 +43,7 @@ def sampled(run: RunConfig, round_: int, scored: VerifiedGroup) -> SampledGroup:
                 str(completion.finish_reason),
             )
         )
-    prompt = shortened(plain_text(scored.prompt))
+    prompt = shortened(Prompt.read(scored.prompt).plain)
     return SampledGroup(
         round_, scored.own, str(group.producer), task.environment, prompt, tuple(texts)
     )

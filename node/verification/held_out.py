@@ -16,7 +16,7 @@ import trio
 
 from node.config import RunConfig
 from node.environments.scoring import PosedProblem
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.verification.assignment import (
     held_out_tasks,
     leased_task,
@@ -75,7 +75,9 @@ class HeldOutGuard:
         async with self._lock:
             if self._questions is None:
                 problems = await self._verifier.problems(held_out_tasks(self._run))
-                self._questions = frozenset(question_of(problem.prompt) for problem in problems)
+                self._questions = frozenset(
+                    Prompt.read(problem.prompt).question for problem in problems
+                )
             return self._questions
 
     async def validation(self) -> tuple[Assignment, ...]:
@@ -97,7 +99,7 @@ class HeldOutGuard:
         problems: list[PosedProblem] = []
         for begin in range(0, len(tasks), POSED_AT_ONCE):  # all at once may be too dear a batch
             problems += await self._verifier.problems(tasks[begin : begin + POSED_AT_ONCE])
-        questions = [question_of(problem.prompt) for problem in problems]
+        questions = [Prompt.read(problem.prompt).question for problem in problems]
         found: dict[str, Assignment] = {}
         for task, problem, question in zip(candidates, problems, questions, strict=False):
             if len(found) == wanted:
@@ -109,8 +111,8 @@ class HeldOutGuard:
 
     async def trainable(self, groups: Sequence[VerifiedGroup]) -> list[VerifiedGroup]:
         """Those of others' groups whose question decides nothing here."""
-        apart = {question_of(each.prompt) for each in await self.validation()}
-        return [each for each in groups if question_of(each.prompt) not in apart]
+        apart = {Prompt.read(each.prompt).question for each in await self.validation()}
+        return [each for each in groups if Prompt.read(each.prompt).question not in apart]
 
     async def verify(
         self, group: RolloutGroup, task: Task | None = None
@@ -118,7 +120,7 @@ class HeldOutGuard:
         """`Verifier.verify`, and HELD_OUT where the prompt is one of the evaluation's."""
         held_out = await self.questions()
         prompt, rewards = await self._verifier.verify(group, task)
-        if question_of(prompt) in held_out:
+        if Prompt.read(prompt).question in held_out:
             raise RemoteProtocolError(Reject.HELD_OUT, "a held-out problem")
         return prompt, rewards
 
@@ -138,7 +140,7 @@ class HeldOutGuard:
             ConfigError: the run has hardly any problem that is not held out.
         """
         apart = await self.questions()
-        apart |= {question_of(each.prompt) for each in await self.validation()}
+        apart |= {Prompt.read(each.prompt).question for each in await self.validation()}
         found: list[Assignment] = []
         last = index + ahead * count * (1 + SKIPS_PER_TASK_MAX)
         while len(found) < count:
@@ -152,7 +154,7 @@ class HeldOutGuard:
             found += [
                 Assignment(task, problem.prompt, attempt)
                 for (task, attempt), problem in zip(due, problems, strict=True)
-                if question_of(problem.prompt) not in apart
+                if Prompt.read(problem.prompt).question not in apart
             ]
         return found, index
 
@@ -171,7 +173,7 @@ class HeldOutGuard:
             tasks = [leased_task(self._run, stream, place, attempt) for place in left]
             problems = await self._verifier.problems(tasks)
             for place, task, problem in zip(left, tasks, problems, strict=True):
-                if question_of(problem.prompt) not in held_out:
+                if Prompt.read(problem.prompt).question not in held_out:
                     found[place] = Assignment(task, problem.prompt)
         raise self._all_held_out()
 

@@ -150,10 +150,8 @@ def test_it_goes_on_where_a_transcript_is(tmp_path: Path, chat: bool) -> None:
     async def body() -> None:
         async with engine_on(directory, tmp_path / "data") as engine:
             said = await engine.go_on(contexts, WARM, 3)
-            assert engine._between is not None
             for reply in replies:
-                ours = engine._between.ids(engine._text, reply)
-                assert ours == policy.between_turns(reply), reply
+                assert engine._text.between_turns(reply) == policy.between_turns(reply), reply
             assert said[-1] == NO_TURN  # its context has no room left
             for context, completion in zip(contexts[:-1], said[:-1], strict=True):
                 ids = policy.encode_turns(context.prompt, context.turns)

@@ -11,7 +11,7 @@ import trio
 from node.config import NodeConfig, load_config
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.loops.parts import LivePolicy, NodeParts
 from node.loops.progress import Progress
@@ -120,12 +120,14 @@ class Able(ScriptedPolicy):
     ) -> list[tuple[Completion, ...]]:
         made = []
         for at, prompt in enumerate(prompts):
-            self.skill = self.small if is_small(question_of(prompt)) else self.large
+            self.skill = self.small if is_small(Prompt.read(prompt).question) else self.large
             made += await super().generate([prompt], completions_each, sampling, seed + at)
         return made
 
     async def train(self, groups: Sequence[TrainingGroup]) -> TrainReport:
-        self.foreign.update(is_small(question_of(g.prompt)) for g in groups if not g.own_tokens)
+        self.foreign.update(
+            is_small(Prompt.read(g.prompt).question) for g in groups if not g.own_tokens
+        )
         return await super().train(groups)
 
 

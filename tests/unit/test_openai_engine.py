@@ -18,7 +18,7 @@ from node.engines.openai import engine, server
 from node.engines.openai.engine import ServedModel, open_served_model
 from node.hosting.models import resolved_model, served_model
 from node.interfaces.engine import Maker, Sampling
-from node.interfaces.prompts import prompt_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import PolicyInfo
 from swarm.errors import ChildFailed, ConfigError
 from swarm.rollouts import Completion, FinishReason
@@ -71,7 +71,7 @@ def test_each_prompt_gets_its_completions_in_order_each_by_a_seed_of_its_own(ser
 
 
 def test_a_chat_gets_messages_and_plain_text_a_prompt(served):
-    prompt = prompt_of("1+2=", "Give the answer.", [("3+3=", "6")])
+    prompt = Prompt.of("1+2=", "Give the answer.", [("3+3=", "6")]).text
     generated(served.url, [prompt])
     assert [m["role"] for m in completions(served)[0]["messages"]] == [
         *("system", "user", "assistant", "user")

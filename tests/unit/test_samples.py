@@ -7,7 +7,7 @@ import pytest
 
 from node.cli import main
 from node.environments.scoring import pose
-from node.interfaces.prompts import prompt_of
+from node.interfaces.prompts import Prompt
 from node.loops.tally import outcome_counts, sampled
 from node.records.records import AnswerCounts, SampledGroup, SampledText
 from node.records.samples import (
@@ -110,7 +110,7 @@ def test_a_round_and_a_group_are_bounded() -> None:
 def test_what_is_counted_and_kept_goes_by_the_runs_format() -> None:
     run = make_run(answer={"format": "last_number", "system": "Be brief."})
     task = assigned_task(run, ALICE, 0)
-    prompt = prompt_of("1+1=", "Be brief.")
+    prompt = Prompt.of("1+1=", "Be brief.").text
     texts = ("It is 8.", "eight", "8 ", "It is about")
     made = tuple(
         Completion(text, (), (), FinishReason.LENGTH if "about" in text else FinishReason.STOP, 1)

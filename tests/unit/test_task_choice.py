@@ -14,7 +14,7 @@ from node.config import NodeConfig, RunConfig
 from node.config.run import CommonRules, EnvironmentSpec
 from node.engines.scripted import ScriptedPolicy
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.methods.control.shared import SharedMap, TriesReport
 from node.methods.control.vade import SuccessCounts, Vade, information
 from node.records.records import RoundDone
@@ -354,7 +354,7 @@ class Unlike(ScriptedPolicy):
     ) -> list[tuple[Completion, ...]]:
         made = []
         for at, prompt in enumerate(prompts):
-            self.skill = 1.0 if int(question_of(prompt).partition("+")[0]) < 10 else 1 / 3
+            self.skill = 1.0 if int(Prompt.read(prompt).question.partition("+")[0]) < 10 else 1 / 3
             made += await super().generate([prompt], completions_each, sampling, seed + at)
         return made
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from node.engines.vllm.text import ModelText
 from node.environments.answers import answer_in
-from node.interfaces.prompts import messages_of, plain_text, prompt_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import DamagedCheckpoint
 from node.interfaces.trainer_spec import TrainerSpec
 from node.policies import checkpoint
@@ -24,7 +24,13 @@ from node.training.memory import (
 from node.training.trainer import GroupTrainer
 from node.training.worker import opened
 from swarm.errors import ConfigError, LocalProtocolError
-from tests.unit.training_support import gpt2_directory, group, open_policy, qwen_directory
+from tests.unit.training_support import (
+    gpt2_directory,
+    group,
+    model_text,
+    open_policy,
+    qwen_directory,
+)
 
 SPEC = TrainerSpec("test", learning_rate=1e-3)
 MANY = 100_000
@@ -175,13 +181,12 @@ def test_instructions_go_through_the_chat_template(tmp_path, question):
     directory = qwen_directory(tmp_path)
     (directory / "chat_template.jinja").write_text(CHAT)
     policy = open_policy(directory)
-    prompt = prompt_of(question, "Be brief.", (("2+2?", "4"),))
+    prompt = Prompt.of(question, "Be brief.", (("2+2?", "4"),)).text
     first, *middle, last = policy.encode_prompt(prompt)
     assert [first, last] == policy.tokenizer.convert_tokens_to_ids(["<bos>", "<answer>"])
     text = f"[Be brief.]user: 2+2?\nassistant: 4\nuser: {question}\nassistant:"
     assert middle == policy.encode_completion(text)
-    request = ModelText(directory).encode_request(prompt)
-    assert request["messages"] == messages_of(prompt)
+    assert ModelText(directory).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 @pytest.mark.parametrize("template", ["no such role", "'system' {{ raise('not supported') }}"])
@@ -189,17 +194,16 @@ def test_a_template_without_a_system_gets_it_in_the_first_question(tmp_path, tem
     directory = qwen_directory(tmp_path)
     no_system = "<bos>{{ messages[0].content }}<answer>{# " + template + " #}"
     (directory / "chat_template.jinja").write_text(no_system)
-    policy, prompt = open_policy(directory), prompt_of("1+1?", "Be brief.")
+    policy, prompt = open_policy(directory), Prompt.of("1+1?", "Be brief.").text
     assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
-    (message,) = ModelText(directory).encode_request(prompt)["messages"]
-    assert message == {"role": "user", "content": "Be brief.\n\n1+1?"}
+    assert ModelText(directory).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 def test_without_a_chat_template_instructions_are_plain_text(tmp_path):
     policy = open_policy(qwen_directory(tmp_path))
-    prompt = prompt_of("1+1?", "Be brief.")
+    prompt = Prompt.of("1+1?", "Be brief.").text
     assert policy.encode_prompt(prompt)[1:-1] == policy.encode_completion("Be brief.\n\n1+1?")
-    assert ModelText(tmp_path).encode_request(prompt)["prompt"] == plain_text(prompt)
+    assert model_text(tmp_path, policy).encode_prompt(prompt) == policy.encode_prompt(prompt)
 
 
 @pytest.mark.parametrize("content", ["content", "content | upper"])

@@ -13,7 +13,7 @@ from node.config import NodeConfig, RunConfig
 from node.engines.scripted import ScriptedPolicy
 from node.environments.scoring import pose
 from node.interfaces.engine import Sampling
-from node.interfaces.prompts import question_of
+from node.interfaces.prompts import Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport
 from node.interfaces.trainer_spec import TrainerSpec
 from node.loops.checkpoints import Checkpoints
@@ -157,7 +157,7 @@ def turns(node: SimulatedNode) -> list[TurnEvent]:
 
 
 def questions(guard: HeldOutGuard) -> set[str]:
-    return {question_of(each.prompt) for each in support.run(guard.validation)}
+    return {Prompt.read(each.prompt).question for each in support.run(guard.validation)}
 
 
 def test_validation_tasks_are_of_nobody_and_apart_from_the_test() -> None:
@@ -179,7 +179,7 @@ def test_own_tasks_are_none_of_them() -> None:
     def own(validation: int) -> set[str]:
         guard = HeldOutGuard(run, verifier, validation)
         assigned, _ = support.run(guard.assignments, "me", 0, 5_000)
-        return {question_of(each.prompt) for each in assigned}
+        return {Prompt.read(each.prompt).question for each in assigned}
 
     decide = questions(HeldOutGuard(run, verifier, 64))
     assert not own(64) & decide
@@ -195,7 +195,7 @@ def test_a_group_of_another_on_such_a_question_is_no_offence_and_is_not_trained_
         group = make_group(run, "1", task=assigned_task(run, make_group(run, "1").producer, index))
         prompt = pose(group.task, 100).prompt
         seen = VerifiedGroup(bytes(32), group, prompt, (1.0,))
-        if question_of(prompt) in decide:
+        if Prompt.read(prompt).question in decide:
             support.run(guard.verify, group)
             met += 1
             assert support.run(guard.trainable, [seen]) == []

@@ -1,7 +1,7 @@
 """Sampling with a vLLM server in a process of its own, over HTTP.
 
-Prompts go as token ids, encoded by the server with the model's own tokenizer and chat template;
-completions come back as token ids with the log-probs of the distribution that was sampled from.
+Prompts go as token ids, encoded as the trainer encodes them (`node.interfaces.prompts`).
+Completions come back as token ids with the log-probs of the distribution that was sampled from.
 
 New weights are loaded in place, in the middle of completions. What is under way is interrupted and
 handed back: its tokens are kept here, with the version that made them, and the rest is asked for
@@ -42,7 +42,6 @@ from node.engines.vllm.server import (
     is_cpu_build,
 )
 from node.engines.vllm.text import ModelText
-from node.engines.vllm.turns import Between, between, works_of
 from node.engines.vllm.unfinished import Ask, Unfinished
 from node.engines.vllm.work import Harvest, Update, VllmWork, check, prompt_seeds
 from node.interfaces.engine import (
@@ -102,10 +101,10 @@ class VllmEngine(RolloutEngine):
         """Made by `open_vllm`. `reference` says what log-probs should be after each load; None:
         nobody checks. `tell` gets a sentence for each server that ended by itself or had to be
         ended."""
-        self._text = ModelText(directory)
+        self._text = ModelText(directory, settings.context_tokens)
+        self._encoding = trio.CapacityLimiter(1)  # threads that use it
         kind = settings.quantization
         self.maker = Maker("vllm", kind if kind != "none" else self._text.quantised or dtype())
-        self._between: Between | None = None
         self._settings = settings
         self._log = log
         self._mode = update_mode
@@ -183,13 +182,14 @@ class VllmEngine(RolloutEngine):
     ) -> list[Completion]:
         """See `RolloutEngine.go_on`. What came before is in the server's prefix cache."""
         check(sampling, 1)
-        prompts = list(dict.fromkeys(each.prompt for each in contexts))
-        encoded = await self._encoded(prompts)
-        if self._between is None:
-            self._between = await self._persist(lambda: between(self._text, self._tokenize))
-        begun = dict(zip(prompts, encoded, strict=True))
-        room = self._settings.context_tokens
-        works = works_of(contexts, begun, self._between, self._text, sampling, seed, room)
+        encoded = await self._encoded(contexts)
+        # Each turn has random numbers of its own
+        seeds = prompt_seeds([f"{each.prompt}\x1f{len(each.turns)}" for each in contexts], seed)
+        works: list[VllmWork | None] = []
+        for context, ids, own in zip(contexts, encoded, seeds, strict=True):
+            room = min(context.tokens_max, self._settings.context_tokens - len(ids))
+            rows = Unfinished(ids, 1, room, own)
+            works.append(VllmWork(rows, 1, sampling) if room > 0 else None)
         going_on = [work for work in works if work is not None]
         await self.advance(going_on, len(going_on))
         made = iter(await self.collect(going_on))
@@ -200,7 +200,7 @@ class VllmEngine(RolloutEngine):
     ) -> list[VllmWork]:
         """See `RolloutEngine.begin`."""
         check(sampling, completions_each)
-        encoded = await self._encoded(prompts)
+        encoded = await self._encoded([Context(prompt, (), 0) for prompt in prompts])
         works = []
         seeds = prompt_seeds(prompts, seed)
         for prompt, ids, own in zip(prompts, encoded, seeds, strict=True):
@@ -231,7 +231,8 @@ class VllmEngine(RolloutEngine):
         """See `RolloutEngine.collect`."""
         text_of = self._text.text_of
         return await trio.to_thread.run_sync(
-            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in _own(works)]
+            lambda: [work.rows.completions(partial(text_of, work.prompt)) for work in _own(works)],
+            limiter=self._encoding,
         )
 
     async def _tend(self, harvest: Harvest) -> None:
@@ -246,17 +247,19 @@ class VllmEngine(RolloutEngine):
         async with self._still(f"harvest {id(harvest)}", drain=False):
             pass
 
-    async def _encoded(self, prompts: Sequence[str]) -> list[list[int]]:
-        jobs = [partial(self._encode, prompt) for prompt in prompts]
-        return await self._persist(lambda: self._each(jobs, self._connections))
+    async def _encoded(self, contexts: Sequence[Context]) -> list[list[int]]:
+        """The ids of prompts and their turns.
 
-    async def _encode(self, prompt: str) -> list[int]:
-        ids = await self._tokenize(self._text.encode_request(prompt))
-        return self._text.with_hint(ids, prompt, self._settings.context_tokens)
-
-    async def _tokenize(self, request: dict[str, Any]) -> list[int]:
-        ids: list[int] = json.loads(await self._running().post("/tokenize", request))["tokens"]
-        return ids
+        Raises:
+            ConfigError: the model's chat template fails, or leaves out turns.
+        """
+        if (request := self._text.affixes_request()) is not None:
+            answer = await self._persist(lambda: self._running().post("/tokenize", request))
+            self._text.take_affixes(json.loads(answer)["tokens"])
+        return await trio.to_thread.run_sync(
+            lambda: [self._text.encode_turns(each.prompt, each.turns) for each in contexts],
+            limiter=self._encoding,
+        )
 
     async def _finish(self, work: VllmWork, harvest: Harvest) -> None:
         """Ask until the work or the harvest is done, across interruptions and servers that die."""
@@ -620,16 +623,15 @@ async def make_vllm(
         raise ConfigError(
             f"engine_gpus = {settings.gpus}: the vLLM that is installed is for CPUs; take 1"
         )
-    text = await trio.to_thread.run_sync(ModelText, model_directory)
+    text = await trio.to_thread.run_sync(ModelText, model_directory, settings.context_tokens)
     text.check_quantisation(settings.quantization, cpu=is_cpu_build())
     await trio.to_thread.run_sync(tensors_of, model_directory)  # whole, before a server is started
-    context = min(settings.context_tokens, text.context_tokens or settings.context_tokens)
     number_bytes = NUMBER_BYTES[dtype(settings.quantization)]
     settings = replace(
         settings,
         threads=settings.threads or threads_of(core_count(), 1),
-        context_tokens=context,
-        cache_bytes=text.cache_bytes(context, free_memory_bytes(), number_bytes),
+        context_tokens=text.context_tokens,
+        cache_bytes=text.cache_bytes(text.context_tokens, free_memory_bytes(), number_bytes),
         sequences_max=SEQUENCES_MAX if is_cpu_build() else GPU_SEQUENCES_MAX,
     )
     return VllmEngine(
