@@ -31,7 +31,7 @@ from node.config.node import rules_of
 from node.config.run import LearnerRules
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
 from node.loops.checkpoints import Checkpoints
-from node.loops.evaluation import held_out
+from node.loops.evaluation import evaluate
 from node.loops.groups import finite, foreign_group, seed_of
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
 from node.loops.progress import Progress
@@ -294,13 +294,7 @@ class Learner:
 
     async def _evaluate(self, on_record: OnRecord) -> None:
         self._node.enter("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._policy.engine,
-            self._node.verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-        )
+        record = await evaluate(self._node, self._policy.engine, self.progress)
         self.progress = self.progress.with_held_out(record.passed)
         with trio.CancelScope(shield=True):
             await on_record(record)

@@ -103,8 +103,7 @@ class RolloutWorker:
         seed = int.from_bytes(hashlib.sha256(b"swarm/lease-seed/1\x00" + lease.id).digest()[:7])
         made = await completions(
             Player(self._node.config.run, serving.engine, self._node.guard.verifier),
-            [assignment.task for assignment in assigned],
-            [assignment.prompt for assignment in assigned],
+            assigned,
             rules_of(self._node.config).group_size,
             self._node.config.run.engine_sampling,
             seed,

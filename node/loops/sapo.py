@@ -33,7 +33,7 @@ from node.environments.answers import answer_in
 from node.environments.turns.replay import Said, said_of
 from node.interfaces.prompts import NO_TEXT, Prompt
 from node.interfaces.trainer import TrainingGroup, TrainReport, training_group
-from node.loops.evaluation import held_out, rewards_of
+from node.loops.evaluation import evaluate, rewards_of
 from node.loops.groups import finite, foreign_group, seed_of
 from node.loops.partial_rollouts import Assign, EngineWorks, PartialRollouts
 from node.loops.parts import LivePolicy, NodeParts, OnSamples
@@ -241,14 +241,7 @@ class Sapo:
             made = list(zip(assigned, redrafted, strict=True))
         else:
             assigned = await assign(wanted)
-            made_of = await completions(
-                self._player,
-                [assignment.task for assignment in assigned],
-                [assignment.prompt for assignment in assigned],
-                each,
-                self._sampling,
-                seed,
-            )
+            made_of = await completions(self._player, assigned, each, self._sampling, seed)
             made = list(zip(assigned, made_of, strict=True))
         clock.lap("generate")
         self._node.enter("scoring")
@@ -454,14 +447,8 @@ class Sapo:
     async def evaluate(self) -> HeldOut:
         """Measure the pass rates, and note that on the held-out tasks in the progress."""
         self._node.enter("evaluating")
-        record = await held_out(
-            self._config.run,
-            self._engine,
-            self._node.verifier,
-            after_round=self.progress.round,
-            generated_tokens=self.progress.generated_tokens,
-            validation=await self._node.guard.validation(),
-        )
+        validation = await self._node.guard.validation()
+        record = await evaluate(self._node, self._engine, self.progress, validation)
         external = self._next_external(record)
         self.progress = replace(self.progress.with_held_out(record.passed), external=external)
         return record
