@@ -47,10 +47,10 @@ from swarm.leasing.staleness import Account, StalenessRules
 from swarm.rollouts import VerifiedGroup, informative, oldest_version
 
 FIRST_VERSION = 1
-LOOK_S = 0.5  # whether the time is over, while there is nothing to train on
-CREDITS_PER_STEP = 2.0  # groups that may be buffered and leased, over those of a step
-FIRST_LEASE_S = 30.0  # what a first lease is taken to take, at least
-FIRST_LEASE_SHARE = 0.1  # and of `lease_life_s`
+LOOK_S = 0.5  # seconds between checks of the time limit while no groups have come
+CREDITS_PER_STEP = 2.0  # bound on buffered and leased groups, as a multiple of those of a step
+FIRST_LEASE_S = 30.0  # assumed duration of a new worker's first lease, at least
+FIRST_LEASE_SHARE = 0.1  # the same as a share of `lease_life_s`
 INTAKE_FILE = "intake.msgpack"  # in each checkpoint
 
 OnRecord = Callable[[StepDone | HeldOut], Awaitable[None]]

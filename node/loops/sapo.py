@@ -8,12 +8,13 @@
     update       one GRPO step over all of them
     evaluate     now and then, on the run's fixed held-out tasks and on the node's validation tasks
 
-Nothing here waits for the network. What has arrived is what is drawn; with fewer than J usable
-foreign groups the batch is smaller, and the round's record says so. With J = 0 this is plain
-GRPO, whoever is connected: all randomness is derived from the node's seed, its peer id and the
-round. It is so bit for bit with the torch engine, a given `--threads`, and memory for the wanted
-micro-batch: sums round by how they are cut up, and by default both a node's share of the cores
-and how far it halves the micro-batch depend on who else runs there when it starts.
+Nothing here waits for the network. A round draws from the groups that have arrived. With fewer than
+J usable ones the batch is smaller, and the round's record says so.
+
+With J = 0 this is plain GRPO: all randomness follows from the node's seed, its peer id and the
+round. Results are equal bit for bit with the torch engine, the same `--threads`, and memory for the
+whole micro-batch. Otherwise sums are cut up differently and round differently: the defaults of
+threads and micro-batch depend on what else runs on the machine at the start.
 """
 
 from collections import Counter, defaultdict
@@ -63,9 +64,7 @@ from swarm.rollouts import (
 from swarm.telemetry.metrics import figures_of
 from swarm.wire.messages import TOKENS_MAX
 
-OVER_GENERATION_MAX = (
-    4  # with `filter_own`: times I groups generated at most, to find I useful ones
-)
+OVER_GENERATION_MAX = 4  # with `filter_own`: at most so many times I groups are generated
 
 
 def _is_bare(group: VerifiedGroup) -> bool:
